@@ -1,0 +1,40 @@
+# Any Python from 3.10 on; in a ROCm or CUDA container the one that has torch, which is then kept.
+PYTHON ?= python3
+PYTHON310 ?= python3.10
+
+RUN := .venv/bin/python -m
+
+.PHONY: help test test-slow soak bench lint floor clean bootstrap
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+test: bootstrap ## the correctness tests
+	$(RUN) pytest correctness_tests -n auto
+
+test-slow: bootstrap ## the correctness tests that `test` leaves out
+	$(RUN) pytest correctness_tests -n auto -m slow
+
+soak: bootstrap ## the correctness tests over many more random seeds
+	$(RUN) pytest correctness_tests -n auto --soak-seeds 20
+
+bench: bootstrap ## the performance tests, then a short training run
+	$(RUN) pytest perf_tests
+	$(RUN) tinyllama train --tier v2 --preset tiny --data README.md --num-steps 200
+
+lint: bootstrap ## style, formatting and types
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+
+floor: ## the core tests on the oldest supported Python, torch and triton
+	$(PYTHON310) tools/bootstrap.py --venv .venv-floor --constraints constraints/floor.txt --extras test,peers
+	.venv-floor/bin/python -m pytest -n auto -m "not slow" \
+		$(addprefix correctness_tests/,test_ops.py test_gradients.py test_tiers.py test_model.py)
+
+clean: ## remove what the other targets made
+	rm -rf .venv .venv-floor *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+bootstrap:
+	@$(PYTHON) tools/bootstrap.py

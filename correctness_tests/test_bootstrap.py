@@ -1,0 +1,273 @@
+"""What tools/bootstrap.py promises on machines that are not at hand: they are stated as facts.
+
+Its one promise above all: a torch that came with the machine is never replaced.
+"""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(name):
+    """Load a script of tools/, under its own name: bootstrap.py imports bootstrap_plan."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+decide = load("bootstrap_plan")
+bootstrap = load("bootstrap")
+
+OURS = """\
+# why
+torch==2.13.0
+triton==3.9.0
+typing_extensions==4.16.0
+sympy==1.14.0
+pytest==9.2.0
+"""
+
+BARE_CPU = decide.Facts(
+    python=(3, 11),
+    machine="x86_64",
+    amd_gpu=False,
+    torch_found=False,
+    torch_is_rocm=False,
+    frozen={},
+    spoken_for=frozenset(),
+)
+CUDA_CONTAINER = BARE_CPU._replace(
+    torch_found=True,
+    frozen={"torch": "2.10.0+cu130", "triton": "3.6.0"},
+    spoken_for=frozenset({"torch", "triton", "sympy", "typing-extensions"}),
+)
+ROCM_CONTAINER = BARE_CPU._replace(
+    amd_gpu=True,
+    torch_found=True,
+    torch_is_rocm=True,
+    frozen={"torch": "2.9.0+rocm6.4", "pytorch-triton-rocm": "3.5.0"},
+    spoken_for=frozenset({"torch", "pytorch-triton-rocm", "sympy"}),
+)
+
+
+# Which machine gets what
+
+
+def test_a_bare_machine_gets_torch_and_triton_under_our_constraints():
+    assert decide.make_plan(BARE_CPU, ["test"], OURS) == (False, ("test", "triton"), OURS)
+
+
+@pytest.mark.parametrize(
+    ("machine", "python", "triton"),
+    [("aarch64", (3, 11), True), ("aarch64", (3, 10), False), ("riscv64", (3, 13), False)],
+)
+def test_triton_is_asked_for_only_where_it_has_wheels(machine, python, triton):
+    facts = BARE_CPU._replace(machine=machine, python=python)
+    assert ("triton" in decide.make_plan(facts, ["test"], OURS).extras) == triton
+
+
+def test_a_rocm_container_keeps_its_torch_and_its_triton_exactly():
+    plan = decide.make_plan(ROCM_CONTAINER, ["test"], OURS)
+    assert plan.inherit
+    assert plan.extras == ("test",)
+    assert plan.constraints.splitlines() == [
+        "# why",
+        "typing_extensions==4.16.0",
+        "pytest==9.2.0",
+        "pytorch-triton-rocm==3.5.0",
+        "torch==2.9.0+rocm6.4",
+    ]
+
+
+def test_a_cuda_container_keeps_its_torch_and_its_triton_exactly():
+    plan = decide.make_plan(CUDA_CONTAINER, ["test"], OURS)
+    assert plan.inherit
+    assert plan.extras == ("test",)
+    pins = ["pytest==9.2.0", "torch==2.10.0+cu130", "triton==3.6.0"]
+    assert plan.constraints.splitlines() == ["# why", *pins]
+
+
+@pytest.mark.parametrize(("container", "extra"), [(CUDA_CONTAINER, True), (ROCM_CONTAINER, False)])
+def test_a_container_without_triton_gets_one_unless_it_is_rocm(container, extra):
+    torch_only = container._replace(frozen={"torch": container.frozen["torch"]})
+    plan = decide.make_plan(torch_only, ["test"], OURS)
+    assert ("triton" in plan.extras) == extra
+    assert "triton==" not in plan.constraints
+
+
+def test_a_torch_that_pip_cannot_see_stops():
+    with pytest.raises(decide.BootstrapError, match="pip would install another"):
+        decide.make_plan(CUDA_CONTAINER._replace(frozen={}), ["test"], OURS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"), [(BARE_CPU, "has no torch"), (CUDA_CONTAINER, "is no ROCm build")]
+)
+def test_an_amd_gpu_without_a_rocm_torch_stops_and_says_what_to_install(facts, found):
+    with pytest.raises(decide.BootstrapError, match=found) as stop:
+        decide.make_plan(facts._replace(amd_gpu=True), ["test"], OURS)
+    assert stop.value.status == 2
+    assert "-m pip install torch --index-url https://download.pytorch.org/whl/rocm" in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("python", "system", "has_venv", "reason"),
+    [
+        ((3, 9), "linux", True, r"Python 3\.9 found, 3\.10 or newer needed"),
+        ((3, 10), "darwin", True, "this is darwin"),
+        ((3, 10), "linux", False, "apt install python3-venv"),
+    ],
+)
+def test_an_unfit_interpreter_is_turned_away_in_one_line(python, system, has_venv, reason):
+    assert re.search(reason, decide.unfit(python, system, has_venv))
+    assert "\n" not in decide.unfit(python, system, has_venv)
+    assert decide.unfit((3, 10), "linux", True) is None
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "bootstrap_plan"])
+def test_the_scripts_parse_on_pythons_that_they_turn_away(name):
+    ast.parse((ROOT / "tools" / f"{name}.py").read_text(), feature_version=(3, 7))
+
+
+@pytest.mark.parametrize("python", [(3, 10), (3, 11)])
+def test_the_constraints_settle_every_dependency(python):
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = sum(project["optional-dependencies"].values(), project["dependencies"])
+    lines = decide.default_constraints(python).read_text().splitlines()
+    names = {decide.DISTRIBUTION_NAME.match(each).group() for each in declared}
+    assert names <= {m.group() for m in map(decide.DISTRIBUTION_NAME.match, lines) if m}
+    assert "torch==" + {(3, 10): "2.7.1", (3, 11): "2.13.0"}[python] in lines
+
+
+# What pip's output and outcome mean
+
+REFUSED = "  WARNING: Retrying (...) after connection broken by '...: [Errno 111] Connection refused'"
+NO_MATCH = "ERROR: No matching distribution found for numpy==2.4.6"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        f"Collecting numpy==2.4.6\n{REFUSED}\n{NO_MATCH}",
+        "Collecting numpy==2.4.6\nReadTimeoutError(host=..., port=443): Read timed out.",
+        "Collecting numpy==2.4.6\nOSError: [Errno -3] Temporary failure in name resolution",
+        "Collecting numpy==2.4.6\n... Failed to establish a new connection: [Errno 101]",
+    ],
+)
+def test_a_network_failure_is_named_with_what_was_being_installed(output):
+    message = decide.pip_failure(output, ".[test]")
+    assert "registry could not be reached while installing numpy==2.4.6, for .[test]" in message
+    assert output.splitlines()[-1] in message
+
+
+@pytest.mark.parametrize(
+    "output", [NO_MATCH, f"{REFUSED}\nERROR: ResolutionImpossible: conflicting dependencies"]
+)
+def test_other_failures_are_not_blamed_on_the_network(output):
+    message = decide.pip_failure("first\n" + 15 * "middle\n" + output, ".[test]")
+    assert "could not be reached" not in message
+    assert output.splitlines()[-1] in message
+    assert "first" not in message
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"torch": "2.9.0", "pytorch-triton-rocm": "3.5.0"},
+        {"torch": "2.9.0+rocm6.4", "pytorch-triton-rocm": "3.5.0", "triton": "3.9.0"},
+        {"torch": "2.9.0+rocm6.4"},
+    ],
+)
+def test_a_torch_stack_changed_by_the_installation_is_an_error(after):
+    plan = decide.make_plan(ROCM_CONTAINER, ["test"], OURS)
+    decide.check_unchanged(ROCM_CONTAINER.frozen, ROCM_CONTAINER.frozen, plan)
+    with pytest.raises(decide.BootstrapError) as stop:
+        decide.check_unchanged(ROCM_CONTAINER.frozen, after, plan)
+    assert stop.value.status == 2
+
+
+def test_a_triton_that_was_asked_for_is_no_change():
+    frozen = {"torch": "2.10.0+cu130"}
+    plan = decide.make_plan(CUDA_CONTAINER._replace(frozen=frozen), ["test"], OURS)
+    decide.check_unchanged(frozen, {**frozen, "triton": "3.9.0"}, plan)
+    with pytest.raises(decide.BootstrapError):
+        decide.check_unchanged(frozen, {"torch": "2.13.0", "triton": "3.9.0"}, plan)
+
+
+# How the facts are found
+
+
+def add_node(root, name, simd_count):
+    node = root / "sys/class/kfd/kfd/topology/nodes" / name
+    node.mkdir(parents=True)
+    (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd_count}\nwave 64\n")
+
+
+def test_an_amd_gpu_is_a_topology_node_with_simds_behind_dev_kfd(tmp_path):
+    add_node(tmp_path, "0", 0)
+    add_node(tmp_path, "1", 304)
+    assert not bootstrap.has_amd_gpu(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    assert bootstrap.has_amd_gpu(tmp_path)
+    add_node(tmp_path / "cpu", "0", 0)
+    (tmp_path / "cpu/dev").mkdir()
+    (tmp_path / "cpu/dev/kfd").touch()
+    (tmp_path / "cpu/sys/class/kfd/kfd/topology/nodes/1/properties").mkdir(parents=True)  # unreadable
+    assert not bootstrap.has_amd_gpu(tmp_path / "cpu")
+
+
+def add_distribution(site, name, version, module, requires=()):
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+    (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
+
+
+@pytest.fixture
+def rocm_site(tmp_path, monkeypatch):
+    """A site-packages directory like a ROCm container's, the only one on sys.path."""
+    needs = ["pytorch-triton-rocm==3.5.0", "sympy>=1.13; python_version > '3'", "opt; extra == 'o'"]
+    add_distribution(tmp_path, "torch", "2.9.0+rocm6.4", "torch", needs)
+    add_distribution(tmp_path, "pytorch-triton-rocm", "3.5.0", "triton")
+    add_distribution(tmp_path, "tritonclient", "2.60.0", "tritonclient")
+    add_distribution(tmp_path, "sympy", "1.13.3", "sympy", ["mpmath<1.4"])
+    add_distribution(tmp_path, "mpmath", "1.3.0", "mpmath")
+    add_distribution(tmp_path, "opt", "1.0", "opt")
+    library = [each for each in sys.path if "-packages" not in each]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *library])
+
+
+@pytest.mark.usefixtures("rocm_site")
+def test_whatever_provides_triton_is_frozen_with_torch():
+    assert bootstrap.frozen_versions() == ROCM_CONTAINER.frozen
+
+
+@pytest.mark.usefixtures("rocm_site")
+def test_what_torch_requires_is_spoken_for():
+    names = {"torch", "pytorch-triton-rocm", "sympy", "mpmath"}
+    assert bootstrap.installed_closure(["torch", "absent"]) == names
+
+
+def test_what_the_environment_constrains_is_spoken_for(tmp_path, monkeypatch):
+    (tmp_path / "constraint.txt").write_text("# NVIDIA\nTyping_Extensions==4.12\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", f"{tmp_path / 'constraint.txt'} {tmp_path / 'absent.txt'}")
+    assert bootstrap.pip_constraint_names() == {"typing-extensions"}
+
+
+@pytest.mark.parametrize(("hip", "is_rocm"), [("'6.4.43482'", True), ("None", False)])
+def test_a_rocm_build_is_told_from_its_version_file(tmp_path, hip, is_rocm):
+    (tmp_path / "version.py").write_text(f"hip = {hip}\n")
+    assert bootstrap.is_rocm_build(tmp_path / "version.py") == is_rocm
+    assert not bootstrap.is_rocm_build(tmp_path / "absent.py")

@@ -1,0 +1,150 @@
+"""When a result is right: its error against float64, as a small multiple of eager's own.
+
+With x the result, e eager's at the same dtype, o the oracle in float64, and d the change of
+the oracle when its inputs are perturbed by the dtype's rounding, an error |x - o| is allowed
+
+    slack * max(|e - o|, spread * max(gain * rms |d|, unit * |o|, unit * |m|))
+
+in three norms, each of which sees what the others miss:
+
+* per tensor: the overall error, zeros and NaN included;
+* per row (last axis): a wrong tail, or a small row beside large ones;
+* along the oracle: the share of x - o that points along o. Rounding averages out there, so a
+  result scaled by 1.01 shows even at bf16, where a single rounding is nearly as large.
+
+Eager's error in one row is one sample of a random quantity. So d says how sensitive each row
+is, ``gain`` = max(1, |e - o| / rms |d|) how much worse than rounded inputs eager really is
+(over the whole tensor, and no less than the median over the results of the same call), and
+``spread`` = 1 + sqrt(2 ln(10^4 R) / k) how far the worst of R normal vectors with k independent
+elements lies above their root mean square with a chance below 1 in 10^4: k is 1 for a row,
+whose elements may share one rounded factor, and their number for a tensor. ``unit`` = eps / sqrt(12) is the root
+mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where
+an op declares it. Added to that is one subnormal number. No tolerance is a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+SLACK = 3.0  # 2 gives false alarms on stock attention, whose CPU kernel approximates exp
+
+
+@dataclass(frozen=True)
+class Check:
+    """One norm of one result: its error, and the largest error allowed."""
+
+    norm: str
+    error: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.bound  # False when either is NaN
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result against the oracle in each norm, and what the bounds could have missed.
+
+    sees_zero: a result of zeros would fail (or the right result is zero).
+    sees_scale: the result scaled by 1.01 would fail (or the right result is zero).
+    """
+
+    name: str
+    checks: tuple[Check, ...]
+    sees_zero: bool
+    sees_scale: bool
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
+            for c in self.checks
+        ]
+        return f"{self.name}: {'; '.join(parts)}"
+
+
+def gain_over(
+    eager: torch.Tensor, oracle: torch.Tensor, perturbed: Sequence[torch.Tensor]
+) -> float:
+    """How many times worse than rounding the inputs eager's error is; at least 1."""
+    error = (eager.double() - oracle).norm()
+    sensitive = _rms([(moved - oracle).norm() for moved in perturbed])
+    unit = torch.finfo(eager.dtype).eps / math.sqrt(12) * oracle.norm()
+    return max(1.0, (error / torch.maximum(sensitive, unit).clamp_min(1e-300)).item())
+
+
+def compare(
+    name: str,
+    result: torch.Tensor,
+    eager: torch.Tensor,
+    oracle: torch.Tensor,
+    perturbed: Sequence[torch.Tensor],
+    *,
+    gain: float = 1.0,
+    magnitude: torch.Tensor | None = None,
+    slack: float = SLACK,
+) -> Comparison:
+    """Hold a result to eager's error; see the module for the rule.
+
+    result, eager: in the dtype under test. oracle, perturbed, magnitude: float64. All of one
+    shape. gain: the least gain, from the other results of the same call.
+    """
+    assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
+    limits = torch.finfo(result.dtype)
+    unit = limits.eps / math.sqrt(12)
+    gain = max(gain, gain_over(eager, oracle, perturbed))
+    exact = torch.atleast_1d(oracle.double())
+    error, of_eager, *moved = (
+        torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager, *perturbed)
+    )
+    terms = torch.zeros_like(exact) if magnitude is None else torch.atleast_1d(magnitude)
+    subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
+
+    def allowed(own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: int) -> torch.Tensor:
+        spread = 1 + math.sqrt(2 * math.log(1e4 * rows) / freedom)
+        return slack * torch.maximum(own, spread * typical) + subnormal
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.norm(dim=-1).flatten()
+
+    def typical(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        rounding = unit * torch.maximum(norm(exact), norm(terms))
+        return torch.maximum(gain * _rms([norm(m) for m in moved]), rounding)
+
+    size = exact.norm()
+    bound = allowed(of_eager.norm(), typical(torch.Tensor.norm), 1, exact.numel())
+    whole = Check("tensor", error.norm().item(), bound.item())
+
+    width = exact.shape[-1]
+    bounds = allowed(rows(of_eager), typical(rows), exact.numel() // width, 1)
+    worst = (rows(error) / bounds).nan_to_num(nan=math.inf).argmax()
+    row = Check("row", rows(error)[worst].item(), bounds[worst].item())
+
+    if size <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
+        return Comparison(name, (whole, row), sees_zero=True, sees_scale=True)
+
+    def along(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor * exact).sum().abs() / size**2
+
+    # Independent roundings of the elements average out along the oracle.
+    averaged = unit * torch.maximum((exact * exact).norm(), (terms * exact).norm()) / size**2
+    usual = torch.maximum(gain * _rms([along(m) for m in moved]), averaged)
+    tilt = allowed(along(of_eager), usual, 1, 1)
+    return Comparison(
+        name,
+        (whole, row, Check("scale", along(error).item(), tilt.item())),
+        sees_zero=bool(size > bound),
+        sees_scale=bool(tilt < 0.01 or bound < 0.01 * size),
+    )
+
+
+def _rms(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(samples)).pow(2).mean(0).sqrt()

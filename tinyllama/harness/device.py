@@ -1,0 +1,71 @@
+"""What a device can do. Code asks for a capability, never for a vendor's name."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+
+def default_device() -> torch.device:
+    """The first GPU where one can be used (CUDA and HIP alike), else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """A readable name: the GPU's, or the processor's model."""
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if found:
+            return " ".join(found.group(1).split())
+    return platform.processor() or platform.machine()
+
+
+def slug(name: str) -> str:
+    """A device's name as a folder: ``NVIDIA H200`` -> ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything queued on a device is done, on all of its streams."""
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def cannot(capability: str, device: torch.device) -> str | None:
+    """Why a capability is missing on a device; None when it is there.
+
+    Capabilities: ``gpu``, ``triton`` (importable), ``compile`` (torch.compile can build code),
+    ``capture`` (device graphs), ``tf32``, ``fp32``, ``bf16``, ``fp16``.
+    """
+    gpu = device.type != "cpu"
+    if capability == "gpu":
+        return None if gpu else "no GPU is available to torch"
+    if capability == "triton":
+        found = importlib.util.find_spec("triton")
+        return None if found else "triton is not installed (pip install 'tinyllama[triton]')"
+    if capability == "compile":
+        if gpu:
+            return cannot("triton", device)
+        has_compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
+        return None if has_compiler else "torch.compile needs a C++ compiler (g++) on the CPU"
+    if capability == "capture":
+        return None if gpu else "device graphs need a GPU"
+    if capability == "tf32":
+        if not gpu:
+            return "tf32 is a mode of a GPU's matrix units"
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+            return "this GPU's matrix units have no tf32 mode"
+        return None
+    if capability == "bf16":
+        return None if not gpu or torch.cuda.is_bf16_supported() else "this GPU has no bf16"
+    if capability in ("fp32", "fp16"):
+        return None
+    raise ValueError(f"unknown capability {capability!r}")

@@ -1,0 +1,36 @@
+"""Fresh memory filled with NaN, so that what a kernel forgets to write is seen.
+
+As in flash-linear-attention's test configuration: memory that happens to hold zeros, or
+the previous run's right answer, hides a tail that nothing writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_EMPTY = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
+class poisoned_memory(TorchDispatchMode):
+    """While active, every uninitialised tensor asked for in Python holds NaN (or the
+    largest value of an integral dtype)."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _EMPTY and result.numel():
+            if result.dtype.is_floating_point or result.dtype.is_complex:
+                result.fill_(float("nan"))
+            elif result.dtype is not torch.bool:
+                result.fill_(torch.iinfo(result.dtype).max)
+        return result

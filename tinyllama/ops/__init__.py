@@ -1,0 +1,18 @@
+"""The ops, one file each; every module here is found and its declarations registered.
+
+Dimension names, used in declarations and as suffixes on tensors:
+
+    B batch   T time (sequence length)   N tokens (B x T)     D model width
+    H query heads   G key/value heads   K head width   C = K / 2 rotated pairs
+    Q = H x K   R = G x K   F feed-forward width   V vocabulary   P parameters
+
+    from tinyllama.ops import OPS
+    from tinyllama.ops.rms_norm import rms_norm
+    y = rms_norm(x, weight, eps=1e-5, provider="torch")
+"""
+
+from __future__ import annotations
+
+from tinyllama.harness.registry import discover
+
+OPS = discover(__name__)

@@ -1,0 +1,63 @@
+"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight  (Zhang and Sennrich, arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.values import normal, scaled_rows
+
+rms_norm = Op(
+    "rms_norm",
+    inputs={
+        "x": Tensor("B T D", grad=True),
+        "weight": Tensor("D", grad=True, values=normal(0.5, mean=1.0)),
+    },
+    params={"eps": 1e-5},
+    outputs={"y": "B T D"},
+    cases=[
+        Case(B=2, T=5, D=64),
+        Case(B=1, T=1, D=128, why="one row"),
+        Case(B=1, T=3, D=100, why="width that no power of two divides"),
+        Case(B=3, T=7, D=33, why="ragged everywhere"),
+        Case(B=2, T=4, D=1, why="one column"),
+        Case(B=1, T=300, D=16, why="many rows: the weight gradient's reduction"),
+        Case(B=2, T=3, D=64, params={"eps": 0.5}, why="epsilon that dominates"),
+    ],
+    timed=[Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],
+    extremes={
+        "tiny": {"x": normal(1e-3)},
+        "huge": {"x": normal(300.0)},
+        "rows": {"x": scaled_rows(1e-3, 1e2)},
+    },
+    bytes={
+        "forward": lambda size, B, T, D: (2 * B * T * D + D) * size,
+        "backward": lambda size, B, T, D: (3 * B * T * D + 2 * D) * size,
+    },
+    flops={
+        "forward": lambda B, T, D: 4 * B * T * D,
+        "backward": lambda B, T, D: 8 * B * T * D,
+    },
+)
+
+
+@rms_norm.reference
+def eager(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """x (B T D), weight (D) -> y (B T D) in x's dtype; statistics in float32 or wider."""
+    wide = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
+    rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * rstd * weight_D).to(x_BTD.dtype)
+
+
+@rms_norm.provider("torch")
+def fused(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """One stock kernel where torch has one, several where it has not."""
+    return F.rms_norm(x_BTD, (x_BTD.shape[-1],), weight_D.to(x_BTD.dtype), eps)
+
+
+@rms_norm.independent("torch.nn.functional.layer_norm of (x, -x)")
+def mirrored(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Beside its mirror image x has mean zero, and its variance is the mean of its squares."""
+    both = F.layer_norm(torch.cat((x, -x), -1), (2 * x.shape[-1],), eps=eps)
+    return both[..., : x.shape[-1]] * weight
