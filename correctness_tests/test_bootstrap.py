@@ -1,14 +1,12 @@
-"""What tools/bootstrap.py promises on machines that are not at hand: they are stated as facts.
+"""What tools/bootstrap.py decides on machines that are not at hand: they are stated as facts.
 
-Its one promise above all: a torch that came with the machine is never replaced.
+Above all, a torch that came with the machine is never replaced. How the facts are found and the
+decisions carried out is in test_bootstrap_run.py.
 """
 
 import ast
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def load(name):
-    """Load a script of tools/, under its own name: bootstrap.py imports bootstrap_plan."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-decide = load("bootstrap_plan")
-bootstrap = load("bootstrap")
+spec = importlib.util.spec_from_file_location("bootstrap_plan", ROOT / "tools/bootstrap_plan.py")
+decide = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(decide)
 
 OURS = """\
 # why
@@ -116,7 +107,9 @@ def test_an_amd_gpu_without_a_rocm_torch_stops_and_says_what_to_install(facts, f
     with pytest.raises(decide.BootstrapError, match=found) as stop:
         decide.make_plan(facts._replace(amd_gpu=True), ["test"], OURS)
     assert stop.value.status == 2
-    assert "-m pip install torch --index-url https://download.pytorch.org/whl/rocm" in str(stop.value)
+    assert "-m pip install torch --index-url https://download.pytorch.org/whl/rocm" in str(
+        stop.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +144,9 @@ def test_the_constraints_settle_every_dependency(python):
 
 # What pip's output and outcome mean
 
-REFUSED = "  WARNING: Retrying (...) after connection broken by '...: [Errno 111] Connection refused'"
+REFUSED = (
+    "  WARNING: Retrying (...) after connection broken by '...: [Errno 111] Connection refused'"
+)
 NO_MATCH = "ERROR: No matching distribution found for numpy==2.4.6"
 
 
@@ -202,72 +197,3 @@ def test_a_triton_that_was_asked_for_is_no_change():
     decide.check_unchanged(frozen, {**frozen, "triton": "3.9.0"}, plan)
     with pytest.raises(decide.BootstrapError):
         decide.check_unchanged(frozen, {"torch": "2.13.0", "triton": "3.9.0"}, plan)
-
-
-# How the facts are found
-
-
-def add_node(root, name, simd_count):
-    node = root / "sys/class/kfd/kfd/topology/nodes" / name
-    node.mkdir(parents=True)
-    (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd_count}\nwave 64\n")
-
-
-def test_an_amd_gpu_is_a_topology_node_with_simds_behind_dev_kfd(tmp_path):
-    add_node(tmp_path, "0", 0)
-    add_node(tmp_path, "1", 304)
-    assert not bootstrap.has_amd_gpu(tmp_path)
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/kfd").touch()
-    assert bootstrap.has_amd_gpu(tmp_path)
-    add_node(tmp_path / "cpu", "0", 0)
-    (tmp_path / "cpu/dev").mkdir()
-    (tmp_path / "cpu/dev/kfd").touch()
-    (tmp_path / "cpu/sys/class/kfd/kfd/topology/nodes/1/properties").mkdir(parents=True)  # unreadable
-    assert not bootstrap.has_amd_gpu(tmp_path / "cpu")
-
-
-def add_distribution(site, name, version, module, requires=()):
-    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-    (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
-
-
-@pytest.fixture
-def rocm_site(tmp_path, monkeypatch):
-    """A site-packages directory like a ROCm container's, the only one on sys.path."""
-    needs = ["pytorch-triton-rocm==3.5.0", "sympy>=1.13; python_version > '3'", "opt; extra == 'o'"]
-    add_distribution(tmp_path, "torch", "2.9.0+rocm6.4", "torch", needs)
-    add_distribution(tmp_path, "pytorch-triton-rocm", "3.5.0", "triton")
-    add_distribution(tmp_path, "tritonclient", "2.60.0", "tritonclient")
-    add_distribution(tmp_path, "sympy", "1.13.3", "sympy", ["mpmath<1.4"])
-    add_distribution(tmp_path, "mpmath", "1.3.0", "mpmath")
-    add_distribution(tmp_path, "opt", "1.0", "opt")
-    library = [each for each in sys.path if "-packages" not in each]
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *library])
-
-
-@pytest.mark.usefixtures("rocm_site")
-def test_whatever_provides_triton_is_frozen_with_torch():
-    assert bootstrap.frozen_versions() == ROCM_CONTAINER.frozen
-
-
-@pytest.mark.usefixtures("rocm_site")
-def test_what_torch_requires_is_spoken_for():
-    names = {"torch", "pytorch-triton-rocm", "sympy", "mpmath"}
-    assert bootstrap.installed_closure(["torch", "absent"]) == names
-
-
-def test_what_the_environment_constrains_is_spoken_for(tmp_path, monkeypatch):
-    (tmp_path / "constraint.txt").write_text("# NVIDIA\nTyping_Extensions==4.12\n")
-    monkeypatch.setenv("PIP_CONSTRAINT", f"{tmp_path / 'constraint.txt'} {tmp_path / 'absent.txt'}")
-    assert bootstrap.pip_constraint_names() == {"typing-extensions"}
-
-
-@pytest.mark.parametrize(("hip", "is_rocm"), [("'6.4.43482'", True), ("None", False)])
-def test_a_rocm_build_is_told_from_its_version_file(tmp_path, hip, is_rocm):
-    (tmp_path / "version.py").write_text(f"hip = {hip}\n")
-    assert bootstrap.is_rocm_build(tmp_path / "version.py") == is_rocm
-    assert not bootstrap.is_rocm_build(tmp_path / "absent.py")

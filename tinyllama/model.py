@@ -96,11 +96,9 @@ class TinyLlama(nn.Module):
         """The rotary tables (T C) on the model's device, made once for each length."""
         key = (length, self.embedding.device, self.embedding.dtype)
         if key not in self._tables:
-            tables = rope_tables(length, self.config.head_dim, self.config.rope_theta)
-            cos, sin = (t.to(self.embedding.device) for t in tables)
-            if self.embedding.dtype is torch.float64:
-                cos, sin = cos.double(), sin.double()
-            self._tables[key] = (cos, sin)
+            dtype = torch.promote_types(self.embedding.dtype, torch.float32)
+            cos, sin = rope_tables(length, self.config.head_dim, self.config.rope_theta, dtype)
+            self._tables[key] = (cos.to(key[1]), sin.to(key[1]))
         return self._tables[key]
 
     def hidden(

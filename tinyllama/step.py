@@ -101,6 +101,30 @@ class TrainStep:
             self._run()
         return self.loss
 
+    def probe(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, compiled: bool = True
+    ) -> torch.Tensor:
+        """Forward and backward of one batch (B T), uncaptured and without the update.
+
+        For hooks and observers, which a captured step would not call; ``compiled`` False
+        leaves the compiler out too. Returns the loss and changes nothing: the gradients of
+        the last step are put back, since a captured step owns theirs.
+        """
+        loss, loss_of = self.loss, self._loss_of
+        gradients = [parameter.grad for parameter in self.optimizer.parameters]
+        self.tokens.copy_(tokens_BT)
+        self.targets.copy_(targets_BT)
+        if not compiled:
+            self._loss_of = self.model.loss_with
+        try:
+            self._forward()
+            self._backward()
+            return self.loss
+        finally:
+            self.loss, self._loss_of = loss, loss_of
+            for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
+                parameter.grad = gradient
+
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture, and leave model and optimizer as they were."""
         with self.preserved():

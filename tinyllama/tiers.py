@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from tinyllama.config import ConfigError
+from tinyllama.harness.device import cannot
 from tinyllama.ops import OPS
 
 
@@ -54,6 +57,15 @@ class Tier:
     def plan(self, device_type: str) -> StepPlan:
         """The plan used by default on a device type ("cuda" covers every GPU, or "cpu")."""
         return self.cpu if device_type == "cpu" else self.gpu
+
+    def cannot_run(self, device: torch.device) -> str | None:
+        """Why a provider of the table cannot run on a device; None when all can."""
+        for op, provider in self.table.items():
+            for capability in OPS[op][provider].requires:
+                reason = cannot(capability, device)
+                if reason:
+                    return f"its {op} ({provider}) needs {capability}: {reason}"
+        return None
 
     def without(self, *switches: str) -> Tier:
         """This tier with parts switched off, "compile" and "capture" among them.

@@ -161,3 +161,17 @@ def _cases(op: Op, provider: Provider) -> Iterator[OpCase]:
         if len(op.outputs) > 1:
             for output in op.outputs:
                 yield replace(first, absent=output)
+
+
+def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
+    """The combinations that `op_cases` leaves out: every shape with every variation."""
+    for op in ops:
+        for provider in op.providers.values():
+            quick = {str(case) for case in _cases(op, provider)}
+            for dtype in op.dtypes:
+                for case in op.cases:
+                    for extreme in (None, *op.extremes):
+                        for layout, upstream in zip(LAYOUTS, UPSTREAMS, strict=True):
+                            full = OpCase(op, provider, case, dtype, extreme, layout, upstream)
+                            if str(full) not in quick:
+                                yield full

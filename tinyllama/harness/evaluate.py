@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.op import Case, Op, Tensor
+from tinyllama.harness.op import FLOATS, Case, Op, Tensor
 from tinyllama.harness.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
@@ -85,16 +85,19 @@ def make_inputs(
 
     first = next(iter(op.inputs.values())).axes[:1]
 
+    def dtype_of(declared: Tensor) -> torch.dtype:
+        fixed = declared.dtype or dtype
+        return torch.float64 if dtype is torch.float64 and fixed.is_floating_point else fixed
+
     def layout_of(declared: Tensor) -> str:
-        wanted = declared.dtype or dtype
-        if declared.mutated or not wanted.is_floating_point:
+        if declared.mutated or not dtype_of(declared).is_floating_point:
             return "contiguous"
         # Equal rows of a weight would make results cancel; only the batch is expanded.
         return "contiguous" if layout == "expanded" and declared.axes[:1] != first else layout
 
     def leaf(name: str, declared: Tensor, salt: str = "") -> Any:
         values = overrides.get(name) or declared.distribution(case.dims)
-        wanted = declared.dtype or dtype
+        wanted = dtype_of(declared)
         shapes = _shapes(declared, case.dims)
         made = [
             _place(
@@ -112,7 +115,7 @@ def make_inputs(
         assert isinstance(output, Tensor)
         (shape,) = _shapes(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}")
-        grads[name] = _place(sample, output.dtype or dtype, device, upstream)
+        grads[name] = _place(sample, dtype_of(output), device, upstream)
 
     names = [name for name, declared in op.inputs.items() if not declared.mutated]
     return Inputs(
@@ -195,8 +198,7 @@ def _collect_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tens
         assert type(value) is torch.Tensor, f"{op.name}: {name} is a {type(value).__name__}"
         shape = tuple(dims[axis] for axis in declared.axes)
         assert value.shape == shape, f"{op.name}: {name} has shape {tuple(value.shape)}"
-        wide = first.dtype is torch.float64
-        dtype = torch.float64 if wide else (declared.dtype or first.dtype)
+        dtype = declared.dtype if declared.dtype and first.dtype in FLOATS else first.dtype
         assert value.dtype == dtype, f"{op.name}: {name} has dtype {value.dtype}, not {dtype}"
     return dict(zip(op.outputs, values, strict=True))
 

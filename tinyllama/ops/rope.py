@@ -15,17 +15,17 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def rope_tables(
-    length: int, head_dim: int, theta: float = 10000.0, device: torch.device | str = "cpu"
+    length: int, head_dim: int, theta: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> Pair:
-    """cos, sin (T C), float32, for positions 0 to length - 1 and C = head_dim / 2 pairs."""
+    """cos, sin (T C) for positions 0 to length - 1 and C = head_dim / 2 pairs."""
     exponent_C = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     angle_TC = torch.outer(torch.arange(length, dtype=torch.float64), theta**-exponent_C)
-    return angle_TC.cos().float().to(device), angle_TC.sin().float().to(device)
+    return angle_TC.cos().to(dtype), angle_TC.sin().to(dtype)
 
 
 def _table(which: int) -> Values:
     def sample(shape: tuple[int, ...], _: torch.Generator) -> torch.Tensor:
-        return rope_tables(shape[0], 2 * shape[1])[which].double()
+        return rope_tables(shape[0], 2 * shape[1], dtype=torch.float64)[which]
 
     return Values(("cos", "sin")[which], sample)
 

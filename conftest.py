@@ -1,0 +1,1 @@
+pytest_plugins = ["tinyllama.harness.plugin", "tinyllama.harness.benchmarks"]

@@ -1,0 +1,135 @@
+"""A declaration is data, checked before it is registered; discovery refuses duplicates."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
+from tinyllama.harness.cases import op_cases
+from tinyllama.harness.evaluate import LAYOUTS, UPSTREAMS, make_inputs
+from tinyllama.ops import OPS
+from tinyllama.ops.rms_norm import rms_norm
+
+X = Tensor("B D", grad=True)
+
+
+def declare(**changes) -> Op:
+    parts = {"inputs": {"x": X}, "outputs": {"y": "B D"}, "cases": [Case(B=2, D=3)]}
+    return Op("toy", **{**parts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cases": []}, "at least one case"),
+        ({"cases": [Case(B=2)]}, "lacks dimensions ['D']"),
+        ({"cases": [Case(B=2, D=3, params={"eps": 1})]}, "unknown parameters ['eps']"),
+        ({"outputs": {"y": "B E"}}, "unknown dimensions ['E']"),
+        ({"outputs": {}}, "declare outputs, or inputs with mutated=True"),
+        ({"inputs": {"x": Tensor("B D", mutated=True)}}, "and not both"),
+        ({"params": {"x": 1}}, "share a name"),
+        ({"inputs": {"x": Tensor("B D", dtype=torch.int64, grad=True)}}, "integral"),
+        ({"extremes": {"big": {"z": None}}}, "overrides unknown ['z']"),
+    ],
+)
+def test_a_contradiction_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(DeclarationError, match="op 'toy'") as caught:
+        declare(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_name_must_be_lower_case() -> None:
+    with pytest.raises(DeclarationError, match="lower_case"):
+        Op("Toy", inputs={"x": X}, outputs={"y": "B D"}, cases=[Case(B=1, D=1)])
+
+
+def test_a_provider_is_registered_once_and_with_the_declared_arguments() -> None:
+    op = declare(params={"eps": 1.0})
+    op.reference(lambda x, eps: x * eps)
+    with pytest.raises(DeclarationError, match="registered twice"):
+        op.provider("eager")(lambda x, eps: x)
+    for wrong in (lambda eps, x: x, lambda x: x, lambda y, eps: y):
+        with pytest.raises(DeclarationError, match=r"declared are \(x, eps\)"):
+            op.provider("other")(wrong)
+    op.provider("other")(lambda x_BD, eps: x_BD)
+
+
+def test_registry_refuses_duplicates_and_incomplete_ops() -> None:
+    registry = Registry()
+    op = declare()
+    with pytest.raises(DeclarationError, match="has no reference"):
+        registry.add(op, "here")
+    op.reference(lambda x: x)
+    registry.add(op, "here")
+    with pytest.raises(DeclarationError, match=r"from there is declared in here already"):
+        registry.add(op, "there")
+    with pytest.raises(KeyError, match="use one of toy"):
+        registry["tay"]
+
+
+FILE = """
+from tinyllama.harness import Case, Op, Tensor
+
+double = Op("double", inputs={"x": Tensor("B D", grad=True)}, outputs={"y": "B D"},
+            cases=[Case(B=2, D=3)])
+
+@double.reference
+def eager(x):
+    return 2 * x
+
+@double.provider("added")
+def added(x):
+    return x + x
+"""
+
+
+def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text(FILE)
+    registry = Registry()
+    load_file(tmp_path / "double.py", registry)
+    assert list(registry) == ["double"]
+    cases = list(op_cases(registry.values()))
+    assert {case.provider.name for case in cases} == {"eager", "added"}
+    assert {case.layout for case in cases} == set(LAYOUTS)
+    assert {case.upstream for case in cases} == set(UPSTREAMS)
+    assert all(comparison.passed for case in cases for comparison in case.compare())
+
+
+def test_a_missing_or_broken_file_leaves_nothing_registered(tmp_path: Path) -> None:
+    registry = Registry()
+    with pytest.raises(ValueError, match="no file"):
+        load_file(tmp_path / "none.py", registry)
+    (tmp_path / "broken.py").write_text(FILE.replace("cases=[Case(B=2, D=3)]", "cases=[]"))
+    with pytest.raises(DeclarationError, match="at least one case"):
+        load_file(tmp_path / "broken.py", registry)
+    assert len(registry) == 0
+
+
+def test_a_call_checks_its_arguments() -> None:
+    x, weight = torch.ones(2, 3, 4), torch.ones(4)
+    torch.testing.assert_close(rms_norm(x, weight, provider="torch"), rms_norm(x, weight))
+    with pytest.raises(ValueError, match="other inputs have D = 4"):
+        rms_norm(x, torch.ones(5))
+    with pytest.raises(ValueError, match=r"weight has shape \(4, 1\), expected \(D\)"):
+        rms_norm(x, weight[:, None])
+    with pytest.raises(ValueError, match="takes 2 tensors"):
+        rms_norm(x)
+    with pytest.raises(ValueError, match="no parameter 'epsilon': use eps"):
+        rms_norm(x, weight, epsilon=1.0)
+    with pytest.raises(ValueError, match="no provider 'tritn': use one of eager, torch"):
+        rms_norm(x, weight, provider="tritn")
+    with pytest.raises(ValueError, match="targets has dtype"):
+        OPS["cross_entropy"](torch.ones(2, 3), torch.zeros(2))
+
+
+def test_inputs_are_the_same_on_every_run_and_differ_between_seeds() -> None:
+    def x(**options) -> torch.Tensor:
+        return make_inputs(rms_norm, rms_norm.cases[0], torch.float32, **options).args["x"]
+
+    assert torch.equal(x(seed=1), x(seed=1))
+    assert not torch.equal(x(seed=1), x(seed=2))
+    for layout in ("strided", "transposed"):
+        assert torch.equal(x(layout=layout), x())
+        assert x(layout=layout).stride() != x().stride()
+    assert x(layout="expanded").stride()[0] == 0

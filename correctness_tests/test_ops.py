@@ -1,0 +1,73 @@
+"""Every provider of every op is as accurate as eager, in outputs and in every gradient.
+
+The cases follow from the declarations: shapes, dtypes, memory layouts of inputs and of
+upstream gradients, extreme values, and absent upstream gradients. Inputs must stay as they
+were, and memory that a provider asks for holds NaN until it is written.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tinyllama.harness import Registry, load_file
+from tinyllama.harness.cases import OpCase, full_cases, op_cases
+from tinyllama.harness.device import cannot
+from tinyllama.ops import OPS
+
+
+def registry(config: pytest.Config) -> list:
+    """The ops of the tree and those of --ops files."""
+    extra = Registry()
+    for name in config.option.ops:
+        load_file(name, extra)
+    return [*OPS.values(), *extra.values()]
+
+
+def runnable(cases: Iterator[OpCase]) -> list[OpCase]:
+    return [case for case in cases if case.unsupported() is None]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    ops = registry(metafunc.config)
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", runnable(op_cases(ops)), ids=str)
+    if "combination" in metafunc.fixturenames:
+        metafunc.parametrize("combination", runnable(full_cases(ops)), ids=str)
+
+
+def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
+    for capability in case.provider.requires:
+        reason = cannot(capability, device)
+        if reason:
+            pytest.skip(f"{case.provider.name}: {reason}")
+    comparisons = case.compare(device, seed)
+    assert comparisons, "nothing was compared"
+    wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
+    assert not wrong, "\n".join([str(case), *wrong])
+
+
+def test_is_as_accurate_as_eager(case: OpCase, device: torch.device, seed: int) -> None:
+    assert_accurate(case, device, seed)
+
+
+@pytest.mark.slow("every combination of shape, values and layouts")
+def test_is_as_accurate_in_combination(
+    combination: OpCase, device: torch.device, seed: int
+) -> None:
+    assert_accurate(combination, device, seed)
+
+
+def test_every_op_has_fused_and_reference_providers() -> None:
+    assert {name for op in OPS.values() for name in op.providers} >= {"eager", "torch"}
+    assert len(OPS) >= 10, "ops were lost in discovery"
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_declares_bytes_and_flops_of_each_pass(op) -> None:
+    passes = {"forward", "backward"} if op.differentiable else {"forward"}
+    assert set(op.bytes) == set(op.flops) == passes
+    for case in [*op.cases, *op.timed]:
+        for which in passes:
+            assert op.bytes[which](4, **case.dims) > 0
+            assert op.flops[which](**case.dims) > 0

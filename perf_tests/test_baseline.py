@@ -1,0 +1,79 @@
+"""V1 is an honest baseline: at most 1.10 times as slow as Hugging Face's Llama.
+
+The same shape, attention ("eager"), optimizer and precision, in one run, in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from perf_tests.workloads import DEVICE, Group, Stepper, groups
+from tinyllama.config import WORKLOADS, ModelConfig
+from tinyllama.harness.clock import interleaved, ratio
+from tinyllama.step import products
+
+BAR = 1.10
+
+
+class HuggingFaceStep:
+    """A training step of `LlamaForCausalLM` as its users write it."""
+
+    def __init__(self, group: Group, batches: torch.Tensor) -> None:
+        import transformers
+
+        shape: ModelConfig = WORKLOADS[group.workload].model
+        config = transformers.LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_dim,
+            intermediate_size=shape.ffn_dim,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            rms_norm_eps=shape.norm_eps,
+            tie_word_embeddings=True,
+            attn_implementation="eager",
+            use_cache=False,
+        )
+        self.model = transformers.LlamaForCausalLM(config).to(DEVICE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
+        self.batches = batches
+        self.autocast = group.precision == "bf16"
+        self.calls = 0
+
+    def __call__(self) -> torch.Tensor:
+        batch = self.batches[self.calls % len(self.batches)]
+        self.calls += 1
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
+            logits = self.model(batch[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1).float(), batch[:, 1:].flatten()
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("group", groups(), ids=str)
+def test_v1_is_no_straw_man(group: Group, record: Any) -> None:
+    pytest.importorskip("transformers", reason="extra 'peers' is not installed")
+    with products(group.precision, DEVICE):
+        ours = Stepper(group, "v1")
+        theirs = HuggingFaceStep(group, ours.batches)
+        for step in (ours, theirs):
+            assert step().isfinite()
+            step()
+        rounds = 30 if DEVICE.type == "cpu" else 60
+        seconds = interleaved({"v1": ours, "hf": theirs}, DEVICE, rounds)
+    measured = ratio(seconds["v1"], seconds["hf"])
+    record(
+        f"honest/{group}",
+        workload=group.workload,
+        precision=group.precision,
+        v1_over_hf_eager=[measured.median, measured.low, measured.high],
+    )
+    assert measured.median <= BAR, f"V1 takes {measured} times as long as Hugging Face's Llama"

@@ -1,0 +1,35 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tinyllama.config import ConfigError
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise ConfigError, naming the option, when a file could not be written at ``path``."""
+    folder = path.parent
+    if path.is_dir():
+        raise ConfigError(f"{option} {str(path)!r} is a folder: name a file in it")
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {str(path)!r}: no folder {str(folder)!r}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{option} {str(path)!r}: folder {str(folder)!r} is not writable; name another"
+        )
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then put it in the place of ``path``.
+
+    Whoever reads ``path`` sees the old file or the new one; on an error the old one stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
