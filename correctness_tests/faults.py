@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from tinyllama.harness import Provider
 from tinyllama.ops import OPS
 from tinyllama.tiers import V1, Tier
+
+
+@contextlib.contextmanager
+def tier_with(
+    op: str, call: Callable[..., Any], name: str = "faulty", **traits: Any
+) -> Iterator[Tier]:
+    """V1 with ``call`` as its provider of ``op``; ``traits`` are those of a `Provider`."""
+    providers = OPS[op].providers
+    providers[name] = replace(providers["eager"], name=name, call=call, **traits)
+    try:
+        yield replace(V1, name=f"v1-{name}", table={**V1.table, op: name})
+    finally:
+        del providers[name]
+
+
+def detached_norm_tier() -> contextlib.AbstractContextManager[Tier]:
+    """V1 with a norm through which no gradient passes: only the embedding learns."""
+    return tier_with("rms_norm", _detached_norm, "detached")
+
+
+def dead_swiglu_tier() -> contextlib.AbstractContextManager[Tier]:
+    """V1 with a gate that is closed: the gradients behind it are there, and all zero."""
+    return tier_with("swiglu", lambda *args: OPS["swiglu"]["eager"].call(*args) * 0, "dead")
+
+
+def infinite_gradient_tier() -> contextlib.AbstractContextManager[Tier]:
+    """V1 with finite outputs, and a gradient that overflows behind swiglu."""
+    return tier_with("swiglu", _with_infinite_gradient, "infinite")
 
 
 def _detached_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -18,12 +46,7 @@ def _detached_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return OPS["rms_norm"]["eager"].call(x.detach(), weight.detach(), eps)
 
 
-@contextlib.contextmanager
-def detached_norm_tier() -> Iterator[Tier]:
-    """V1 with a norm through which no gradient passes: only the embedding learns."""
-    rms_norm = OPS["rms_norm"]
-    rms_norm.providers["detached"] = Provider("rms_norm", "detached", _detached_norm, ())
-    try:
-        yield replace(V1, name="v1-detached", table={**V1.table, "rms_norm": "detached"})
-    finally:
-        del rms_norm.providers["detached"]
+def _with_infinite_gradient(*args: torch.Tensor) -> torch.Tensor:
+    result = OPS["swiglu"]["eager"].call(*args)
+    result.register_hook(lambda gradient: gradient * torch.inf)
+    return result

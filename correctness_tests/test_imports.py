@@ -13,14 +13,14 @@ ROOT = Path(tinyllama.__file__).parent
 
 LAYERS = [
     {"__init__", "harness"},
-    {"config"},
+    {"config", "files", "versions"},
     {"ops"},
     {"tiers"},
     {"model", "optim"},
     {"step"},
-    {"data", "checkpoint", "diagnose"},
+    {"data", "checkpoint", "diagnose", "memory", "result"},
     {"train"},
-    {"doctor"},
+    {"doctor", "summary"},
     {"cli"},
     {"__main__"},
 ]

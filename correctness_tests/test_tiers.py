@@ -164,10 +164,21 @@ def test_what_does_not_exist_is_refused() -> None:
         V2.without("magic")
 
 
+def test_what_cannot_be_captured_says_why(device: torch.device) -> None:
+    """On every device: an optimizer that counts on the host would freeze in a graph."""
+    if cannot("capture", device):
+        pytest.skip(f"capture: {cannot('capture', device)}")
+    step = TrainStep(TinyLlama(SHAPE, V2.without("adamw")).to(device), TrainConfig())
+    assert not step.plan.capture
+    assert "counts its steps on the host" in step.left_out["capture"]
+    step = TrainStep(TinyLlama(SHAPE, V2).to(device), TrainConfig(precision="fp16"))
+    assert "gradient scaler" in step.left_out["capture"]
+
+
 def test_a_plan_that_cannot_run_is_refused(device: torch.device) -> None:
     if cannot("capture", device) is None:
         pytest.skip("this device can capture: there is no plan to refuse")
-    model = TinyLlama(SHAPE, Tier("t", "t", V1.table, cpu=StepPlan(capture=True)))
+    model = TinyLlama(SHAPE, Tier("t", "t", V2.table, cpu=StepPlan(capture=True)))
     with pytest.raises(ConfigError, match="capture cannot run on cpu: device graphs need a GPU"):
         TrainStep(model, TrainConfig(), StepPlan(capture=True))
     assert TrainStep(model, TrainConfig()).left_out == {"capture": "device graphs need a GPU"}

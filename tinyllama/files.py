@@ -22,14 +22,18 @@ def check_writable(path: Path, option: str) -> None:
         )
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then put it in the place of ``path``.
 
     Whoever reads ``path`` sees the old file or the new one; on an error the old one stays.
+    The mode is that of any new file: safetensors would leave one that nobody else can read.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         write(temporary)
+        temporary.chmod(mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

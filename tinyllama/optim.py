@@ -10,7 +10,7 @@ import torch
 from tinyllama.config import TrainConfig
 from tinyllama.ops import OPS
 
-_ON_HOST = "default"  # the provider that reads its step count on the host, as torch's does
+ON_HOST = ("default",)  # providers that read their step count on the host, as torch's does
 
 
 class AdamW(torch.optim.Optimizer):
@@ -36,7 +36,7 @@ class AdamW(torch.optim.Optimizer):
             "weight_decay": config.weight_decay,
         }
         self.parameters: list[torch.Tensor] = self.param_groups[0]["params"]
-        on_host = provider == _ON_HOST
+        on_host = provider in ON_HOST
         device = torch.device("cpu") if on_host else self.parameters[0].device
         self.exp_avg = [torch.zeros_like(p) for p in self.parameters]
         self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]

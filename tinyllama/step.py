@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -19,7 +20,7 @@ from tinyllama.config import ConfigError, TrainConfig
 from tinyllama.harness.clock import Timer
 from tinyllama.harness.device import cannot, synchronize
 from tinyllama.model import TinyLlama
-from tinyllama.optim import AdamW
+from tinyllama.optim import ON_HOST, AdamW
 from tinyllama.tiers import StepPlan
 
 PHASES = ("forward", "backward", "optimizer")
@@ -40,7 +41,9 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        yield
+        with warnings.catch_warnings():  # the compiler advises tf32 where IEEE was asked for
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -84,6 +87,8 @@ class TrainStep:
             reason = cannot(way, self.device)
             if way == "capture" and self.config.precision == "fp16":
                 reason = "the fp16 gradient scaler reads the device in every step"
+            if way == "capture" and self.model.tier.table["adamw"] in ON_HOST:
+                reason = "the optimizer of this tier counts its steps on the host"
             possible[way] = getattr(wanted, way) and reason is None
             if getattr(wanted, way) and reason:
                 if plan is not None:

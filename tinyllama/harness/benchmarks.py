@@ -17,7 +17,7 @@ import pytest
 
 from tinyllama.harness import results
 from tinyllama.harness.plugin import worker_device
-from tinyllama.harness.report import ladder
+from tinyllama.harness.report import ladder, ladder_rows
 
 SLOWER_THAN = 1.05  # ratio of medians, with quartiles apart: what a stored baseline can tell
 
@@ -101,7 +101,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    compare = getattr(config.option, "benchmark_compare", None) is not None
+    compare = bool(getattr(config.option, "benchmark_compare", None))
     if compare:
         config.option.benchmark_compare = None  # the verdict is ours, not pytest-benchmark's
         if getattr(config.option, "dist", "no") != "no":
@@ -146,7 +146,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     timings = config.stash[TIMINGS]
-    if timings.record.entries:
+    if ladder_rows(timings.record):
         terminalreporter.section("ladder")
         for line in ladder(timings.record):
             terminalreporter.line(line)

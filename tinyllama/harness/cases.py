@@ -86,9 +86,10 @@ class OpCase:
         reference left behind.
         """
         inputs = self.inputs(device, seed)
+        tried = provider or self.provider
         with poisoned_memory():
-            results = evaluate(self.op, (provider or self.provider).call, inputs)
-        return self.judge(results, inputs, slack=slack)
+            results = evaluate(self.op, tried.call, inputs)
+        return self.judge(results, inputs, slack=slack * tried.slack)
 
     def judge(
         self, results: dict[str, torch.Tensor], inputs: Inputs, *, slack: float = SLACK

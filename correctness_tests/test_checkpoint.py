@@ -1,0 +1,194 @@
+"""Saved runs: they go on as if they had never stopped, in any tier, and are never half there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from correctness_tests.faults import tier_with
+from correctness_tests.runs import CONFIG, MODEL, run
+from tinyllama import checkpoint
+from tinyllama.config import ConfigError
+from tinyllama.model import TinyLlama
+from tinyllama.ops import OPS
+from tinyllama.tiers import TIERS, StepPlan
+from tinyllama.train import train
+
+
+def saved(path: Path, steps: int, tier="v1", **settings) -> checkpoint.Checkpoint:
+    """The checkpoint of a run of so many steps."""
+    run(tier, num_steps=steps, save_to=path, **settings)
+    return checkpoint.load(path)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_resumed_run_continues_bit_for_bit(tmp_path, tier, precision):
+    whole = run(tier, num_steps=6, precision=precision, save_to=tmp_path / "whole")
+    first = saved(tmp_path / "half", 3, tier, precision=precision)
+    second = run(tier, num_steps=3, precision=precision, resume=first, save_to=tmp_path / "resumed")
+    assert second.start == 3
+    assert second.losses == whole.losses[3:]
+    expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "resumed")
+    assert expected.keys() == got.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, got[name]), name
+
+
+def test_the_fp16_gradient_scale_continues(tmp_path):
+    """A scale that started anew would overflow, and skip steps, once more."""
+    half = saved(tmp_path / "half", 3, precision="fp16")
+    assert half.scaler["_growth_tracker"] == 3
+    half.scaler["scale"] = 1024.0
+    run(num_steps=1, precision="fp16", resume=half, save_to=tmp_path / "resumed")
+    assert checkpoint.load(tmp_path / "resumed").scaler["scale"] == 1024.0
+
+
+def test_random_numbers_continue(tmp_path, device):
+    """Held by a tier that draws some: with dropout, another state is another curve."""
+    swiglu = OPS["swiglu"]["eager"]
+    with tier_with("swiglu", lambda *args: F.dropout(swiglu(*args), 0.5), "dropping") as tier:
+        whole = run(tier, num_steps=6, device=device).losses
+        assert run(tier, num_steps=6, device=device).losses == pytest.approx(whole, rel=1e-5)
+        half = saved(tmp_path / "half", 3, tier, device=device)
+        resumed = run(tier, num_steps=3, device=device, resume=half).losses
+    assert resumed == pytest.approx(whole[3:], rel=1e-5)
+
+
+def test_training_leaves_the_callers_random_state_alone(tmp_path):
+    before = torch.get_rng_state()
+    run(num_steps=1, resume=saved(tmp_path / "saved", 1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("reader", TIERS)
+@pytest.mark.parametrize("writer", TIERS)
+def test_any_tier_loads_any_tiers_checkpoint(tmp_path, writer, reader, device):
+    options = {"device": device, "plan": StepPlan()}
+    whole = run(writer, num_steps=6, **options)
+    half = saved(tmp_path / "saved", 3, writer, **options)
+    resumed = run(reader, num_steps=3, resume=half, **options)
+    assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-4)
+
+
+def test_the_file_is_plain_safetensors(tmp_path):
+    saved(tmp_path / "saved", 2)
+    model = TinyLlama(MODEL)
+    tensors = load_file(tmp_path / "saved")
+    parameters = {f"model.{name}": p.shape for name, p in model.named_parameters()}
+    assert parameters.items() <= {name: t.shape for name, t in tensors.items()}.items()
+    assert tensors["optimizer.steps"] == 2
+    with safe_open(tmp_path / "saved", "pt") as file:
+        described = json.loads(file.metadata()["tinyllama"])
+    assert described["steps"] == 2
+    assert described["model"]["hidden_dim"] == 32
+
+
+def test_the_file_is_as_readable_as_any_other(tmp_path):
+    saved(tmp_path / "saved", 1)
+    (tmp_path / "other").touch()
+    assert (tmp_path / "saved").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_an_interrupted_run_is_marked(tmp_path):
+    def stop(record) -> None:
+        raise KeyboardInterrupt
+
+    assert not saved(tmp_path / "whole", 1).interrupted
+    run(num_steps=6, save_to=tmp_path / "cut", on_step=stop)
+    cut = checkpoint.load(tmp_path / "cut")
+    assert cut.interrupted
+    assert cut.steps == 1
+    assert run(num_steps=5, resume=cut).losses == run(num_steps=6).losses[1:]
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "saved"
+    saved(path, 1)
+    before = path.read_bytes()
+
+    def break_off(tensors, part, metadata) -> None:
+        part.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", break_off)
+    with pytest.raises(OSError, match="No space left"):
+        run(num_steps=2, save_to=path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path):
+    path = tmp_path / "saved"
+    saved(path, 1)
+    before = path.read_bytes()
+    failing = replace(CONFIG, learning_rate=1e18)
+    assert train(MODEL, failing, device="cpu", save_to=path).status == "failed"
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_dim": 64}, "has hidden_dim 32, the model 64"),
+        ({"num_layers": 3}, "has num_layers 2, the model 3"),
+        ({"num_kv_heads": 1}, "has num_kv_heads 2, the model 1"),
+        ({"rope_theta": 5e5}, r"has rope_theta 10000.0, the model 500000.0"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path, change, message):
+    one = saved(tmp_path / "saved", 1)
+    with pytest.raises(ConfigError, match=message):
+        train(replace(MODEL, **change), CONFIG, device="cpu", resume=one)
+
+
+def make_missing(path: Path) -> None:
+    pass
+
+
+def make_text(path: Path) -> None:
+    path.write_text("not safetensors")
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_truncated(path: Path) -> None:
+    saved(path, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def make_foreign(path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, path)
+
+
+def make_newer(path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, path, {"tinyllama": json.dumps({"version": 99})})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_missing, "does not exist"),
+        (make_folder, "does not exist"),
+        (make_text, "is not a readable safetensors file"),
+        (make_truncated, "is not a readable safetensors file"),
+        (make_foreign, "is a safetensors file of another program"),
+        (make_newer, "has format 99, this program reads 1"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, make, message):
+    path = tmp_path / "file"
+    make(path)
+    with pytest.raises(ConfigError, match=message) as error:
+        checkpoint.load(path)
+    assert repr(str(path)) in str(error.value)

@@ -1,0 +1,7 @@
+"""``python -m tinyllama``."""
+
+import sys
+
+from tinyllama.cli import main
+
+sys.exit(main())
