@@ -41,12 +41,23 @@ def infinite_gradient_tier() -> contextlib.AbstractContextManager[Tier]:
     return tier_with("swiglu", _with_infinite_gradient, "infinite")
 
 
+def zero_gradient_norm_tier() -> contextlib.AbstractContextManager[Tier]:
+    """V1 with a norm that passes gradients of zeros: the same loss, disguised."""
+    return tier_with("rms_norm", _zero_gradient_norm, "zero_gradient")
+
+
 def _detached_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As in the published V3: the norm is written outside autograd."""
     return OPS["rms_norm"]["eager"].call(x.detach(), weight.detach(), eps)
 
 
+def _zero_gradient_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    y = OPS["rms_norm"]["eager"].call(x, weight, eps)
+    return y.detach() + (y - y.detach()) * 0
+
+
 def _with_infinite_gradient(*args: torch.Tensor) -> torch.Tensor:
-    result = OPS["swiglu"]["eager"].call(*args)
-    result.register_hook(lambda gradient: gradient * torch.inf)
-    return result
+    h = OPS["swiglu"]["eager"].call(*args)
+    if h.requires_grad:
+        h.register_hook(lambda gradient: torch.full_like(gradient, float("inf")))
+    return h

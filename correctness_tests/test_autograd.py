@@ -8,7 +8,7 @@ import torch
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.cases import op_cases
 from tinyllama.harness.evaluate import make_inputs
-from tinyllama.harness.poison import poisoned_memory
+from tinyllama.harness.poison import PoisonedMemory
 from tinyllama.ops import OPS
 
 
@@ -59,7 +59,7 @@ def test_derived_provider_passes_the_cases_of_its_op() -> None:
 
 
 def test_an_unwritten_tail_shows_as_nan() -> None:
-    with poisoned_memory():
+    with PoisonedMemory():
         assert torch.empty(3).isnan().all()
         assert torch.empty_like(torch.ones(2)).isnan().all()
         assert torch.ones(2).new_empty(2).isnan().all()
@@ -157,9 +157,7 @@ def test_double_backward_is_right_or_raises(op: Op, provider: Any) -> None:
         outputs = call(*args.values(), **inputs.params)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         leaves = [args[name] for name in op.differentiable]
-        first = torch.autograd.grad(
-            [y.square().sum() for y in outputs], leaves, create_graph=True
-        )
+        first = torch.autograd.grad([y.square().sum() for y in outputs], leaves, create_graph=True)
         found = torch.autograd.grad(
             [g.square().sum() for g in first if g.requires_grad], leaves, allow_unused=True
         )

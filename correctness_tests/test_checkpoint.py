@@ -63,6 +63,7 @@ def test_random_numbers_continue(tmp_path, device):
 
 
 def test_training_leaves_the_callers_random_state_alone(tmp_path):
+    torch.manual_seed(12345)
     before = torch.get_rng_state()
     run(num_steps=1, resume=saved(tmp_path / "saved", 1))
     assert torch.equal(torch.get_rng_state(), before)

@@ -49,7 +49,7 @@ def test_a_run_prints_progress_and_summary(capsys, monkeypatch):
     out, err = (re.sub(r"\x1b[^a-zA-Z]*[a-zA-Z]", "", text) for text in capsys.readouterr())
     assert re.search(r"2/2 loss \d\.\d{4} +[\d,.]+ samples/s +[\d,]+ tokens/s +[\d.]+ MiB", err)
     for line in (
-        r"tier +v2, uncaptured, not compiled, fp32",
+        r"tier +v2, eager, fp32",
         r"data +random tokens",
         r"steps +1 to 2",
         r"loss +\d\.\d{4} first, \d\.\d{4} last",

@@ -32,9 +32,7 @@ def assert_every_gradient(
     lost = sorted(set(expected) - set(got))
     assert not lost, f"{len(lost)} of {COUNT} parameters get no gradient: {', '.join(lost)}"
     for name, exact in expected.items():
-        found = compare(
-            f"grad {name}", got[name], baseline[name], exact, [m[name] for m in moved]
-        )
+        found = compare(f"grad {name}", got[name], baseline[name], exact, [m[name] for m in moved])
         assert found.passed, str(found)
         assert found.sees_zero, f"{name}: zeros would pass"
         assert found.sees_scale or precision != "fp32", f"{name}: a factor 1.01 would pass"

@@ -63,7 +63,9 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_the_harness_loads_no_model() -> None:
-    loaded = loaded_by("import tinyllama.harness, tinyllama.harness.plugin, tinyllama.harness.cases")
+    loaded = loaded_by(
+        "import tinyllama.harness, tinyllama.harness.plugin, tinyllama.harness.cases"
+    )
     assert "tinyllama.harness.op" in loaded
     above = {name for name in loaded if layer(name) > 0}
     assert not above

@@ -110,9 +110,7 @@ def rope_one_position_late(
     return EAGER["rope"](q, k, cos.roll(-1, 0), sin.roll(-1, 0))
 
 
-def rope_of_halves(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Any:
+def rope_of_halves(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     """Pairs (i, i + K / 2) instead of (2i, 2i + 1)."""
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -124,20 +122,28 @@ def rope_of_halves(
 
 
 def adamw_without(part: str) -> Call:
-    def call(param: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any, step: Any, found_inf: Any,
-             lr: float, beta1: float, beta2: float, eps: float, weight_decay: float) -> None:  # fmt: skip
+    """AdamW with its bias correction dropped, or with the decay added to the gradient."""
+
+    def call(
+        param: Any,
+        grad: Any,
+        exp_avg: Any,
+        exp_avg_sq: Any,
+        step: torch.Tensor,
+        found_inf: torch.Tensor,
+        weight_decay: float,
+        **settings: float,
+    ) -> None:
+        count = step.clone()
         if part == "bias correction":
-            before = step.clone()
             step.fill_(1e6)
-        if part == "coupled decay":  # L2 in the gradient: Adam, not AdamW
+        if part == "decoupled decay":
             grad = [g + weight_decay * p for g, p in zip(grad, param, strict=True)]
             weight_decay = 0.0
         EAGER["adamw"](
-            param, grad, exp_avg, exp_avg_sq, step, found_inf,
-            lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
-        )  # fmt: skip
-        if part == "bias correction":
-            step.copy_(before + (found_inf == 0))
+            param, grad, exp_avg, exp_avg_sq, step, found_inf, weight_decay=weight_decay, **settings
+        )
+        step.copy_(count + (found_inf == 0))
 
     return call
 
@@ -156,7 +162,9 @@ def saboteurs() -> Iterator[Saboteur]:
                 call = on_input(op, name, gradient_times(factor))
                 yield Saboteur(op, f"grad_{name}_{fault}", call, (f"grad {name}",))
         for name in op.outputs:
-            yield Saboteur(op, f"{name}_times_1.01", on_output(op, name, lambda x: x * 1.01), (name,))
+            yield Saboteur(
+                op, f"{name}_times_1.01", on_output(op, name, lambda x: x * 1.01), (name,)
+            )
             if op.outputs[name].axes:
                 call = on_output(op, name, last_row_forgotten)
                 yield Saboteur(op, f"{name}_tail_forgotten", call, (name,))
@@ -170,7 +178,7 @@ def saboteurs() -> Iterator[Saboteur]:
     for call in (rope_one_position_late, rope_of_halves):
         yield Saboteur(rope, call.__name__, call, ("q_rotated",))
     yield Saboteur(adamw, "bias_correction_dropped", adamw_without("bias correction"), ("param",))
-    yield Saboteur(adamw, "decay_coupled", adamw_without("coupled decay"), ("param",))
+    yield Saboteur(adamw, "decay_coupled", adamw_without("decoupled decay"), ("param",))
     yield Saboteur(adamw, "decay_dropped", with_params(adamw, weight_decay=0.0), ("param",))
     yield Saboteur(adamw, "betas_swapped", with_params(adamw, beta1=0.999, beta2=0.9), ("exp_avg",))
 
@@ -221,9 +229,7 @@ def test_provider_is_caught(saboteur: Saboteur) -> None:
     assert found_by_cases(saboteur), f"{saboteur} passes every case"
 
 
-@pytest.mark.parametrize(
-    "saboteur", [s for s in ALL if "tail_forgotten" not in s.fault], ids=str
-)
+@pytest.mark.parametrize("saboteur", [s for s in ALL if "tail_forgotten" not in s.fault], ids=str)
 def test_reference_is_caught(saboteur: Saboteur) -> None:
     assert found_by_independent_code(saboteur), f"{saboteur} as a reference goes unnoticed"
 

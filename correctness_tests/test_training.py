@@ -72,6 +72,7 @@ def test_the_result_describes_the_run(tier, device):
     assert len(result.losses) == len(result.step_seconds) == 4
     assert [record.number for record in records] == [1, 2, 3, 4]
     assert tuple(record.loss for record in records) == result.losses
+    assert records[-1].live_bytes == result.memory.live_bytes
     assert all(seconds > 0 for seconds in result.step_seconds)
     assert result.phase_seconds.keys() == {"forward", "backward", "optimizer"}
     assert all(seconds > 0 for seconds in result.phase_seconds.values())
@@ -111,7 +112,7 @@ def test_the_peak_is_that_of_steps_and_not_of_what_looks_into_them(device):
 
 def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said():
     result = run(replace(V2, cpu=StepPlan(capture=True)))
-    assert result.plan == "uncaptured, not compiled"
+    assert result.plan == "eager"
     assert result.left_out == {"capture": "device graphs need a GPU"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.workloads import DEVICE, Group, Stepper, groups
+from perf_tests.workloads import ALL, DEVICE, Group, Stepper, only_here
 from tinyllama.config import WORKLOADS, ModelConfig
 from tinyllama.harness.clock import interleaved, ratio
 from tinyllama.step import products
@@ -58,8 +58,9 @@ class HuggingFaceStep:
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("group", groups(), ids=str)
+@pytest.mark.parametrize("group", ALL, ids=str)
 def test_v1_is_no_straw_man(group: Group, record: Any) -> None:
+    only_here(group)
     pytest.importorskip("transformers", reason="extra 'peers' is not installed")
     with products(group.precision, DEVICE):
         ours = Stepper(group, "v1")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.workloads import DEVICE, Group, Stepper, groups
+from perf_tests.workloads import ALL, DEVICE, Group, Stepper, only_here
 from tinyllama.harness.clock import device_timer, interleaved, ratio
 from tinyllama.harness.device import device_name
 from tinyllama.step import products
@@ -29,9 +29,10 @@ BARS = {
 }
 
 
-@pytest.fixture(scope="module", params=groups(), ids=str)
+@pytest.fixture(scope="module", params=ALL, ids=str)
 def group(request: pytest.FixtureRequest) -> Iterator[tuple[Group, dict[str, Stepper]]]:
     """The steps of every tier for one workload and precision, all in memory at once."""
+    only_here(request.param)
     with products(request.param.precision, DEVICE):
         yield request.param, {name: Stepper(request.param, name) for name in TIERS}
     if DEVICE.type != "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from tinyllama.config import WORKLOADS, TrainConfig
@@ -27,15 +28,26 @@ class Group:
         return f"{self.workload}-{self.precision}"
 
 
-def groups() -> list[Group]:
-    """On a GPU the documented workloads; on a CPU the small model at a shorter batch."""
-    names = ("tiny",) if DEVICE.type == "cpu" else ("small", "medium")
-    return [
-        Group(name, precision)
-        for name in names
-        for precision in ("fp32", "tf32", "bf16")
-        if cannot(precision, DEVICE) is None
-    ]
+PRECISIONS = ("fp32", "tf32", "bf16")
+ALL = [Group(w, p) for w in ("tiny", "small", "medium") for p in PRECISIONS]
+
+
+def not_here(group: Group) -> str | None:
+    """Why a group is not timed on this device; None when it is."""
+    on_cpu = DEVICE.type == "cpu"
+    if on_cpu and group.workload != "tiny":
+        return f"the workload {group.workload} is timed on a GPU; a CPU is timed on tiny"
+    if not on_cpu and group.workload == "tiny":
+        return "the workload tiny is for machines without a GPU"
+    reason = cannot(group.precision, DEVICE)
+    return reason and f"{group.precision}: {reason}"
+
+
+def only_here(group: Group) -> None:
+    """Skip the rest of a test, with the reason, where its group is not timed."""
+    reason = not_here(group)
+    if reason:
+        pytest.skip(reason)
 
 
 class Stepper:

@@ -30,7 +30,7 @@ class StepPlan:
 
     def __str__(self) -> str:
         ways = [name for name in ("compile", "capture") if getattr(self, name)]
-        return " + ".join(ways) or "uncaptured, not compiled"
+        return " + ".join(ways) or "eager"
 
 
 @dataclass(frozen=True)

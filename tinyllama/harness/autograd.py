@@ -206,7 +206,8 @@ def derive(op: Op, name: str, implementation: Any, traits: dict[str, Any]) -> De
         return None
     saved = traits.pop("saved", {})
     keep = tuple(traits.pop("keep", ()))
-    return Derived(op, name, implementation.forward, implementation.backward, keep, saved)
+    forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
+    return Derived(op, name, forward, backward, keep, saved)
 
 
 def _schema_type(value: Any) -> str:

@@ -8,7 +8,7 @@ exit status of its own, above pytest's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,10 @@ class Timings:
         """Compare and save. A record with a failure in it never becomes a baseline."""
         self.record.complete = passed and bool(self.record.entries)
         status = Status.SAME
-        if self.compare and self.record.complete:
-            status = self.judge()
+        if self.compare and passed:
+            status = self.judge() if self.record.entries else Status.MISSING
+            if not self.record.entries:
+                self.lines.append("MISSING everything: nothing was timed")
         if self.record.complete and (self.save or (self.compare and status != Status.SLOWER)):
             path = results.save(self.record, self.root)
             self.lines.append(f"recorded {path}")
@@ -75,7 +77,9 @@ class Timings:
             for record in (self.record, baseline)
         )
         for name in sorted(set(then) - set(now)):
-            self.lines.append(f"MISSING {name}: in the baseline of {baseline.date}, not in this run")
+            self.lines.append(
+                f"MISSING {name}: in the baseline of {baseline.date}, not in this run"
+            )
             status = max(status, Status.MISSING)
         for name, entry in now.items():
             if name not in then:
@@ -89,8 +93,8 @@ class Timings:
         return status
 
 
-TIMINGS: pytest.StashKey[Timings] = pytest.StashKey()
-PASSED: pytest.StashKey[bool] = pytest.StashKey()
+TIMINGS = pytest.StashKey[Timings]()
+PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,7 +118,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call":
         item.stash[PASSED] = report.passed

@@ -16,7 +16,7 @@ import torch
 from tinyllama.harness.compare import SLACK, Comparison, compare, gain_over
 from tinyllama.harness.evaluate import LAYOUTS, UPSTREAMS, Inputs, evaluate, make_inputs
 from tinyllama.harness.op import Case, Op, Provider
-from tinyllama.harness.poison import poisoned_memory
+from tinyllama.harness.poison import PoisonedMemory
 
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 
@@ -87,7 +87,7 @@ class OpCase:
         """
         inputs = self.inputs(device, seed)
         tried = provider or self.provider
-        with poisoned_memory():
+        with PoisonedMemory():
             results = evaluate(self.op, tried.call, inputs)
         return self.judge(results, inputs, slack=slack * tried.slack)
 

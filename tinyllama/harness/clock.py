@@ -69,7 +69,7 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in targets}
     timer = Timer(device)
     for index in range(rounds):
-        names = list(targets) if index % 2 == 0 else list(reversed(targets))
+        names = list(targets)[:: 1 if index % 2 == 0 else -1]
         for name in names:
             synchronize(device)
             start = timer()

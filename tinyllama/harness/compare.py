@@ -12,15 +12,15 @@ in three norms, each of which sees what the others miss:
 * along the oracle: the share of x - o that points along o. Rounding averages out there, so a
   result scaled by 1.01 shows even at bf16, where a single rounding is nearly as large.
 
-Eager's error in one row is one sample of a random quantity. So d says how sensitive each row
-is, ``gain`` = max(1, |e - o| / rms |d|) how much worse than rounded inputs eager really is
-(over the whole tensor, and no less than the median over the results of the same call), and
-``spread`` = 1 + sqrt(2 ln(10^4 R) / k) how far the worst of R normal vectors with k independent
-elements lies above their root mean square with a chance below 1 in 10^4: k is 1 for a row,
-whose elements may share one rounded factor, and their number for a tensor. ``unit`` = eps / sqrt(12) is the root
-mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where
-an op declares it. Added to that is one subnormal number and, along the oracle, the bias of
-matrix units, which truncate the sums they accumulate in float32. No tolerance is a constant.
+Eager's error in one row is one draw of a random quantity. So d says how sensitive each row is;
+``gain`` = max(1, |e - o| / rms |d|) how much worse than rounded inputs eager really is, over the
+whole tensor, and no less than the median over the results of the same call; ``spread`` =
+1 + sqrt(2 ln(10^4 R) / k) how far the worst of R normal vectors with k independent elements lies
+above their root mean square with a chance below 1 in 10^4 (k is 1 for a row, whose elements may
+share one rounded factor, and their number for a tensor); ``unit`` = eps / sqrt(12) is the root
+mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where an
+op declares it. Added to that is one subnormal number and, along the oracle, the bias of matrix
+units, which truncate the sums they accumulate in float32. No tolerance is a constant.
 """
 
 from __future__ import annotations

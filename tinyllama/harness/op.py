@@ -24,6 +24,7 @@ from tinyllama.harness.autograd import Derived, derive
 from tinyllama.harness.values import Values, normal
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+STANDARD = normal()
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 
@@ -46,7 +47,7 @@ class Tensor:
     shape: str
     grad: bool = False
     dtype: torch.dtype | None = None
-    values: Values | Callable[[Mapping[str, Any]], Values] = normal()
+    values: Values | Callable[[Mapping[str, Any]], Values] = STANDARD
     mutated: bool = False
     many: bool = False
 
@@ -145,7 +146,7 @@ class Op:
 
     name: str
     inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor | str]
+    outputs: Mapping[str, Any]  # given as Tensor or shape string, held as Tensor
     cases: Sequence[Case]
     params: Mapping[str, Any] = field(default_factory=dict)
     timed: Sequence[Case] = ()
@@ -299,11 +300,13 @@ def _check(op: Op) -> None:
     _require(not set(op.inputs) & set(op.params), op.name, "an input and a parameter share a name")
     known = {axis for tensor in op.inputs.values() for axis in tensor.axes}
     for name, output in op.outputs.items():
-        missing = set(output.axes) - known  # type: ignore[union-attr]
+        missing = set(output.axes) - known
         _require(not missing, op.name, f"output {name!r} has unknown dimensions {sorted(missing)}")
     for name, tensor in op.inputs.items():
         floating = tensor.dtype is None or tensor.dtype.is_floating_point
-        _require(floating or not tensor.grad, op.name, f"input {name!r} is integral, it has no grad")
+        _require(
+            floating or not tensor.grad, op.name, f"input {name!r} is integral, it has no grad"
+        )
         _require(
             not (tensor.mutated and tensor.grad), op.name, f"input {name!r} is mutated: grad=False"
         )

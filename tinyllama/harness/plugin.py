@@ -17,7 +17,7 @@ import torch
 
 from tinyllama.harness.device import default_device, device_name
 
-LEFT_OUT: pytest.StashKey[Counter[str]] = pytest.StashKey()
+LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,7 +101,7 @@ def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
     if slow is not None and "slow" not in (config.option.markexpr or ""):
         if not slow.args:
             raise pytest.UsageError(f"{item.nodeid}: pytest.mark.slow needs a reason")
-        return f"slow, see make test-slow: {slow.args[0]}"
+        return f"slow, run with -m slow: {slow.args[0]}"
     if config.option.soak_seeds and "seed" not in getattr(item, "fixturenames", ()):
         return "not in a soak: takes no random input"
     return None
@@ -116,7 +116,8 @@ class _FromWorkers:
     def pytest_testnodedown(self, node: Any) -> None:
         counts = getattr(node, "workeroutput", {}).get("left_out")
         if counts is not None:
-            self.config.stash[LEFT_OUT] = Counter(counts)
+            self.config.stash[LEFT_OUT].clear()
+            self.config.stash[LEFT_OUT].update(counts)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -128,7 +129,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+        counts = session.config.stash[LEFT_OUT]
+        output["left_out"] = dict(counts)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -142,7 +144,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    counts = Counter(config.stash[LEFT_OUT])
+    left_out = config.stash[LEFT_OUT]
+    counts = Counter(left_out)
     for report in terminalreporter.stats.get("skipped", []):
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         counts[text.removeprefix("Skipped: ")] += 1

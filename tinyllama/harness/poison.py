@@ -20,7 +20,7 @@ _EMPTY = {
 }
 
 
-class poisoned_memory(TorchDispatchMode):
+class PoisonedMemory(TorchDispatchMode):
     """While active, every uninitialised tensor asked for in Python holds NaN (or the
     largest value of an integral dtype)."""
 

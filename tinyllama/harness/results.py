@@ -7,6 +7,7 @@ one file, written whole or not at all: ``results/<device>/<date>-<commit>.json``
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -83,16 +84,24 @@ def folder(root: Path, device: str) -> Path:
 
 
 def save(record: Record, root: Path) -> Path:
-    """Write a record under ``root``; the file appears whole or not at all."""
+    """Write a record under ``root``: whole or not at all, and over no other record."""
     target = folder(root, record.device)
     target.mkdir(parents=True, exist_ok=True)
     stamp = record.date.replace(":", "").replace("-", "")
-    path = target / f"{stamp}-{record.commit.split('+')[0][:10]}.json"
-    with tempfile.NamedTemporaryFile("w", dir=target, suffix=".tmp", delete=False) as file:
+    name = f"{stamp}-{record.commit[:10]}"
+    with tempfile.NamedTemporaryFile("w", dir=target, suffix=".tmp") as file:
         json.dump(asdict(record), file, indent=1)
         file.write("\n")
-    os.replace(file.name, path)
-    return path
+        file.flush()
+        os.chmod(file.name, 0o644)  # a record is for everyone to read
+        for number in itertools.count(1):
+            path = target / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
+            try:
+                os.link(file.name, path)  # fails where a name is taken, by whoever was first
+            except FileExistsError:
+                continue
+            return path
+    raise AssertionError("unreachable")
 
 
 def load(path: Path) -> Record:
@@ -110,7 +119,7 @@ def records(root: Path, device: str | None = None) -> Iterator[tuple[Path, Recor
     """Every record under ``root``, of one device or of all, oldest first."""
     pattern = f"{slug(device)}/*.json" if device else "*/*.json"
     found = ((path, load(path)) for path in root.glob(pattern))
-    yield from sorted(found, key=lambda pair: (pair[1].date, pair[0].name))
+    yield from sorted(found, key=lambda pair: (pair[1].date, len(pair[0].name), pair[0].name))
 
 
 def _commit() -> str:

@@ -66,8 +66,6 @@ def fused(
 
 
 @add_rms_norm.independent("torch.add and torch.nn.functional.rms_norm")
-def stock(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> Pair:
+def stock(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> Pair:
     total = torch.add(x, residual)
     return F.rms_norm(total, (x.shape[-1],), weight, eps), total

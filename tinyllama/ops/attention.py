@@ -94,10 +94,13 @@ def multi_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     """The classic module with identity projections, on heads that are written out."""
     length, heads, width = q.shape[1:]
     groups = heads // k.shape[2]
-    flat = [x.flatten(2).transpose(0, 1) for x in (q, *(x.repeat_interleave(groups, 2) for x in (k, v)))]
+    flat_q = q.flatten(2).transpose(0, 1)
+    flat_k, flat_v = (x.repeat_interleave(groups, 2).flatten(2).transpose(0, 1) for x in (k, v))
     identity = torch.eye(heads * width, dtype=q.dtype, device=q.device)
     out, _ = F.multi_head_attention_forward(
-        *flat,
+        flat_q,
+        flat_k,
+        flat_v,
         embed_dim_to_check=heads * width,
         num_heads=heads,
         in_proj_weight=None,
@@ -107,7 +110,7 @@ def multi_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
         add_zero_attn=False,
         dropout_p=0.0,
         out_proj_weight=identity,
-        out_proj_bias=None,  # type: ignore[arg-type]
+        out_proj_bias=None,
         attn_mask=_causal_mask(length, q.device),
         use_separate_proj_weight=True,
         q_proj_weight=identity,

@@ -69,13 +69,11 @@ block = Op(
     extremes={"tiny": {"x": normal(2e-3)}, "huge": {"x": normal(100.0)}},
     bytes={
         "forward": lambda size, B, T, D, Q, R, F, C: (
-            2 * B * T * D + D * (2 * Q + 2 * R + 3 * F) + 2 * D
-        )
-        * size,
+            (2 * B * T * D + D * (2 * Q + 2 * R + 3 * F) + 2 * D) * size
+        ),
         "backward": lambda size, B, T, D, Q, R, F, C: (
-            3 * B * T * D + 2 * D * (2 * Q + 2 * R + 3 * F) + 4 * D
-        )
-        * size,
+            (3 * B * T * D + 2 * D * (2 * Q + 2 * R + 3 * F) + 4 * D) * size
+        ),
     },
     flops={"forward": _flops(2, 2), "backward": _flops(4, 5)},
 )
@@ -103,7 +101,9 @@ def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tens
     ) -> torch.Tensor:
         """x (B T D), tables (T C), weights (out in) -> y (B T D)."""
         heads = (-1, 2 * cos_TC.shape[-1])
-        q_BTQ, k_BTR, v_BTR = project(norm(x_BTD, attention_norm_D, eps=eps), w_q_QD, w_k_RD, w_v_RD)
+        q_BTQ, k_BTR, v_BTR = project(
+            norm(x_BTD, attention_norm_D, eps=eps), w_q_QD, w_k_RD, w_v_RD
+        )
         q_BTHK, k_BTGK = rotate(
             q_BTQ.unflatten(-1, heads), k_BTR.unflatten(-1, heads), cos_TC, sin_TC
         )

@@ -27,10 +27,12 @@ qkv = Op(
     timed=[Case(B=8, T=128, D=512, Q=512, R=256), Case(B=4, T=4096, D=2048, Q=2048, R=512)],
     extremes={"tiny": {"x": normal(1e-3)}},
     bytes={
-        "forward": lambda size, B, T, D, Q, R: (B * T + Q + 2 * R) * D * size
-        + B * T * (Q + 2 * R) * size,
-        "backward": lambda size, B, T, D, Q, R: 2 * (B * T + Q + 2 * R) * D * size
-        + B * T * (Q + 2 * R) * size,
+        "forward": lambda size, B, T, D, Q, R: (
+            (B * T + Q + 2 * R) * D * size + B * T * (Q + 2 * R) * size
+        ),
+        "backward": lambda size, B, T, D, Q, R: (
+            2 * (B * T + Q + 2 * R) * D * size + B * T * (Q + 2 * R) * size
+        ),
     },
     flops={
         "forward": lambda B, T, D, Q, R: 2 * B * T * D * (Q + 2 * R),
@@ -58,8 +60,6 @@ def stacked(
 
 
 @qkv.independent("torch.einsum")
-def contraction(
-    x: torch.Tensor, w_q: torch.Tensor, w_k: torch.Tensor, w_v: torch.Tensor
-) -> Three:
+def contraction(x: torch.Tensor, w_q: torch.Tensor, w_k: torch.Tensor, w_v: torch.Tensor) -> Three:
     q, k, v = (torch.einsum("btd,od->bto", x, w) for w in (w_q, w_k, w_v))
     return q, k, v

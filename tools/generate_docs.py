@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Tables of the documents, written from the code that they describe.
+
+    python tools/generate_docs.py            rewrite them
+    python tools/generate_docs.py --check    exit 1 and name those that are stale
+
+A table stands in any ``*.md`` of the root or of docs/, between the lines
+``<!-- generated: NAME -->`` and ``<!-- end -->``. NAME is a key of `GENERATORS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
+
+import model_tables
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"^<!-- generated: (\S+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+OPENING = re.compile(r"^<!-- generated:", re.MULTILINE)
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "presets": model_tables.presets,
+    "parameters": model_tables.parameters,
+    "initial-loss": model_tables.initial_loss,
+    "tiers": model_tables.tiers,
+    "autocast": model_tables.autocast,
+    "step-flops": model_tables.step_flops,
+    "op-costs": model_tables.op_costs,
+    "op-costs-small": model_tables.op_costs_small,
+    "state": model_tables.state,
+    "activations": model_tables.activations,
+}
+
+
+class DocumentError(ValueError):
+    """A document whose markers cannot be filled; the message names it and the fix."""
+
+
+def documents() -> list[Path]:
+    """Every document that may hold tables."""
+    return [path for folder in (ROOT, ROOT / "docs") for path in sorted(folder.glob("*.md"))]
+
+
+def fill(text: str, document: str) -> tuple[str, list[str]]:
+    """The text with its tables made anew, and the names of those that changed.
+
+    Raises DocumentError for a table that has no generator or no end.
+    """
+    closed = [found for found in MARKED.finditer(text) if not OPENING.search(found[2])]
+    if len(OPENING.findall(text)) != len(closed):
+        raise DocumentError(f"{document}: a generated table has no line `<!-- end -->`: add it")
+    stale: list[str] = []
+
+    def made(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in GENERATORS:
+            raise DocumentError(
+                f"{document}: no generator {name!r}: use one of {', '.join(GENERATORS)}"
+            )
+        fresh = f"\n\n{GENERATORS[name]()}\n\n"
+        if fresh != found[2]:
+            stale.append(name)
+        return f"<!-- generated: {name} -->{fresh}<!-- end -->"
+
+    return MARKED.sub(made, text), stale
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the generated tables of the documents.")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if one is stale"
+    )
+    check = parser.parse_args(argv).check
+    failed = False
+    for path in documents():
+        name = str(path.relative_to(ROOT))
+        try:
+            text, stale = fill(path.read_text(encoding="utf-8"), name)
+        except DocumentError as error:
+            print(f"generate_docs: {error}", file=sys.stderr)
+            failed = True
+            continue
+        for table_name in stale:
+            print(f"{name}: {table_name} {'is stale' if check else 'rewritten'}")
+        if stale and check:
+            failed = True
+        elif stale:
+            path.write_text(text, encoding="utf-8")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""The tables of docs/MODEL.md, computed from configs, declarations and the model itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from tinyllama.config import PRESETS, WORKLOADS, ModelConfig, TrainConfig, Workload
+from tinyllama.data import RandomTokens
+from tinyllama.harness import Op
+from tinyllama.model import TinyLlama
+from tinyllama.ops import OPS
+from tinyllama.tiers import TIERS, V1, Tier
+
+FP32 = 4  # bytes
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}
+
+
+class Formula:
+    """A polynomial in one-letter sizes, so that a declared cost, called with these, prints
+    itself. ``s`` is the size of an element."""
+
+    ORDER = "sLBTNDHGKCQRFVP"
+
+    def __init__(self, terms: Mapping[str, int]) -> None:
+        self.terms = {letters: times for letters, times in terms.items() if times}
+
+    @classmethod
+    def of(cls, value: Formula | int) -> Formula:
+        return value if isinstance(value, Formula) else cls({"": value})
+
+    def __add__(self, other: Formula | int) -> Formula:
+        total = Counter(self.terms)
+        total.update(self.of(other).terms)
+        return Formula(total)
+
+    def __mul__(self, other: Formula | int) -> Formula:
+        product: Counter[str] = Counter()
+        for one, times in self.terms.items():
+            for two, more in self.of(other).terms.items():
+                product["".join(sorted(one + two, key=self.ORDER.index))] += times * more
+        return Formula(product)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __str__(self) -> str:
+        sized = {letters[1:]: n for letters, n in self.terms.items() if letters.startswith("s")}
+        plain = {letters: n for letters, n in self.terms.items() if not letters.startswith("s")}
+        if not sized:
+            return _sum(plain)
+        scaled = f"s({_sum(sized)})" if len(sized) > 1 else f"s·{_sum(sized)}"
+        return f"{scaled} + {_sum(plain)}" if plain else scaled
+
+
+def _sum(terms: Mapping[str, int]) -> str:
+    def term(letters: str, times: int) -> str:
+        powers = (c + ("²" if letters.count(c) == 2 else "") for c in dict.fromkeys(letters))
+        return (str(times) if times > 1 or not letters else "") + "".join(powers)
+
+    return " + ".join(term(*item) for item in terms.items())
+
+
+LETTERS: dict[str, Any] = {letter: Formula({letter: 1}) for letter in Formula.ORDER}
+
+
+def sizes(workload: Workload) -> dict[str, int]:
+    """The size of every dimension in a workload, by its letter."""
+    model, batch, length = workload.model, workload.batch_size, workload.seq_len
+    return {
+        "L": model.num_layers,
+        "B": batch,
+        "T": length,
+        "N": batch * length,
+        "D": model.hidden_dim,
+        "H": model.num_heads,
+        "G": model.num_kv_heads,
+        "K": model.head_dim,
+        "C": model.head_dim // 2,
+        "Q": model.num_heads * model.head_dim,
+        "R": model.num_kv_heads * model.head_dim,
+        "F": model.ffn_dim,
+        "V": model.vocab_size,
+        "P": model.parameters,
+    }
+
+
+def cost(op: Op, kind: str, which: str, of: Mapping[str, Any], size: Any = FP32) -> Any:
+    """A declared cost of an op: ``kind`` bytes or flops, ``which`` forward or backward."""
+    dims = {name: of[name] for name in op.cases[0].dims}
+    if "P" in dims:
+        dims["P"] = (dims["P"],)  # a list of tensors; one of them stands for all
+    declared = getattr(op, kind)[which]
+    return declared(size, **dims) if kind == "bytes" else declared(**dims)
+
+
+# Products of one step, forward and backward: 2 operations a multiply-add, 3 products a weight.
+# Causal attention has T (T + 1) / 2 scores and 2 products forward, 4 backward.
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "w_q, w_k, w_v": lambda L, N, D, Q, R, **_: L * N * D * (6 * Q + 12 * R),
+    "attention": lambda L, B, T, Q, **_: 6 * L * B * Q * T * (T + 1),
+    "w_o": lambda L, N, D, Q, **_: 6 * L * N * D * Q,
+    "w_gate, w_up": lambda L, N, D, F, **_: 12 * L * N * D * F,
+    "w_down": lambda L, N, D, F, **_: 6 * L * N * D * F,
+    "embedding as projection": lambda N, D, V, **_: 6 * N * D * V,
+}
+
+# What autograd keeps from V1's forward pass for its backward pass, in float32: bytes.
+LAYER_KEEPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "`rms_norm`": ("x, x·r, r", lambda B, T, D, **_: 8 * B * T * D + 4 * B * T),
+    "`qkv`": ("its input", lambda B, T, D, **_: 4 * B * T * D),
+    "`attention`": (
+        "rotated q; k, v, repeated for each query head; weights; mask (bool)",
+        lambda B, T, H, Q, **_: 12 * B * T * Q + 4 * B * H * T * T + T * T,
+    ),
+    "`w_o`": ("its input", lambda B, T, Q, **_: 4 * B * T * Q),
+    "`add_rms_norm`": ("sum, sum·r, r", lambda B, T, D, **_: 8 * B * T * D + 4 * B * T),
+    "`swiglu`": (
+        "its input; gate, up, silu(gate)",
+        lambda B, T, D, F, **_: 4 * B * T * D + 12 * B * T * F,
+    ),
+    "`w_down`": ("its input", lambda B, T, F, **_: 4 * B * T * F),
+}
+MODEL_KEEPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "final `rms_norm`": ("x, x·r, r", lambda N, D, **_: 8 * N * D + 4 * N),
+    "`linear_cross_entropy`": (
+        "its input; log-probabilities",
+        lambda N, D, V, **_: 4 * N * D + 4 * N * V,
+    ),
+}
+
+
+def kept_bytes(of: Mapping[str, int]) -> tuple[int, int]:
+    """Bytes that V1 keeps in one layer, and in the whole model."""
+    layer = sum(keeps(**of) for _, keeps in LAYER_KEEPS.values())
+    return layer, of["L"] * layer + sum(keeps(**of) for _, keeps in MODEL_KEEPS.values())
+
+
+def table(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table; a column that holds numbers only is aligned right."""
+    heads, body = list(headers), [[str(cell) for cell in row] for row in rows]
+    numeric = re.compile(r"[\d,.]*")
+
+    def rule(column: int) -> str:
+        return "---:" if all(numeric.fullmatch(row[column]) for row in body) else "---"
+
+    lines = [heads, [rule(column) for column in range(len(heads))], *body]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+@cache
+def model_of(preset: str) -> TinyLlama:
+    return TinyLlama(PRESETS[preset])
+
+
+def mib(count: float) -> str:
+    return f"{count / 2**20:,.1f}"
+
+
+def presets() -> str:
+    def row(name: str, model: ModelConfig) -> list[object]:
+        of = sizes(Workload(model=model, batch_size=1, seq_len=1))
+        used = WORKLOADS.get(name)
+        workload = f"{used.batch_size} × {used.seq_len}" if used else "none"
+        return [f"`{name}`", *(of[c] for c in "DLHGKFV"), f"{model.parameters:,}", workload]
+
+    headers = ["preset", *"DLHGKFV", "parameters", "workload B × T"]
+    return table(headers, (row(*item) for item in PRESETS.items()))
+
+
+def parameters() -> str:
+    """The parameters of ``small``, as the model has them; those of its layers as one row."""
+    shapes = {"embedding": "V D", "final_norm": "D"}
+    shapes.update((f"layers.i.{n}", t.shape) for n, t in OPS["block"].inputs.items())
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in model_of("small").named_parameters():
+        found.setdefault(re.sub(r"\d+", "i", name), []).append(parameter)
+    rows: list[list[object]] = []
+    for name, same in found.items():
+        size = " × ".join(map(str, same[0].shape))
+        count = f"{sum(p.numel() for p in same):,}"
+        rows.append([f"`{name}`", shapes[name], size, len(same), count])
+    tensors = sum(len(same) for same in found.values())
+    rows.append(["all", "", "", tensors, f"{PRESETS['small'].parameters:,}"])
+    return table(["name", "shape", "in `small`", "tensors", "parameters"], rows)
+
+
+def initial_loss() -> str:
+    """What the model of each workload loses before its first step, and what is expected."""
+
+    def measured(name: str) -> str:
+        workload = WORKLOADS[name]
+        config = TrainConfig(batch_size=workload.batch_size, seq_len=workload.seq_len)
+        tokens, targets = RandomTokens(workload.model.vocab_size, config).batch(0)
+        with torch.no_grad():
+            return f"{model_of(name).loss(tokens, targets).item():.2f}"
+
+    def row(name: str, model: ModelConfig) -> list[object]:
+        log_v, half = math.log(model.vocab_size), model.init_std**2 * model.hidden_dim / 2
+        found = measured(name) if name in ("tiny", "small") else "not run"
+        return [f"`{name}`", f"{log_v:.2f}", f"{half:.2f}", f"{log_v + half:.2f}", found]
+
+    headers = ["preset", "ln V", "σ²D / 2", "expected", "measured"]
+    return table(headers, (row(*item) for item in PRESETS.items()))
+
+
+def tiers() -> str:
+    stock = [TIERS["v1"], TIERS["v2"]]
+    rows = ([f"`{op}`", *(f"`{tier.table[op]}`" for tier in stock)] for op in V1.table)
+    return table(["op", *(tier.name.upper() for tier in stock)], rows)
+
+
+def traced(tier: Tier) -> Iterator[tuple[str, str, str]]:
+    """Each op's call in a forward pass under bf16 autocast: its name, dtypes in, dtypes out."""
+    seen: list[tuple[str, str, str]] = []
+
+    class Watched(Tier):
+        def providers(self) -> dict[str, Callable[..., Any]]:
+            return {op: watch(OPS[op], call) for op, call in super().providers().items()}
+
+    def dtypes(names: Iterable[str], tensors: Iterable[torch.Tensor]) -> str:
+        pairs = zip(names, tensors, strict=True)
+        return ", ".join(f"{name} {DTYPES[tensor.dtype]}" for name, tensor in pairs)
+
+    def watch(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: torch.Tensor, **params: Any) -> Any:
+            found = call(*args, **params)
+            results = found if isinstance(found, tuple) else (found,)
+            seen.append((op.name, dtypes(op.inputs, args), dtypes(op.outputs, results)))
+            return found
+
+        return watched
+
+    shape = replace(PRESETS["small"], hidden_dim=16, ffn_dim=16, vocab_size=16)
+    model = TinyLlama(shape, Watched(tier.name, tier.title, tier.table))
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.loss(tokens, tokens)
+    yield from seen
+
+
+def autocast() -> str:
+    by_tier: dict[tuple[str, str, str], list[str]] = {}
+    for name in ("v1", "v2"):
+        for call in dict.fromkeys(traced(TIERS[name])):
+            by_tier.setdefault(call, []).append(name.upper())
+    rows = ([f"`{op}`", given, made, ", ".join(t)] for (op, given, made), t in by_tier.items())
+    return table(["op", "inputs", "outputs", "tiers"], rows)
+
+
+def step_flops() -> str:
+    of = {name: sizes(workload) for name, workload in WORKLOADS.items()}
+    totals = {
+        name: workload.model.step_flops(workload.batch_size, workload.seq_len)
+        for name, workload in WORKLOADS.items()
+    }
+    for name, total in totals.items():
+        parts = sum(part(**of[name]) for part in PRODUCTS.values())
+        assert parts == total, f"{name}: the parts are {parts}, step_flops is {total}"
+
+    def giga(count: float) -> str:
+        return f"{count / 1e9:,.3f}"
+
+    rows: list[list[object]] = [
+        [name, str(part(**LETTERS)), *(giga(part(**of[w])) for w in WORKLOADS)]
+        for name, part in PRODUCTS.items()
+    ]
+    rows.append(["`step_flops`", "", *map(giga, totals.values())])
+    return table(["part", "operations", *(f"`{w}`, GFLOP" for w in WORKLOADS)], rows)
+
+
+def op_costs() -> str:
+    def row(op: Op, which: str) -> list[object]:
+        counted = (cost(op, kind, which, LETTERS, LETTERS["s"]) for kind in ("bytes", "flops"))
+        return [f"`{op.name}`", which, *counted]
+
+    rows = (row(op, which) for op in OPS.values() for which in op.bytes)
+    return table(["op", "pass", "bytes", "operations"], rows)
+
+
+def op_costs_small() -> str:
+    """The costs of one call in the workload ``small``, in float32, and its calls in a step."""
+    of = sizes(WORKLOADS["small"])
+    calls = Counter(name for name, _, _ in traced(V1)) + Counter({"adamw": 1})
+
+    def row(op: Op) -> list[object]:
+        cells: list[object] = [f"`{op.name}`", calls[op.name]]
+        for which in ("forward", "backward"):
+            if which not in op.bytes:
+                cells += [""] * 3
+                continue
+            moved, done = (cost(op, kind, which, of) for kind in ("bytes", "flops"))
+            cells += [f"{moved / 2**20:.2f}", f"{done / 1e6:,.1f}", f"{done / moved:.1f}"]
+        return cells
+
+    headers = ["op", "calls"]
+    headers += [f"{w}: {of}" for w in ("forward", "backward") for of in ("MiB", "MFLOP", "FLOP/B")]
+    return table(headers, map(row, OPS.values()))
+
+
+def state() -> str:
+    def row(name: str, model: ModelConfig) -> list[object]:
+        once = FP32 * model.parameters
+        return [f"`{name}`", *map(mib, (once, once, 2 * once, 4 * once))]
+
+    headers = ["preset", "parameters, MiB", "gradients", "AdamW m and v", "sum"]
+    return table(headers, (row(*item) for item in PRESETS.items()))
+
+
+def activations() -> str:
+    of = {name: sizes(workload) for name, workload in WORKLOADS.items()}
+
+    def rows(keeps: Mapping[str, tuple[str, Callable[..., Any]]]) -> Iterator[list[object]]:
+        for name, (what, count) in keeps.items():
+            yield [name, what, count(**LETTERS), *(mib(count(**of[w])) for w in WORKLOADS)]
+
+    layer, model = zip(*map(kept_bytes, of.values()), strict=True)
+    body: list[list[object]] = [
+        *rows(LAYER_KEEPS),
+        ["one layer", "", "", *map(mib, layer)],
+        *rows(MODEL_KEEPS),
+        ["the model", "L layers and the last two", "", *map(mib, model)],
+    ]
+    return table(["part", "kept", "bytes", *(f"`{w}`, MiB" for w in WORKLOADS)], body)
