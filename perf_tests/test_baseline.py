@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.workloads import ALL, DEVICE, Group, Stepper, only_here
+from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, only_here
 from tinyllama.config import WORKLOADS, ModelConfig
 from tinyllama.harness.clock import interleaved, ratio
 from tinyllama.step import products
@@ -68,8 +68,7 @@ def test_v1_is_no_straw_man(group: Group, record: Any) -> None:
         for step in (ours, theirs):
             assert step().isfinite()
             step()
-        rounds = 30 if DEVICE.type == "cpu" else 60
-        seconds = interleaved({"v1": ours, "hf": theirs}, DEVICE, rounds)
+        seconds = interleaved({"v1": ours, "hf": theirs}, DEVICE, ROUNDS[group.workload])
     measured = ratio(seconds["v1"], seconds["hf"])
     record(
         f"honest/{group}",

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.workloads import ALL, DEVICE, Group, Stepper, only_here
+from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, only_here
 from tinyllama.harness.clock import device_timer, interleaved, ratio
 from tinyllama.harness.device import device_name
 from tinyllama.step import products
 from tinyllama.tiers import TIERS
-
-ROUNDS = 30 if DEVICE.type == "cpu" else 100
 
 BARS = {
     ("NVIDIA H200", "small-tf32"): 1.6,
@@ -48,7 +46,7 @@ def test_step(group: tuple[Group, dict[str, Stepper]], tier: str, benchmark: Any
     benchmark.group = str(name)
     benchmark._timer = device_timer
     benchmark.extra_info["plan"] = str(stepper.step.plan)
-    benchmark.pedantic(stepper, rounds=ROUNDS // 2, warmup_rounds=2)
+    benchmark.pedantic(stepper, rounds=ROUNDS[name.workload] // 2, warmup_rounds=2)
 
 
 def test_v2_over_v1(group: tuple[Group, dict[str, Stepper]], record: Any) -> None:
@@ -56,7 +54,7 @@ def test_v2_over_v1(group: tuple[Group, dict[str, Stepper]], record: Any) -> Non
     name, steppers = group
     for stepper in steppers.values():
         stepper.check()
-    seconds = interleaved(steppers, DEVICE, ROUNDS)
+    seconds = interleaved(steppers, DEVICE, ROUNDS[name.workload])
     for tier, stepper in steppers.items():
         times = sorted(seconds[tier])
         over = ratio(seconds["v1"], seconds[tier])

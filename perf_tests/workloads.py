@@ -15,6 +15,7 @@ from tinyllama.tiers import Tier
 
 DEVICE = default_device()
 BATCHES = 8
+ROUNDS = {"tiny": 30, "small": 100, "medium": 30}
 
 
 @dataclass(frozen=True)
