@@ -1,11 +1,17 @@
 """A declaration is data, checked before it is registered; discovery refuses duplicates."""
 
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
+from tinyllama.harness import registry as registry_file
 from tinyllama.harness.cases import op_cases
 from tinyllama.harness.evaluate import LAYOUTS, UPSTREAMS, make_inputs
 from tinyllama.ops import OPS
@@ -69,6 +75,7 @@ def test_registry_refuses_duplicates_and_incomplete_ops() -> None:
 
 
 FILE = """
+from tinyllama.harness import registry as registry_file
 from tinyllama.harness import Case, Op, Tensor
 
 double = Op("double", inputs={"x": Tensor("B D", grad=True)}, outputs={"y": "B D"},
@@ -133,3 +140,72 @@ def test_inputs_are_the_same_on_every_run_and_differ_between_seeds() -> None:
         assert torch.equal(x(layout=layout), x())
         assert x(layout=layout).stride() != x().stride()
     assert x(layout="expanded").stride()[0] == 0
+
+
+PROVIDER = """
+from tinyllama.ops.rms_norm import rms_norm
+
+@rms_norm.provider("theirs", dtypes=())
+def theirs(x, weight, eps=1e-5):
+    return x * weight
+"""
+
+
+def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
+    """Their references and providers are tested; a provider on an op of the tree is, too."""
+    (tmp_path / "double.py").write_text(FILE + PROVIDER.replace(", dtypes=()", ""))
+    found = collected("--ops", str(tmp_path / "double.py"))
+    assert "test_is_as_accurate_as_eager[double-added-B2D3-fp32" in found.stdout
+    assert "test_is_as_accurate_as_eager[rms_norm-theirs-" in found.stdout
+    assert "test_every_reference_is_checked[double]" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE.replace('Op("double"', 'Op("rms_norm"'), "is declared in tinyllama.ops.rms_norm"),
+        (FILE.replace("cases=[Case(B=2, D=3)]", "cases=[]"), "declare at least one case"),
+        (PROVIDER.replace("theirs", "torch"), "provider 'torch' is registered twice"),
+    ],
+)
+def test_a_file_that_cannot_join_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "wrong.py").write_text(text)
+    found = collected("--ops", str(tmp_path / "wrong.py"))
+    assert found.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in found.stderr
+
+
+def collected(*options: str) -> subprocess.CompletedProcess[str]:
+    tests = ["correctness_tests/test_ops.py", "correctness_tests/test_references.py"]
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            "-p",
+            "no:xdist",
+            *tests,
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        check=False,
+    )
+
+
+def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that declares ops names a module in the group ``tinyllama.ops``."""
+    plugin = ModuleType("their_ops")
+    plugin.__spec__ = ModuleSpec("their_ops", None)
+    exec(FILE, vars(plugin))
+    monkeypatch.setitem(sys.modules, "their_ops", plugin)
+    point = EntryPoint("theirs", "their_ops", registry_file.ENTRY_POINTS)
+    monkeypatch.setattr(registry_file, "entry_points", lambda group: [point])
+    assert "double" in registry_file.discover("tinyllama.ops")
+    assert "double" not in registry_file.discover("tinyllama.ops", plugins=False)
+    plugin.__spec__._initializing = True
+    with pytest.raises(DeclarationError, match="still being imported"):
+        registry_file.discover("tinyllama.ops")

@@ -74,8 +74,9 @@ def test_statistics_are_of_the_finite_values():
     assert Statistics.of(torch.tensor([math.nan])) == Statistics(None, None, None, 1.0)
 
 
-def test_statistics_do_not_overflow():
-    assert Statistics.of(torch.tensor([-3e38, 3e38])).std == pytest.approx(3e38)
+def test_statistics_do_not_overflow(device):
+    values = torch.tensor([-3e38, 3e38], device=device)
+    assert Statistics.of(values).std == pytest.approx(3e38)
 
 
 def test_output_and_gradient_are_those_of_the_step():
@@ -112,6 +113,23 @@ def test_a_diagnosed_run_has_the_same_curve(precision):
     assert [found.step for found in diagnosed.diagnoses] == [1, 3, 4]
     assert diagnosed.losses == plain
     assert [found.loss for found in diagnosed.diagnoses] == [plain[i] for i in (0, 2, 3)]
+
+
+def test_loss_and_gradients_of_the_last_step_are_put_back():
+    step = make_step()
+    step.prepare()
+    loss = step(*BATCH)
+    gradients = [parameter.grad for parameter in step.model.parameters()]
+    diagnose(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(1), 2)
+    assert step.loss is loss
+    assert all(p.grad is g for p, g in zip(step.model.parameters(), gradients, strict=True))
+
+
+def test_compiled_code_is_not_what_is_looked_into(monkeypatch):
+    """Observers inside it would be compiled in, or break it into pieces."""
+    step = make_step()
+    monkeypatch.setattr(step, "_loss_of", lambda *_: pytest.fail("ran what is compiled"))
+    assert len(diagnose(step, *BATCH, 1).ops) == len(NAMES)
 
 
 def test_a_captured_run_goes_on_after_a_diagnosis(device):

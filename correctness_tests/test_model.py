@@ -84,6 +84,9 @@ def test_logits_are_the_product_with_the_embedding(device: torch.device) -> None
         ({"num_layers": 0}, "num_layers is 0"),
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"ffn_dim": 2.5}, "ffn_dim is 2.5"),
+        ({"rope_theta": 0.0}, "rope_theta is 0.0: use a finite number above 0"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan"),
+        ({"init_std": -1}, "init_std is -1"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(changes: dict, message: str) -> None:
@@ -99,6 +102,9 @@ def test_a_shape_that_cannot_be_is_refused(changes: dict, message: str) -> None:
         ({"beta1": 1.0}, "beta1 is 1.0"),
         ({"precision": "fp8"}, "precision 'fp8' is unknown: use one of fp32, tf32, bf16, fp16"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": True}, "seed is True"),
+        ({"learning_rate": "3e-4"}, "learning_rate is '3e-4'"),
+        ({"beta2": None}, "beta2 is None"),
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )

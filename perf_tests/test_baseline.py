@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, only_here
+from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, measured
 from tinyllama.config import WORKLOADS, ModelConfig
 from tinyllama.harness.clock import interleaved, ratio
-from tinyllama.step import products
 
 BAR = 1.10
 
@@ -60,20 +59,19 @@ class HuggingFaceStep:
 @pytest.mark.peers
 @pytest.mark.parametrize("group", ALL, ids=str)
 def test_v1_is_no_straw_man(group: Group, record: Any) -> None:
-    only_here(group)
     pytest.importorskip("transformers", reason="extra 'peers' is not installed")
-    with products(group.precision, DEVICE):
+    with measured(group):
         ours = Stepper(group, "v1")
         theirs = HuggingFaceStep(group, ours.batches)
         for step in (ours, theirs):
             assert step().isfinite()
             step()
         seconds = interleaved({"v1": ours, "hf": theirs}, DEVICE, ROUNDS[group.workload])
-    measured = ratio(seconds["v1"], seconds["hf"])
+    times = ratio(seconds["v1"], seconds["hf"])
     record(
         f"honest/{group}",
         workload=group.workload,
         precision=group.precision,
-        v1_over_hf_eager=[measured.median, measured.low, measured.high],
+        v1_over_hf_eager=[times.median, times.low, times.high],
     )
-    assert measured.median <= BAR, f"V1 takes {measured} times as long as Hugging Face's Llama"
+    assert times.median <= BAR, f"V1 takes {times} times as long as Hugging Face's Llama"

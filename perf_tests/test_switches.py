@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from perf_tests.workloads import ALL, DEVICE, Group, Stepper, only_here
+from perf_tests.workloads import ALL, DEVICE, Group, Stepper, measured
 from tinyllama.harness.clock import interleaved, ratio
-from tinyllama.step import products
 from tinyllama.tiers import V2
 
 SWITCHES = ("capture", "compile", *V2.switches)
@@ -19,9 +18,8 @@ GROUPS = [group for group in ALL if group.workload != "medium"]
 @pytest.mark.slow("compiles V2 once more for each of its parts")
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_parts_of_v2(group: Group, record: Any) -> None:
-    only_here(group)
     tiers = {"v2": V2, **{f"without {switch}": V2.without(switch) for switch in SWITCHES}}
-    with products(group.precision, DEVICE):
+    with measured(group):
         steppers = {name: Stepper(group, tier) for name, tier in tiers.items()}
         for stepper in steppers.values():
             stepper.check()

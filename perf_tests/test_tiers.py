@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
-from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, only_here
+from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, measured
 from tinyllama.harness.clock import device_timer, interleaved, ratio
 from tinyllama.harness.device import device_name
-from tinyllama.step import products
 from tinyllama.tiers import TIERS
 
 BARS = {
@@ -30,11 +28,8 @@ BARS = {
 @pytest.fixture(scope="module", params=ALL, ids=str)
 def group(request: pytest.FixtureRequest) -> Iterator[tuple[Group, dict[str, Stepper]]]:
     """The steps of every tier for one workload and precision, all in memory at once."""
-    only_here(request.param)
-    with products(request.param.precision, DEVICE):
+    with measured(request.param):
         yield request.param, {name: Stepper(request.param, name) for name in TIERS}
-    if DEVICE.type != "cpu":
-        torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("tier", TIERS)

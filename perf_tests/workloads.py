@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from tinyllama.config import WORKLOADS, TrainConfig
 from tinyllama.harness.device import cannot, default_device
 from tinyllama.model import TinyLlama
-from tinyllama.step import TrainStep
+from tinyllama.step import TrainStep, products
 from tinyllama.tiers import Tier
 
 DEVICE = default_device()
@@ -49,6 +51,21 @@ def only_here(group: Group) -> None:
     reason = not_here(group)
     if reason:
         pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def measured(group: Group) -> Iterator[None]:
+    """The precision of a group, and afterwards none of its memory and compiled code.
+
+    Compiled steps of other groups would count against the compiler's limit for one function,
+    and their guards be tried in every call.
+    """
+    only_here(group)
+    with products(group.precision, DEVICE):
+        yield
+    torch.compiler.reset()
+    if DEVICE.type != "cpu":
+        torch.cuda.empty_cache()
 
 
 class Stepper:

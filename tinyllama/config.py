@@ -13,6 +13,14 @@ class ConfigError(ValueError):
     """A value that cannot be used; the message names it and the fix."""
 
 
+def _number(config: Any, name: str, low: float, *, above: bool = False) -> None:
+    value = getattr(config, name)
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value < low or (above and value == low):
+        bound = f"above {low:g}" if above else f"of at least {low:g}"
+        raise ConfigError(f"{name} is {value!r}: use a finite number {bound}")
+
+
 def _positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -42,6 +50,9 @@ class ModelConfig:
         _positive(
             self, "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "ffn_dim", "vocab_size"
         )
+        _number(self, "rope_theta", 0, above=True)
+        _number(self, "norm_eps", 0)
+        _number(self, "init_std", 0)
         if self.hidden_dim % self.num_heads:
             raise ConfigError(
                 f"hidden_dim {self.hidden_dim} does not divide by num_heads {self.num_heads}: "
@@ -131,19 +142,16 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "batch_size", "seq_len", "num_steps")
-        for name in ("learning_rate", "eps", "weight_decay"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise ConfigError(f"{name} is {value!r}: use a finite number that is not negative")
+        for name in ("learning_rate", "eps", "weight_decay", "beta1", "beta2"):
+            _number(self, name, 0)
         for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise ConfigError(f"{name} is {value!r}: use a number from 0 up to, not with, 1")
+            if getattr(self, name) >= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: use a number below 1")
         if self.precision not in PRECISIONS:
             raise ConfigError(
                 f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}"
             )
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed!r}: use a whole number from 0 to 2^63 - 1")
 
 

@@ -184,6 +184,7 @@ class TrainStep:
         self._update()
 
     def _forward(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)  # before activations need the memory
         dtype = _AUTOCAST.get(self.config.precision)
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights anew in each replay: no cached casts.
@@ -198,7 +199,6 @@ class TrainStep:
             self._seen.record()
 
     def _backward(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(self._graph_loss).backward()
         del self._graph_loss
 

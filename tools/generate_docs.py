@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
 
 import model_tables
+import result_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"^<!-- generated: (\S+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
@@ -35,6 +36,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "op-costs-small": model_tables.op_costs_small,
     "state": model_tables.state,
     "activations": model_tables.activations,
+    "ladder": result_tables.ladder,
+    "parts": result_tables.parts,
 }
 
 

@@ -52,6 +52,11 @@ class Registry(Mapping[str, Op]):
 
     def add_module(self, module: ModuleType) -> None:
         """Register each op that a module declares (ops it imported belong to other files)."""
+        if getattr(module.__spec__, "_initializing", False):
+            raise DeclarationError(
+                f"{module.__name__} is still being imported, and its ops would be missed: "
+                f"import the package that discovers them first"
+            )
         for value in list(vars(module).values()):
             if isinstance(value, Op) and value.module == module.__name__:
                 self.add(value, module.__name__)

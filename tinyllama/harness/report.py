@@ -50,9 +50,32 @@ def ladder(record: Record, width: int = 100) -> list[str]:
 
 def markdown(record: Record) -> str:
     """The ladder as a Markdown table with its source."""
+    return _markdown(HEADERS, ladder_rows(record), record)
 
+
+def parts_markdown(record: Record) -> str:
+    """What each part of a tier is worth, as a Markdown table with its source.
+
+    A row for each part switched off, a column for each workload and precision.
+    """
+    entries = [entry for entry in record.entries if entry["name"].startswith("parts/")]
+    groups = list(dict.fromkeys(f"{e['workload']} {e['precision']}" for e in entries))
+    cells: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        median, low, high = entry["over_v2"]
+        text = f"{entry['milliseconds']:.2f} ms"
+        if entry["tier"] != "v2":
+            text += f", {median:.2f} [{low:.2f}, {high:.2f}]"
+        group = f"{entry['workload']} {entry['precision']}"
+        cells.setdefault(entry["tier"], {})[group] = text
+    rows = [(tier, *(row[group] for group in groups)) for tier, row in cells.items()]
+    return _markdown(("V2", *groups), rows, record)
+
+
+def _markdown(headers: Iterable[str], rows: Iterable[Iterable[str]], record: Record) -> str:
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    rows = [line(HEADERS), line("---" for _ in HEADERS), *map(line, ladder_rows(record))]
-    return "\n".join([*rows, "", f"Measured on {source(record)}."])
+    headers = list(headers)
+    lines = [line(headers), line("---" for _ in headers), *map(line, rows)]
+    return "\n".join([*lines, "", f"Measured on {source(record)}."])

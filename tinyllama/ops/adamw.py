@@ -5,7 +5,7 @@
 
 The step count t and ``found_inf`` are tensors, and the learning rate may be one, so that a
 captured step freezes none of them. With ``found_inf`` = 1 nothing changes, t included: the
-loss or a gradient of this step was not finite.
+loss of this step was not finite.
 """
 
 from __future__ import annotations
