@@ -20,7 +20,7 @@ soak: bootstrap ## the correctness tests over many more random seeds
 
 bench: bootstrap ## the performance tests, then a short training run
 	$(RUN) pytest perf_tests
-	$(RUN) tinyllama train --tier v2 --preset tiny --data README.md --num-steps 200
+	$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md
 
 lint: bootstrap ## style, formatting and types
 	$(RUN) ruff check

@@ -56,10 +56,10 @@ def test_random_numbers_continue(tmp_path, device):
     swiglu = OPS["swiglu"]["eager"]
     with tier_with("swiglu", lambda *args: F.dropout(swiglu(*args), 0.5), "dropping") as tier:
         whole = run(tier, num_steps=6, device=device).losses
-        assert run(tier, num_steps=6, device=device).losses == pytest.approx(whole, rel=1e-5)
+        assert run(tier, num_steps=6, device=device).losses == pytest.approx(whole, rel=1e-4)
         half = saved(tmp_path / "half", 3, tier, device=device)
         resumed = run(tier, num_steps=3, device=device, resume=half).losses
-    assert resumed == pytest.approx(whole[3:], rel=1e-5)
+    assert resumed == pytest.approx(whole[3:], rel=1e-4)
 
 
 def test_training_leaves_the_callers_random_state_alone(tmp_path):

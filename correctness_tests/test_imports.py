@@ -13,7 +13,7 @@ ROOT = Path(tinyllama.__file__).parent
 
 LAYERS = [
     {"__init__", "harness"},
-    {"config", "files", "versions"},
+    {"config", "files"},
     {"ops"},
     {"tiers"},
     {"model", "optim"},

@@ -7,6 +7,7 @@ to that error. Rows of small magnitude, where an epsilon shows, are among the ca
 import pytest
 import torch
 
+from correctness_tests.peers import hugging_face_llama
 from tinyllama.config import ModelConfig
 from tinyllama.harness import Case, Op
 from tinyllama.harness.evaluate import Inputs, evaluate, make_inputs
@@ -110,25 +111,12 @@ def test_model_agrees_with_hugging_face_llama() -> None:
     Hugging Face rotates the halves of a head where this model rotates consecutive pairs, so
     the rows of the query and key projections are permuted.
     """
-    transformers = pytest.importorskip("transformers", reason="extra 'peers' is not installed")
+    pytest.importorskip("transformers", reason="extra 'peers' is not installed")
     config = ModelConfig(
         hidden_dim=48, num_layers=2, num_heads=6, num_kv_heads=2, ffn_dim=64, vocab_size=50
     )
     ours = TinyLlama(config, seed=3).double()
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_dim,
-            intermediate_size=config.ffn_dim,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            rms_norm_eps=config.norm_eps,
-            rope_theta=config.rope_theta,
-            tie_word_embeddings=True,
-            attn_implementation="eager",
-        )
-    ).double()
+    theirs = hugging_face_llama(config).double()
 
     with torch.no_grad():  # small gains and inputs, so that the epsilon matters
         for parameter in ours.parameters():

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.peers import hugging_face_llama
 from perf_tests.workloads import ALL, DEVICE, ROUNDS, Group, Stepper, measured
-from tinyllama.config import WORKLOADS, ModelConfig
+from tinyllama.config import WORKLOADS
 from tinyllama.harness.clock import interleaved, ratio
 
 BAR = 1.10
@@ -21,22 +22,8 @@ class HuggingFaceStep:
     """A training step of `LlamaForCausalLM` as its users write it."""
 
     def __init__(self, group: Group, batches: torch.Tensor) -> None:
-        import transformers
-
-        shape: ModelConfig = WORKLOADS[group.workload].model
-        config = transformers.LlamaConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_dim,
-            intermediate_size=shape.ffn_dim,
-            num_hidden_layers=shape.num_layers,
-            num_attention_heads=shape.num_heads,
-            num_key_value_heads=shape.num_kv_heads,
-            rms_norm_eps=shape.norm_eps,
-            tie_word_embeddings=True,
-            attn_implementation="eager",
-            use_cache=False,
-        )
-        self.model = transformers.LlamaForCausalLM(config).to(DEVICE)
+        shape = WORKLOADS[group.workload].model
+        self.model = hugging_face_llama(shape).to(DEVICE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self.batches = batches
         self.autocast = group.precision == "bf16"

@@ -8,6 +8,7 @@ Both run forward and backward of a batch once more, uncaptured and without an up
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +61,13 @@ class Observed:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every op of the step with this number (from 1), in the order of computation."""
+    """Every op of the step with this number (from 1), in the order of computation.
+
+    loss: None when it is not finite.
+    """
 
     step: int
-    loss: float
+    loss: float | None
     ops: tuple[Observed, ...]
 
     @property
@@ -78,7 +82,7 @@ def diagnose(
     """Statistics of every op of one step, run uncompiled and uncaptured, without an update."""
     with observed(step.model, step.scaler.get_scale()) as ops:
         loss = step.probe(tokens_BT, targets_BT, compiled=False).item()
-    return Diagnosis(number, loss, tuple(ops))
+    return Diagnosis(number, loss if math.isfinite(loss) else None, tuple(ops))
 
 
 @contextlib.contextmanager

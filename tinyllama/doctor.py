@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import tinyllama
 from tinyllama.harness.device import cannot, default_device, device_name
+from tinyllama.harness.results import versions
 from tinyllama.tiers import TIERS, Tier
-from tinyllama.versions import versions
 
 _CAPABILITIES = ("triton", "compile", "capture", "tf32", "bf16", "fp16")
 _MODULES = {"transformers": "peers", "pytest_benchmark": "test"}  # module -> optional extra
@@ -24,7 +25,7 @@ def print_doctor(out: Console) -> None:
     about = Table("what", "here", title="Machine", title_justify="left")
     about.add_row("device", f"{device_name(device)} ({device.type})")
     about.add_row("GPUs that torch sees", str(torch.cuda.device_count()))
-    for name, version in versions().items():
+    for name, version in {"tinyllama": tinyllama.__version__, **versions()}.items():
         about.add_row(name, version)
     out.print(about)
 

@@ -81,8 +81,9 @@ def print_summary(result: Result, out: Console) -> None:
 
 def print_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
     """A table of every op's output and gradient; what is not finite is red."""
+    loss = "not finite" if diagnosis.loss is None else f"{diagnosis.loss:.4f}"
     table = Table(
-        title=f"Step {diagnosis.step}, loss {diagnosis.loss:.4f}, run again for this table: "
+        title=f"Step {diagnosis.step}, loss {loss}, run again for this table: "
         "uncompiled and uncaptured"
     )
     table.add_column("op", no_wrap=True)

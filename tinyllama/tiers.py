@@ -116,6 +116,7 @@ V2 = Tier(
     "PyTorch with fused operations",
     {**V1.table, **{op: p for part in _V2_PARTS.values() for op, p in part.items()}},
     gpu=StepPlan(compile=True, capture=True),
+    cpu=StepPlan(capture=True),  # which no CPU has; compiling gains little there (docs/LOG.md)
     switches=_V2_PARTS,
 )
 

@@ -20,19 +20,20 @@ from pathlib import Path
 
 import torch
 
+import tinyllama
 from tinyllama.checkpoint import Checkpoint, save
 from tinyllama.config import ConfigError, ModelConfig, TrainConfig
-from tinyllama.data import Batches, RandomTokens
+from tinyllama.data import Batch, Batches, RandomTokens
 from tinyllama.diagnose import RECEIVED, Diagnosis, diagnose, gradients
 from tinyllama.files import check_writable
 from tinyllama.harness.clock import Timer
 from tinyllama.harness.device import default_device, device_name
+from tinyllama.harness.results import versions
 from tinyllama.memory import MemoryMeter
 from tinyllama.model import TinyLlama
 from tinyllama.result import COMPLETED, FAILED, INTERRUPTED, Result
 from tinyllama.step import TrainStep, products
 from tinyllama.tiers import StepPlan, Tier, resolve
-from tinyllama.versions import versions
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def train(
     device: None takes the GPU if there is one. batches: None takes random tokens.
     plan: how steps are run; None takes the tier's default minus what cannot run here.
     save_to: a checkpoint is written there, unless the run failed. diagnose_at: numbers of
-    steps, counted from 1 in this run, before which every op is looked into.
+    steps, counted from 1 in this run, before which every op is looked into; with any, so is
+    the step that fails.
     on_step: called after each step; a KeyboardInterrupt in it, or at any other time, ends
     the run after the step in progress. torch's random state is left as it was found.
 
@@ -191,15 +193,22 @@ class _Run:
                 self.losses.append(value)
                 self.step_seconds.append(seconds)
         if not math.isfinite(value):
-            found = diagnose(self.step, *batch, self.done + 1).first_nonfinite
-            where = (
-                f"the first op whose output is not finite is {found.name}"
-                if found
-                else "run uncompiled, every op's output is finite: leave parts of the tier out"
-            )
-            self._fail(f"the loss of step {self.done + 1} is {value}: {where}")
+            self._explain(value, batch, number)
         elif self.on_step is not None:
             self.on_step(StepRecord(self.done, value, seconds, self.meter.live()))
+
+    def _explain(self, loss: float, batch: Batch, number: int) -> None:
+        """Find where the numbers of a step went wrong; it has changed no parameter."""
+        diagnosis = diagnose(self.step, *batch, self.done + 1)
+        if self.diagnose_at and number not in self.diagnose_at:
+            self.diagnoses.append(diagnosis)
+        found = diagnosis.first_nonfinite
+        where = (
+            f"the first op whose output is not finite is {found.name}"
+            if found
+            else "run uncompiled, every op's output is finite: leave parts of the tier out"
+        )
+        self._fail(f"the loss of step {self.done + 1} is {loss}: {where}")
 
     def _fail(self, reason: str) -> None:
         self.status, self.reason = FAILED, reason
@@ -225,7 +234,7 @@ class _Run:
             lost={n: verdict for n, verdict in self.verdicts.items() if verdict != RECEIVED},
             diagnoses=tuple(self.diagnoses),
             device=device_name(self.step.device),
-            versions=versions(),
+            versions={"tinyllama": tinyllama.__version__, **versions()},
         )
 
 

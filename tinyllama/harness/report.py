@@ -45,7 +45,17 @@ def ladder(record: Record, width: int = 100) -> list[str]:
         table.add_row(*row)
     stream = io.StringIO()
     Console(file=stream, width=width).print(table)
-    return stream.getvalue().splitlines()
+    return [*stream.getvalue().splitlines(), *left_out(record)]
+
+
+def left_out(record: Record) -> list[str]:
+    """What did not run of each tier's plan, and why."""
+    lines = [
+        f"{entry['tier']} without {way}: {reason}"
+        for entry in record.entries
+        for way, reason in entry.get("left_out", {}).items()
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def markdown(record: Record) -> str:

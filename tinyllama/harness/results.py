@@ -6,7 +6,8 @@ one file, written whole or not at all: ``results/<device>/<date>-<commit>.json``
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tinyllama.harness.device import device_name, slug
@@ -66,17 +68,21 @@ def new_record(device: torch.device) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """Versions that decide a measurement: Python, torch with its toolkit, Triton."""
-    toolkit = torch.version.hip or torch.version.cuda
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    if toolkit:
-        found["hip" if torch.version.hip else "cuda"] = toolkit
-    for name in ("triton", "pytorch-triton-rocm", "numpy"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """What decides a measurement beside the code: Python, torch, its toolkit, Triton, numpy.
+
+    Triton is asked itself, since its distribution has another name in each build of torch.
+    """
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": None,
+        "numpy": np.__version__,
+    }
+    if importlib.util.find_spec("triton"):
+        found["triton"] = importlib.import_module("triton").__version__
+    return {name: str(version) for name, version in found.items() if version is not None}
 
 
 def folder(root: Path, device: str) -> Path:
