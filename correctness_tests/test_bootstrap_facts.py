@@ -55,6 +55,8 @@ def add_distribution(site, name, version, module, requires=()):
     fields = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
     (info / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *fields, ""]))
     (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
+    (site / module).mkdir()
+    (site / module / "__init__.py").touch()
 
 
 @pytest.fixture
@@ -68,8 +70,6 @@ def rocm_site(tmp_path, monkeypatch):
     add_distribution(tmp_path, "mpmath", "1.3.0", "mpmath")
     add_distribution(tmp_path, "numpy", "1.26.4", "numpy")
     add_distribution(tmp_path, "opt", "1.0", "opt")
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").touch()
     (tmp_path / "torch/version.py").write_text("hip = '6.4.43482'\n")
     standard_library = [each for each in sys.path if "-packages" not in each]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *standard_library])

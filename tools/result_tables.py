@@ -27,17 +27,16 @@ def parts() -> str:
 
 def newest(prefix: str) -> list[Record]:
     """For each device its newest complete record with entries of this kind."""
-    run = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "results/*/*.json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-    )
-    tracked = run.stdout.split("\n")[:-1] if run.returncode == 0 else None
-    paths = (
-        [ROOT / name for name in tracked] if tracked is not None else ROOT.glob("results/*/*.json")
-    )
+    ).stdout.split("\n")[:-1]
+    paths = [ROOT / name for name in listed] or ROOT.glob(
+        "results/*/*.json"
+    )  # an export has no git
     found = sorted((load(path) for path in paths), key=lambda record: record.date)
     by_device = {
         record.device: record

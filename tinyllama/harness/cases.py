@@ -89,7 +89,7 @@ class OpCase:
         tried = provider or self.provider
         with PoisonedMemory():
             results = evaluate(self.op, tried.call, inputs)
-        return self.judge(results, inputs, slack=slack * tried.slack)
+        return self.judge(results, inputs, slack=slack * tried.slack.get(self.dtype, 1.0))
 
     def judge(
         self, results: dict[str, torch.Tensor], inputs: Inputs, *, slack: float = SLACK

@@ -104,7 +104,7 @@ class Provider:
     dtypes: the floating-point dtypes it supports (those of the op, unless it says fewer).
     deterministic: equal inputs give equal bits, in a set of device types ("cpu", "cuda").
     double_backward: second derivatives are right; otherwise they must raise.
-    slack: multiple of the error otherwise allowed; declared with its reason beside it.
+    slack: by dtype, multiple of the error otherwise allowed; declared with its reason beside it.
     requires: capabilities of `tinyllama.harness.device` without which it cannot run.
     supports: None when a case's dims are supported, else the reason why they are not.
     """
@@ -115,7 +115,7 @@ class Provider:
     dtypes: tuple[torch.dtype, ...]
     deterministic: frozenset[str] = frozenset({"cpu", "cuda"})
     double_backward: bool = True
-    slack: float = 1.0
+    slack: Mapping[torch.dtype, float] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
     supports: Callable[[Mapping[str, Any]], str | None] = lambda dims: None
     derived: Derived | None = None

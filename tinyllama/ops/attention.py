@@ -11,6 +11,10 @@ import torch.nn.functional as F
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.values import normal
 
+# On a GPU its fp32 kernel makes each product of three tf32 ones: errors up to 8.4 times what is
+# otherwise allowed were seen on an H200, with keys far from zero (docs/LOG.md).
+SDPA_SLACK = {torch.float32: 12.0}
+
 attention = Op(
     "attention",
     inputs={
@@ -69,7 +73,7 @@ def eager(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> t
     "torch",
     deterministic=frozenset({"cpu"}),
     double_backward=False,
-    slack=3.0,  # on a GPU its fp32 kernel makes each product of three tf32 ones (docs/LOG.md)
+    slack=SDPA_SLACK,
 )
 def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
     """Stock fused attention; its CUDA backward adds with atomics, so bits may differ.

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.values import normal
 from tinyllama.ops.add_rms_norm import add_rms_norm
-from tinyllama.ops.attention import attention
+from tinyllama.ops.attention import SDPA_SLACK, attention
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import rms_norm
 from tinyllama.ops.rope import COS, SIN, rope
@@ -117,7 +117,7 @@ def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tens
 
 eager = block.reference(compose({name: op["eager"].call for name, op in PARTS.items()}))
 
-block.provider("torch", deterministic=frozenset({"cpu"}), double_backward=False)(
+block.provider("torch", deterministic=frozenset({"cpu"}), double_backward=False, slack=SDPA_SLACK)(
     compose({name: op["torch"].call for name, op in PARTS.items()})
 )
 

@@ -61,3 +61,15 @@ def mirrored(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Beside its mirror image x has mean zero, and its variance is the mean of its squares."""
     both = F.layer_norm(torch.cat((x, -x), -1), (2 * x.shape[-1],), eps=eps)
     return both[..., : x.shape[-1]] * weight
+
+
+@rms_norm.magnitude
+def terms(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, upstream: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """dx = rstd (w dy - n mean(n w dy)) with n = x rstd; in a narrow row the two cancel."""
+    rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    scaled = upstream["y"] * weight
+    n = x * rstd
+    mean = (n * scaled).square().mean(-1, keepdim=True).sqrt()
+    return {"grad x": rstd * (scaled.square() + (n * mean).square()).sqrt()}
