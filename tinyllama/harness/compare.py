@@ -136,8 +136,10 @@ def compare(
     def along(tensor: torch.Tensor) -> torch.Tensor:
         return (tensor * exact).sum().abs() / size**2
 
-    # Independent roundings of the elements average out along the oracle.
-    averaged = unit * torch.maximum((exact * exact).norm(), (terms * exact).norm()) / size**2
+    # Independent roundings of the elements average out along the oracle; equal ones are one.
+    shared = math.sqrt(eager.numel() / torch.unique(eager).numel())
+    averaged = torch.maximum((exact * exact).norm(), (terms * exact).norm()) / size**2
+    averaged = unit * shared * averaged
     usual = torch.maximum(gain * _rms([along(m) for m in moved]), averaged)
     tilt = allowed(along(of_eager), usual, 1, 1) + ACCUMULATION
     return Comparison(
