@@ -63,7 +63,7 @@ def new_record(device: torch.device) -> Record:
         versions=versions(),
         commit=_commit(),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=_command(),
     )
 
 
@@ -126,6 +126,15 @@ def records(root: Path, device: str | None = None) -> Iterator[tuple[Path, Recor
     pattern = f"{slug(device)}/*.json" if device else "*/*.json"
     found = ((path, load(path)) for path in root.glob(pattern))
     yield from sorted(found, key=lambda pair: (pair[1].date, len(pair[0].name), pair[0].name))
+
+
+def _command() -> str:
+    """The command line, without the folder of the records: a path of one machine."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    words = iter(sys.argv[1:])
+    kept = [word for word in words if word != "--results-dir" or not next(words, None)]
+    return shlex.join([name, *kept])
 
 
 def _commit() -> str:
