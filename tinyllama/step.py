@@ -85,16 +85,22 @@ class TrainStep:
         possible = {}
         for way in ("compile", "capture"):
             reason = cannot(way, self.device)
-            if way == "capture" and self.config.precision == "fp16":
-                reason = "the fp16 gradient scaler reads the device in every step"
-            if way == "capture" and self.model.tier.table["adamw"] in ON_HOST:
-                reason = "the optimizer of this tier counts its steps on the host"
+            if way == "capture":
+                reason = reason or self._frozen_by_capture()
             possible[way] = getattr(wanted, way) and reason is None
             if getattr(wanted, way) and reason:
                 if plan is not None:
                     raise ConfigError(f"{way} cannot run on {self.device.type}: {reason}")
                 self.left_out[way] = reason
         return StepPlan(**possible)
+
+    def _frozen_by_capture(self) -> str | None:
+        """What a graph of this step would freeze; None when it may be captured."""
+        if self.config.precision == "fp16":
+            return "the fp16 gradient scaler reads the device in every step"
+        if self.model.tier.table["adamw"] in ON_HOST:
+            return "the optimizer of this tier counts its steps on the host"
+        return None
 
     def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Train on one batch (B T) and return its loss, before the update."""

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -132,9 +133,8 @@ def _command() -> str:
     """The command line, without the folder of the records: a path of one machine."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    words = iter(sys.argv[1:])
-    kept = [word for word in words if word != "--results-dir" or not next(words, None)]
-    return shlex.join([name, *kept])
+    folder_of_records = re.compile(r" --results-dir[= ]('[^']*'|\S+)")
+    return folder_of_records.sub("", shlex.join([name, *sys.argv[1:]]))
 
 
 def _commit() -> str:
