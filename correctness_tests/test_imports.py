@@ -20,7 +20,7 @@ LAYERS = [
     {"step"},
     {"data", "checkpoint", "diagnose", "memory", "result"},
     {"train"},
-    {"doctor", "summary"},
+    {"doctor", "record_commands", "summary"},
     {"cli"},
     {"__main__"},
 ]

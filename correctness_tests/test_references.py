@@ -7,7 +7,7 @@ to that error. Rows of small magnitude, where an epsilon shows, are among the ca
 import pytest
 import torch
 
-from correctness_tests.peers import hugging_face_llama
+from correctness_tests.peers import as_hugging_face, hugging_face_llama, hugging_face_names
 from tinyllama.config import ModelConfig
 from tinyllama.harness import Case, Op
 from tinyllama.harness.evaluate import Inputs, evaluate, make_inputs
@@ -106,11 +106,7 @@ def test_adamw_skips_a_step_that_is_not_finite() -> None:
 
 @pytest.mark.peers
 def test_model_agrees_with_hugging_face_llama() -> None:
-    """Logits, loss and every gradient of the whole model, in float64, weights mapped.
-
-    Hugging Face rotates the halves of a head where this model rotates consecutive pairs, so
-    the rows of the query and key projections are permuted.
-    """
+    """Logits, loss and every gradient of the whole model, in float64, weights mapped."""
     pytest.importorskip("transformers", reason="extra 'peers' is not installed")
     config = ModelConfig(
         hidden_dim=48, num_layers=2, num_heads=6, num_kv_heads=2, ffn_dim=64, vocab_size=50
@@ -123,40 +119,14 @@ def test_model_agrees_with_hugging_face_llama() -> None:
             if parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(1))
 
-    k = config.head_dim
-    halves = torch.cat((torch.arange(0, k, 2), torch.arange(1, k, 2)))
-
-    def rows(heads: int) -> torch.Tensor:
-        return torch.cat([halves + head * k for head in range(heads)])
-
-    pairs = {"model.embed_tokens.weight": "embedding", "model.norm.weight": "final_norm"}
-    names = {
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "mlp_norm",
-        "self_attn.q_proj": "w_q",
-        "self_attn.k_proj": "w_k",
-        "self_attn.v_proj": "w_v",
-        "self_attn.o_proj": "w_o",
-        "mlp.gate_proj": "w_gate",
-        "mlp.up_proj": "w_up",
-        "mlp.down_proj": "w_down",
-    }
-    for i in range(config.num_layers):
-        for hf, name in names.items():
-            pairs[f"model.layers.{i}.{hf}.weight"] = f"layers.{i}.{name}"
-    order = {"w_q": rows(config.num_heads), "w_k": rows(config.num_kv_heads)}
-
-    def permuted(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        kind = name.rsplit(".", 1)[-1]
-        return tensor[order[kind]] if kind in order else tensor
-
+    pairs = hugging_face_names(config)
     mine = dict(ours.named_parameters())
     other = dict(theirs.named_parameters())
     assert set(pairs.values()) == set(mine)
     assert set(pairs) == set(other)
     with torch.no_grad():
         for hf, name in pairs.items():
-            other[hf].copy_(permuted(name, mine[name]))
+            other[hf].copy_(as_hugging_face(config, name, mine[name]))
 
     tokens = torch.randint(50, (2, 21), generator=torch.Generator().manual_seed(0))
     loss = ours.loss(tokens[:, :-1], tokens[:, 1:])
@@ -168,5 +138,5 @@ def test_model_agrees_with_hugging_face_llama() -> None:
     loss.backward()
     reference.backward()
     for hf, name in pairs.items():
-        expected, got = other[hf].grad, permuted(name, mine[name].grad)
+        expected, got = other[hf].grad, as_hugging_face(config, name, mine[name].grad)
         assert (got - expected).norm() <= 1e-5 * expected.norm(), name

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from perf_tests.workloads import ALL, DEVICE, Group, Stepper, measured
-from tinyllama.harness.clock import interleaved, ratio
+from perf_tests.measure import Contender, Measured, measure
+from perf_tests.workloads import Group, not_here
+from tinyllama.harness.rounds import summary
 from tinyllama.tiers import V2
 
-SWITCHES = ("capture", "compile", *V2.switches)
-GROUPS = [group for group in ALL if group.workload != "medium"]
+FACTORY = "perf_tests.steps:TierStep"
+PARTS = (
+    Contender("v2", V2.title, "tier", FACTORY, {"tier": "v2"}),
+    *(
+        Contender(f"without {part}", "", "tier", FACTORY, {"tier": "v2", "without": [part]})
+        for part in ("capture", "compile", *V2.switches)
+    ),
+)
+PREFIX = "parts-"
+GROUPS = [f"{PREFIX}small-{precision}" for precision in ("fp32", "tf32", "bf16")]
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def group(
+    request: pytest.FixtureRequest, recording: Any, device: torch.device
+) -> Iterator[Measured]:
+    this = Group.parse(request.param.removeprefix(PREFIX))
+    reason = not_here(this, device)
+    if reason:
+        pytest.skip(reason)
+    with recording.group(request.param) as record:
+        measured = measure(this, device, PARTS)
+        for name, seconds in measured.seconds.items():
+            over = {} if name == "v2" else {"over_v2": measured.over(name, "v2").as_list()}
+            entry = {**vars(this), "contender": name, **summary("seconds", seconds), **over}
+            record.add(f"parts/{this}/{name}", "part", rounds=len(seconds), **entry)
+        yield measured
 
 
 @pytest.mark.slow("compiles V2 once more for each of its parts")
-@pytest.mark.parametrize("group", GROUPS, ids=str)
-def test_parts_of_v2(group: Group, record: Any) -> None:
-    tiers = {"v2": V2, **{f"without {switch}": V2.without(switch) for switch in SWITCHES}}
-    with measured(group):
-        steppers = {name: Stepper(group, tier) for name, tier in tiers.items()}
-        for stepper in steppers.values():
-            stepper.check()
-        seconds = interleaved(steppers, DEVICE, 30)
-    for name, stepper in steppers.items():
-        over = ratio(seconds[name], seconds["v2"])
-        record(
-            f"parts/{group}/{name}",
-            workload=group.workload,
-            precision=group.precision,
-            tier=name,
-            plan=str(stepper.step.plan),
-            left_out=stepper.step.left_out,
-            milliseconds=statistics.median(seconds[name]) * 1e3,
-            over_v2=[over.median, over.low, over.high],
-        )
+def test_parts_of_v2(group: Measured) -> None:
+    """Every part can be switched off, and the step is right without it."""
+    assert not group.failed, {name: str(error) for name, error in group.failed.items()}

@@ -1,7 +1,7 @@
-"""The command line: ``python -m tinyllama train`` and ``python -m tinyllama doctor``.
+"""The command line: ``python -m tinyllama train``, ``doctor``, ``compare`` and ``results``.
 
 Exit status: 0 done; 1 the run failed, or a parameter received no gradient; 2 a value that
-cannot be used, said in one line before anything runs; 130 Ctrl-C.
+cannot be used, said in one line before anything runs; 10 to 15 what ``compare`` found; 130 Ctrl-C.
 
 torch is imported by the commands, not here, so that ``--help`` is quick.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tinyllama
 from tinyllama.config import PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
+from tinyllama.record_commands import add_commands
 
 if TYPE_CHECKING:
     from tinyllama.checkpoint import Checkpoint
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     try:
         args = _parser().parse_args(argv)
+        if "run" in args:
+            return args.run(args)
         return _train(args) if args.command == "train" else _doctor()
     except ConfigError as error:
         return _say(f"error: {error}", BAD_VALUE)
@@ -82,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("doctor", help="say what can run on this machine, and why the rest cannot")
     _add_train_options(commands.add_parser("train", help="train, and say how it went"))
+    add_commands(commands)
     return parser
 
 

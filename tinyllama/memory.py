@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import resource
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
+from tinyllama.harness.memory import forget_peak, live_bytes, peak_bytes, resident_peak_bytes
 from tinyllama.step import TrainStep
 
 
@@ -38,8 +35,7 @@ class MemoryMeter:
 
     def start(self) -> None:
         """Forget the peak so far."""
-        if self._gpu:
-            torch.cuda.reset_peak_memory_stats(self._step.device)
+        forget_peak(self._step.device)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -53,7 +49,7 @@ class MemoryMeter:
     def live(self) -> int:
         """Bytes that stay between steps."""
         if self._gpu:
-            return torch.cuda.memory_allocated(self._step.device)
+            return live_bytes(self._step.device, self._step.graphs)
         parameters = list(self._step.model.parameters())
         gradients = [p.grad for p in parameters if p.grad is not None]
         tensors = [*parameters, *gradients, *self._step.optimizer.tensors().values()]
@@ -61,13 +57,12 @@ class MemoryMeter:
 
     def read(self) -> Memory:
         if self._gpu:
-            means = ("allocated on the device", "allocated on the device")
+            means = ("taken on the device", "taken on the device")
         else:
             means = ("parameters, gradients and optimizer state", "resident set of the process")
         return Memory(self.live(), means[0], self._read_peak(), means[1])
 
     def _read_peak(self) -> int:
         if self._gpu:
-            return max(self._peak, torch.cuda.max_memory_allocated(self._step.device))
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+            return max(self._peak, peak_bytes(self._step.device, self._step.graphs))
+        return resident_peak_bytes()

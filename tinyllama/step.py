@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tinyllama.config import ConfigError, TrainConfig
-from tinyllama.harness.clock import Timer
+from tinyllama.harness.clock import queue_of, wall_seconds
 from tinyllama.harness.device import cannot, synchronize
 from tinyllama.model import TinyLlama
 from tinyllama.optim import ON_HOST, AdamW
@@ -77,7 +77,7 @@ class TrainStep:
         self._loss_of: Callable[..., torch.Tensor] = model.loss_with
         if self.plan.compile:
             self._loss_of = torch.compile(model.loss_with, dynamic=False, fullgraph=True)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: list[torch.cuda.CUDAGraph] = []
         self._early = torch.zeros((), pin_memory=self.device.type != "cpu")
 
     def _runnable(self, plan: StepPlan | None) -> StepPlan:
@@ -106,8 +106,8 @@ class TrainStep:
         """Train on one batch (B T) and return its loss, before the update."""
         self.tokens.copy_(tokens_BT, non_blocking=True)
         self.targets.copy_(targets_BT, non_blocking=True)
-        if self._graph is not None:
-            self._graph.replay()
+        if self.graphs:
+            self.graphs[0].replay()
         else:
             self._run()
         return self.loss
@@ -143,23 +143,20 @@ class TrainStep:
                 self._run()
             synchronize(self.device)
         if self.plan.capture and capture:
-            self._graph = _capture([self._forward, self._backward, self._update])[0]
+            self.graphs = capture_graphs([self._forward, self._backward, self._update])
 
     def split(self, samples: int = 3) -> dict[str, float]:
         """Median seconds of each phase, run one by one; model and optimizer are kept."""
         phases: list[Callable[[], None]] = [self._forward, self._backward, self._update]
-        timer = Timer(self.device)
+        queue = queue_of(self.device)
         with self.preserved():
             self._run()
             if self.plan.capture:
-                phases = [graph.replay for graph in _capture(*([p] for p in phases))]
+                phases = [graph.replay for graph in capture_graphs(*([p] for p in phases))]
             times: dict[str, list[float]] = {name: [] for name in PHASES}
             for _ in range(samples):
                 for name, phase in zip(PHASES, phases, strict=True):
-                    synchronize(self.device)
-                    start = timer()
-                    phase()
-                    times[name].append(timer() - start)
+                    times[name].append(wall_seconds(phase, queue))
         return {name: statistics.median(seconds) for name, seconds in times.items()}
 
     @contextlib.contextmanager
@@ -228,7 +225,7 @@ class TrainStep:
             found.copy_(self.loss - self.loss != 0)
 
 
-def _capture(*graphs: list[Callable[[], None]]) -> list[torch.cuda.CUDAGraph]:
+def capture_graphs(*graphs: list[Callable[[], None]]) -> list[torch.cuda.CUDAGraph]:
     """Capture lists of functions as device graphs that share one memory pool."""
     captured: list[torch.cuda.CUDAGraph] = []
     pool = torch.cuda.graph_pool_handle()

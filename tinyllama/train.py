@@ -26,7 +26,7 @@ from tinyllama.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.data import Batch, Batches, RandomTokens
 from tinyllama.diagnose import RECEIVED, Diagnosis, diagnose, gradients
 from tinyllama.files import check_writable
-from tinyllama.harness.clock import Timer
+from tinyllama.harness.clock import queue_of, wall_seconds
 from tinyllama.harness.device import default_device, device_name
 from tinyllama.harness.results import versions
 from tinyllama.memory import MemoryMeter
@@ -183,12 +183,9 @@ class _Run:
         if number in self.diagnose_at:
             with self.meter.paused():
                 self.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
-        timer = Timer(self.step.device)
         with _held_interrupt():
-            start = timer()
-            loss = self.step(*batch)
-            seconds = timer() - start
-            value = loss.item()
+            seconds = wall_seconds(lambda: self.step(*batch), queue_of(self.step.device))
+            value = self.step.loss.item()
             if math.isfinite(value):
                 self.losses.append(value)
                 self.step_seconds.append(seconds)

@@ -9,24 +9,24 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tinyllama.harness.report import markdown, parts_markdown
+from tinyllama.harness.report import ladder_markdown, latest, parts_markdown
 from tinyllama.harness.results import Record, load
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def ladder() -> str:
-    """The newest timings of the tiers on each device that has a record."""
-    return "\n\n".join(markdown(record) for record in newest("step/"))
+    """The newest ladders of each device, workload by workload."""
+    return "\n\n".join(ladder_markdown(records) for records in newest("step"))
 
 
 def parts() -> str:
     """The newest timings of V2 with each of its parts switched off."""
-    return "\n\n".join(parts_markdown(record) for record in newest("parts/"))
+    return "\n\n".join(parts_markdown(records) for records in newest("part"))
 
 
-def newest(prefix: str) -> list[Record]:
-    """For each device its newest complete record with entries of this kind."""
+def newest(kind: str) -> list[list[Record]]:
+    """For each device, the newest complete records of each group with entries of this kind."""
     listed = subprocess.run(
         ["git", "ls-files", "results/*/*.json"],
         cwd=ROOT,
@@ -34,13 +34,10 @@ def newest(prefix: str) -> list[Record]:
         text=True,
         check=False,
     ).stdout.split("\n")[:-1]
-    paths = [ROOT / name for name in listed] or ROOT.glob(
-        "results/*/*.json"
-    )  # an export has no git
-    found = sorted((load(path) for path in paths), key=lambda record: record.date)
-    by_device = {
-        record.device: record
-        for record in found
-        if record.complete and any(name.startswith(prefix) for name in record.by_name)
-    }
+    # An export has no git.
+    paths = [ROOT / name for name in listed] or list(ROOT.glob("results/*/*.json"))
+    by_device: dict[str, list[Record]] = {}
+    for record in latest(load(path) for path in paths):
+        if any(entry["kind"] == kind for entry in record.entries):
+            by_device.setdefault(record.device, []).append(record)
     return [by_device[device] for device in sorted(by_device)]

@@ -1,160 +1,172 @@
-"""The pytest plugin for timings: records, the ladder, and the comparison with a baseline.
+"""The pytest plugin for timings: a record for each group, judged and saved when the group ends.
 
-pytest-benchmark stays the fixture and the table. The verdict is ours, because its own fails
-open: a benchmark that is new or missing passes, and under xdist nothing is timed and all is
-green. Here the set measured must be the set expected, and what cannot be compared has an
-exit status of its own, above pytest's.
+The tests measure through the fixture `recording`, in a fixture that is named ``group``::
+
+    @pytest.fixture(scope="module", params=GROUPS, ids=str)
+    def group(request, recording):
+        with recording.group(str(request.param)) as measured:
+            measured.add("step/small-bf16/v2", "step", seconds=..., seconds_quartiles=...)
+            yield measured
+
+and a conftest says in `pytest_tinyllama_groups` what must be measured. pytest-benchmark is not
+asked: its verdict fails open where a benchmark is new, missing, disabled or run under xdist.
+Here the set measured must be the set expected, and what cannot be compared has an exit status.
+
+Exit status: pytest's own where that is neither 0 nor 5 (1: a test failed; 2: interrupted), else
+that of the worst verdict. Each verdict is a test case too, in the summary and in JUnit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from enum import IntEnum
+import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tinyllama.harness import results
-from tinyllama.harness.plugin import worker_device
-from tinyllama.harness.report import ladder, ladder_rows
+from tinyllama.harness.recording import Recording
+from tinyllama.harness.report import terminal
 
-SLOWER_THAN = 1.05  # ratio of medians, with quartiles apart: what a stored baseline can tell
-
-
-class Status(IntEnum):
-    """Outcomes of a comparison; the worst wins. pytest itself uses 0 to 5."""
-
-    SAME = 0
-    SLOWER = 10
-    NO_BASELINE = 12
-    OTHER_VERSIONS = 13
-    MISSING = 15
+RECORDING = pytest.StashKey[Recording]()
+# Options under which nothing is timed, or that end the session before its verdict is shown.
+REFUSED = {
+    "benchmark_disable": "--benchmark-disable measures nothing: leave it away",
+    "benchmark_skip": "--benchmark-skip measures nothing: leave it away",
+    "benchmark_histogram": "--benchmark-histogram draws no records: leave it away",
+    "collectonly": "--collect-only measures nothing: leave it away",
+    "setuponly": "--setup-only measures nothing: leave it away",
+}
 
 
-class Timings:
-    """The record of this session, and the verdict on it."""
-
-    def __init__(self, config: pytest.Config, compare: bool) -> None:
-        self.root = Path(config.option.results_dir or config.rootpath / "results")
-        self.save = config.option.record
-        self.compare = compare
-        self.record = results.new_record(worker_device(config))
-        self.lines: list[str] = []
-
-    def finish(self, *, passed: bool) -> Status:
-        """Compare and save. A record with a failure in it never becomes a baseline."""
-        self.record.complete = passed and bool(self.record.entries)
-        status = Status.SAME
-        if self.compare and passed:
-            status = self.judge() if self.record.entries else Status.MISSING
-            if not self.record.entries:
-                self.lines.append("MISSING everything: nothing was timed")
-        if self.record.complete and (self.save or (self.compare and status != Status.SLOWER)):
-            path = results.save(self.record, self.root)
-            self.lines.append(f"recorded {path}")
-        return status
-
-    def judge(self) -> Status:
-        before = [r for _, r in results.records(self.root, self.record.device) if r.complete]
-        same = [r for r in before if r.same_setting(self.record)]
-        if not before:
-            self.lines.append(f"NO BASELINE for {self.record.device}: this run is recorded as one")
-            return Status.NO_BASELINE
-        if not same:
-            self.lines.append(
-                f"OTHER VERSIONS: the last record has {before[-1].versions}; "
-                "this run is recorded as the baseline of its own"
-            )
-            return Status.OTHER_VERSIONS
-        return self.against(same[-1])
-
-    def against(self, baseline: results.Record) -> Status:
-        """Each timing against the baseline's; missing and new ones are named."""
-        status = Status.SAME
-        now, then = (
-            {name: e for name, e in record.by_name.items() if "seconds" in e}
-            for record in (self.record, baseline)
-        )
-        for name in sorted(set(then) - set(now)):
-            self.lines.append(
-                f"MISSING {name}: in the baseline of {baseline.date}, not in this run"
-            )
-            status = max(status, Status.MISSING)
-        for name, entry in now.items():
-            if name not in then:
-                self.lines.append(f"NEW {name}: nothing to compare with yet")
-                continue
-            times = entry["seconds"] / then[name]["seconds"]
-            apart = entry["seconds_quartiles"][0] > then[name]["seconds_quartiles"][1]
-            slower = apart and times > SLOWER_THAN
-            self.lines.append(f"{'SLOWER' if slower else 'SAME'} {name}: {times:.3f} times as long")
-            status = max(status, Status.SLOWER) if slower else status
-        return status
+class Hooks:
+    @pytest.hookspec
+    def pytest_tinyllama_groups(self, config: pytest.Config) -> list[str]:  # type: ignore[empty-body]
+        """The groups that must be measured on this device, whatever is collected or selected."""
 
 
-TIMINGS = pytest.StashKey[Timings]()
-PASSED = pytest.StashKey[bool]()
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tinyllama")
-    group.addoption("--results-dir", help="folder of the records (default: results/)")
-    group.addoption("--record", action="store_true", help="save this run's timings as a record")
+    group.addoption("--results-dir", metavar="DIR", help="folder of the records (default results/)")
+    group.addoption(
+        "--record",
+        action="store_true",
+        help="save a record of each group; without a comparison it is the next baseline",
+    )
+    group.addoption("--groups", metavar="A,B", help="measure and expect only these groups")
+    group.addoption(
+        "--resume",
+        action="store_true",
+        help="with --record or --benchmark-compare: leave out what this commit has recorded whole",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    compare = bool(getattr(config.option, "benchmark_compare", None))
+    option = config.option
+    if getattr(option, "benchmark_compare_fail", None):
+        raise pytest.UsageError(
+            "--benchmark-compare-fail: thresholds are declared by the benchmarks; leave it away"
+        )
+    value = getattr(option, "benchmark_compare", [])
+    if isinstance(value, str):
+        raise pytest.UsageError(
+            f"--benchmark-compare {value!r}: the baseline is the newest of this device and these "
+            "versions; give the option no value, after the paths"
+        )
+    compare = value is True
     if compare:
-        config.option.benchmark_compare = None  # the verdict is ours, not pytest-benchmark's
-        if getattr(config.option, "dist", "no") != "no":
-            raise pytest.UsageError(
-                "--benchmark-compare with xdist times nothing: run it without -n"
-            )
-        if config.option.benchmark_disable or config.option.benchmark_skip:
-            raise pytest.UsageError("--benchmark-compare with benchmarks disabled times nothing")
-    config.stash[TIMINGS] = Timings(config, compare)
+        option.benchmark_compare = None  # the verdict is ours, not pytest-benchmark's
+    recording = Recording(config, _root(config), compare=compare)
+    config.stash[RECORDING] = recording
+    config.pluginmanager.register(recording, "tinyllama-recording")  # it hears the reports
+    if hasattr(config, "workerinput"):
+        return  # a worker of xdist: its controller has refused what is refused
+    if recording.active:
+        _check_measuring(config)
+        _check_writable(recording.root)
+        recording.stored = _stored(recording.root)
+    elif option.resume:
+        raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.when == "call":
-        item.stash[PASSED] = report.passed
-    return report
+def _root(config: pytest.Config) -> Path:
+    return Path(config.option.results_dir or config.rootpath / "results")
 
 
-@pytest.fixture
-def record(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """``record(name, **values)`` adds a measurement to the run's record.
-
-    A measurement of a test that then fails is kept, and marked.
-    """
-    entries: list[dict[str, Any]] = []
-    yield lambda name, **values: entries.append({"name": name, **values})
-    passed = request.node.stash.get(PASSED, False)
-    request.config.stash[TIMINGS].record.entries += [{**e, "passed": passed} for e in entries]
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    timings = session.config.stash[TIMINGS]
-    if not timings.record.entries and not timings.compare:
-        return
-    status = timings.finish(passed=session.exitstatus == 0)
-    if status:
-        session.exitstatus = int(status)
-        timings.lines.append(f"exit status {int(status)}: {status.name.replace('_', ' ')}")
+def _check_measuring(config: pytest.Config) -> None:
+    """Refuse what would measure nothing, or with others beside it."""
+    if getattr(config.option, "dist", "no") != "no":
+        raise pytest.UsageError(
+            "--benchmark-compare and --record measure one test at a time: leave -n away"
+        )
+    for name, message in REFUSED.items():
+        if getattr(config.option, name, False):
+            raise pytest.UsageError(message)
 
 
+def _check_writable(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--results-dir {root}: {error.strerror}; name a folder that can be written"
+        ) from error
+
+
+def _stored(root: Path) -> list[results.Record]:
+    try:
+        return [record for _, record in results.records(root)]
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"{error}; repair that file or take it away") from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[RECORDING].collected(items)
+
+
+@pytest.fixture(scope="session")
+def recording(request: pytest.FixtureRequest) -> Recording:
+    """The groups of this session: ``with recording.group(name) as measured``."""
+    return request.config.stash[RECORDING]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Know which item runs, and finish the group that it was the last one of."""
+    recording = item.config.stash[RECORDING]
+    recording.current = item.nodeid
+    result = yield
+    recording.current = None
+    recording.finish_left()
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Conclude before anyone else: another plugin's error must not keep the verdicts away."""
+    session.config.stash[RECORDING].conclude(session)
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    timings = config.stash[TIMINGS]
-    if ladder_rows(timings.record):
+    recording = config.stash[RECORDING]
+    tables = terminal(recording.finished())
+    if tables:
         terminalreporter.section("ladder")
-        for line in ladder(timings.record):
-            terminalreporter.line(line)
-    for line in timings.lines:
+    for line in tables:
+        terminalreporter.line(line)
+    lines = [*map(str, (verdict for _, verdict in recording.verdicts)), *recording.lines]
+    if lines:
+        terminalreporter.section("comparison" if recording.compare else "records")
+    for line in lines:
         terminalreporter.line(line)

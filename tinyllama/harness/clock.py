@@ -1,101 +1,194 @@
-"""Elapsed time of work on a device.
+"""Two clocks: how long the device works, and how long the host takes to ask for it.
 
-On a GPU a stamp is an event on the current stream, and the difference of two stamps waits
-for the second one: what is measured is the device, and no reading is taken before the work
-is done. On the CPU a stamp is a reading of the performance counter.
+A pair of events around a call does not measure the device when the device was idle at the
+first one: it then waits for the host's launches, and the pair measures those (a 4 us kernel
+was read as 51 us, flashinfer-bench issue 195). So the device is kept busy first: a spin
+kernel runs while the host enqueues the call between two events. The pair then measures the
+device, and the host's own clock, read at the same two points, measures the enqueueing.
+
+Whether the spin outlasted the enqueueing is not assumed but read: each reading says whether
+it was ``queued``. On the CPU host and device are one, and so are the two readings.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from scipy.stats import quantile_test
 
-from tinyllama.harness.device import default_device, synchronize
-
-
-class Stamp:
-    """A point in a device's queue. ``later - earlier`` waits and returns seconds.
-
-    pytest-benchmark computes ``end - start`` of whatever its timer returns, so
-    `Timer.__call__` serves as its timer and the recorded statistics are device seconds.
-    """
-
-    __slots__ = ("event", "seconds")
-
-    def __init__(self, device: torch.device) -> None:
-        self.event: torch.cuda.Event | None = None
-        self.seconds = 0.0
-        if device.type == "cpu":
-            self.seconds = time.perf_counter()
-        else:
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record()
-
-    def __sub__(self, earlier: Stamp) -> float:
-        if self.event is None or earlier.event is None:
-            return self.seconds - earlier.seconds
-        self.event.synchronize()
-        return earlier.event.elapsed_time(self.event) * 1e-3
+LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer is not separated
 
 
-class Timer:
-    """Stamps of one device: ``timer = Timer(device); start = timer(); ...; timer() - start``."""
+class Queue(Protocol):
+    """What a clock needs of a device. A test can put a simulated one in its place."""
+
+    def now(self) -> float:
+        """The host's clock in seconds."""
+
+    def mark(self) -> Any:
+        """Enqueue a mark and return it without waiting."""
+
+    def spin(self, seconds: float) -> None:
+        """Enqueue work of about that length."""
+
+    def elapsed(self, earlier: Any, later: Any) -> float:
+        """Seconds between two marks on the device; waits for the later one."""
+
+    def synchronize(self) -> None:
+        """Wait until everything enqueued is done."""
+
+
+class HostQueue:
+    """The CPU: nothing is queued, a mark is a reading of the performance counter."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def spin(self, seconds: float) -> None:
+        """Work is done when it is asked for, so there is nothing to hold back."""
+
+    def elapsed(self, earlier: float, later: float) -> float:
+        return later - earlier
+
+    def synchronize(self) -> None:
+        pass
+
+
+class DeviceQueue:
+    """A GPU's current stream; a mark is an event."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._cycles_per_second = 0.0
 
-    def __call__(self) -> Stamp:
-        return Stamp(self.device)
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def spin(self, seconds: float) -> None:
+        if not self._cycles_per_second:
+            self._cycles_per_second = self._calibrate()
+        self._sleep(int(seconds * self._cycles_per_second))
+
+    def elapsed(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        later.synchronize()
+        return earlier.elapsed_time(later) * 1e-3
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def _sleep(self, cycles: int) -> None:
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(cycles)
+
+    def _calibrate(self) -> float:
+        """Cycles of the counter that the spin kernel reads, per second."""
+        cycles = 2_000_000
+        self._sleep(cycles)
+        start = self.mark()
+        self._sleep(cycles)
+        return cycles / self.elapsed(start, self.mark())
 
 
-def device_timer() -> Stamp:
-    """A stamp of the default device, for pytest-benchmark's ``timer``."""
-    return Stamp(default_device())
-
-
-def interleaved(
-    targets: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds of each target in each round, in the order A B C, C B A, A B C, ...
-
-    Clocks, temperature and other work on the machine drift; what is compared must be
-    measured in turn, and each must come first as often as last.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in targets}
-    timer = Timer(device)
-    for index in range(rounds):
-        names = list(targets)[:: 1 if index % 2 == 0 else -1]
-        for name in names:
-            synchronize(device)
-            start = timer()
-            targets[name]()
-            seconds[name].append(timer() - start)
-    return seconds
+def queue_of(device: torch.device) -> Queue:
+    return HostQueue() if device.type == "cpu" else DeviceQueue(device)
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """How many times longer one thing takes than another: median, and its 99% interval."""
+class Reading:
+    """Seconds of one call on both clocks. ``queued``: the device never waited for the host."""
 
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+    device: float
+    host: float
+    queued: bool
 
 
-def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
-    """The ratio of two interleaved series, round by round.
+class Stamp:
+    """A point in a queue, followed by a spin: ``later - earlier`` is device seconds.
 
-    The interval is that of the median by order statistics, which assumes no distribution.
+    pytest-benchmark computes ``end - start`` of whatever its timer returns, so a `Clock` is
+    such a timer. Each stamp spins behind itself; after the last one that costs a moment and
+    changes nothing.
     """
-    each = [s / f for s, f in zip(slow, fast, strict=True)]
-    found = quantile_test(each, q=statistics.median(each), p=0.5)
-    interval = found.confidence_interval(confidence_level=0.99)
-    return Ratio(statistics.median(each), float(interval.low), float(interval.high))
+
+    __slots__ = ("ended", "host_ended", "host_marked", "host_started", "queue", "started")
+
+    def __init__(self, queue: Queue, spin_seconds: float) -> None:
+        self.queue = queue
+        self.host_ended = queue.now()
+        self.ended = queue.mark()
+        self.host_marked = queue.now()
+        queue.spin(spin_seconds)
+        self.started = queue.mark()
+        self.host_started = queue.now()
+
+    def since(self, earlier: Stamp) -> Reading:
+        """Both clocks between two stamps; waits for the device."""
+        device = self.queue.elapsed(earlier.started, self.ended)
+        spun = self.queue.elapsed(earlier.ended, earlier.started)
+        # The mark before the spin was reached after it was asked for, so the spin ended no
+        # earlier than this. The CPU runs what it is asked for at once: nothing comes too late.
+        spinning_until = earlier.host_ended + spun
+        queued = isinstance(self.queue, HostQueue) or self.host_marked <= spinning_until
+        return Reading(device, self.host_ended - earlier.host_started, queued)
+
+    def __sub__(self, earlier: Stamp) -> float:
+        return self.since(earlier).device
+
+
+class Clock:
+    """Stamps of one device: ``start = clock(); ...; reading = clock().since(start)``."""
+
+    def __init__(self, queue: Queue, spin_seconds: float = 1e-4) -> None:
+        self.queue = queue
+        self.spin_seconds = spin_seconds
+
+    def __call__(self) -> Stamp:
+        return Stamp(self.queue, self.spin_seconds)
+
+    def read(
+        self, call: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> Reading:
+        """One queued reading of a call; ``before`` runs ahead of each try, unmeasured.
+
+        A reading whose spin was too short is thrown away and taken again with a longer one.
+        Raises NotQueuedError when even the longest is too short: the call waits for the device.
+        """
+        while True:
+            if before is not None:
+                before()
+            self.queue.synchronize()
+            start = self()
+            call()
+            reading = self().since(start)
+            if reading.queued:
+                return reading
+            if self.spin_seconds >= LONGEST_SPIN:
+                raise NotQueuedError(
+                    f"enqueueing took {reading.host * 1e3:.1f} ms behind a spin of "
+                    f"{self.spin_seconds * 1e3:.0f} ms: the call waits for the device"
+                )
+            self.spin_seconds = min(LONGEST_SPIN, max(2 * self.spin_seconds, 2 * reading.host))
+
+
+class NotQueuedError(RuntimeError):
+    """A call that cannot be enqueued ahead of the device, so that no device time exists."""
+
+
+def wall_seconds(call: Callable[[], object], queue: Queue) -> float:
+    """Seconds from an idle device to an idle device: what a user waits for one call."""
+    queue.synchronize()
+    start = queue.now()
+    call()
+    queue.synchronize()
+    return queue.now() - start

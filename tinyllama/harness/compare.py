@@ -54,12 +54,14 @@ class Comparison:
 
     sees_zero: a result of zeros would fail (or the right result is zero).
     sees_scale: the result scaled by 1.01 would fail (or the right result is zero).
+    widest_row: the largest error allowed in any row; the row of ``checks`` is the worst one.
     """
 
     name: str
     checks: tuple[Check, ...]
     sees_zero: bool
     sees_scale: bool
+    widest_row: float
 
     @property
     def passed(self) -> bool:
@@ -129,9 +131,10 @@ def compare(
     bounds = allowed(rows(of_eager), typical(rows), exact.numel() // width, 1)
     worst = (rows(error) / bounds).nan_to_num(nan=math.inf).argmax()
     row = Check("row", rows(error)[worst].item(), bounds[worst].item())
+    widest = bounds.max().item()
 
     if size <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
-        return Comparison(name, (whole, row), sees_zero=True, sees_scale=True)
+        return Comparison(name, (whole, row), True, True, widest)
 
     def along(tensor: torch.Tensor) -> torch.Tensor:
         return (tensor * exact).sum().abs() / size**2
@@ -147,6 +150,7 @@ def compare(
         (whole, row, Check("scale", along(error).item(), tilt.item())),
         sees_zero=bool(size > bound),
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size),
+        widest_row=widest,
     )
 
 

@@ -43,8 +43,12 @@ def cannot(capability: str, device: torch.device) -> str | None:
     """Why a capability is missing on a device; None when it is there.
 
     Capabilities: ``gpu``, ``triton`` (importable), ``compile`` (torch.compile can build code),
-    ``capture`` (device graphs), ``tf32``, ``fp32``, ``bf16``, ``fp16``.
+    ``capture`` (device graphs), ``tf32``, ``fp32``, ``bf16``, ``fp16``, and ``module NAME``
+    (importable).
     """
+    kind, _, module = capability.partition(" ")
+    if kind == "module":
+        return None if importlib.util.find_spec(module) else f"{module} is not installed"
     gpu = device.type != "cpu"
     if capability == "gpu":
         return None if gpu else "no GPU is available to torch"

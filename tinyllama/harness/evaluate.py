@@ -40,11 +40,14 @@ class Inputs:
         """In float64, every value moved at random by up to half a unit of its dtype's last
         place: what rounding the inputs once more would do. Parameters move by float32's:
         that is what a kernel receives (1 - 0.999 in float32 is off by 1.3e-5)."""
-        generator = torch.Generator().manual_seed(seed)
+        generators: dict[torch.device, torch.Generator] = {}
 
         def move(value: torch.Tensor) -> torch.Tensor:
-            half = torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5
-            return value.double() * (1 + torch.finfo(value.dtype).eps * half.to(value.device))
+            if value.device not in generators:
+                generators[value.device] = torch.Generator(value.device).manual_seed(seed)
+            half = torch.empty_like(value, dtype=torch.float64)
+            half.uniform_(-0.5, 0.5, generator=generators[value.device])
+            return value.double() * (1 + torch.finfo(value.dtype).eps * half)
 
         params = {
             name: move(torch.tensor(value)).item() if isinstance(value, float) else value
@@ -78,9 +81,12 @@ def make_inputs(
     extreme: str | None = None,
     layout: str = "contiguous",
     upstream: str = "contiguous",
+    drawn_on: torch.device | str = "cpu",
 ) -> Inputs:
     """Inputs of a case, equal on every device for one seed.
 
+    drawn_on: where random values are made; anywhere but on the CPU they are those of that
+        device, and large ones are made quickly.
     extreme: the name of one of the op's extremes.
     layout: of the floating-point inputs, one of `LAYOUTS`.
     upstream: layout of the gradients of the outputs, one of `UPSTREAMS`; "summed" is what
@@ -106,7 +112,7 @@ def make_inputs(
         shapes = _shapes(declared, case.dims)
         made = [
             _place(
-                _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}"),
+                _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on),
                 wanted,
                 device,
                 layout_of(declared),
@@ -118,7 +124,7 @@ def make_inputs(
     grads: dict[str, torch.Tensor | None] = {}
     for name, output in op.outputs.items():
         (shape,) = _shapes(output, case.dims)
-        sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}")
+        sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
         grads[name] = _place(sample, dtype_of(output), device, upstream)
 
     names = [name for name, declared in op.inputs.items() if not declared.mutated]
@@ -141,8 +147,8 @@ def evaluate(op: Op, call: Callable[..., Any], inputs: Inputs) -> dict[str, torc
     that is not declared mutated changed, or when an output has another dtype, shape or type
     than declared. An input that no gradient reaches has no entry.
     """
-    args = {name: _copy(value) for name, value in inputs.args.items()}
-    before = {name: _copy(value) for name, value in args.items() if name not in op.mutated}
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    before = {name: copied(value) for name, value in args.items() if name not in op.mutated}
     for name in op.differentiable:
         args[name].requires_grad_(True)
 
@@ -155,7 +161,7 @@ def evaluate(op: Op, call: Callable[..., Any], inputs: Inputs) -> dict[str, torc
     for fresh in inputs.fresh:
         call(*{**args, **fresh}.values(), **inputs.params)
     if op.mutated:
-        return _mutated(op, args)
+        return mutated_results(op, args)
     return {name: value.detach() for name, value in results.items()}
 
 
@@ -167,7 +173,7 @@ def _gradients(
     assert len(attached) == len(used), (
         f"{op.name}: outputs {sorted(set(used) - set(attached))} are detached from the inputs"
     )
-    upstream = {name: _copy(gradient) for name, gradient in used.items()}
+    upstream = {name: copied(gradient) for name, gradient in used.items()}
     grads: Sequence[torch.Tensor | None] = torch.autograd.grad(
         list(attached.values()),
         [args[name] for name in op.differentiable],
@@ -206,7 +212,8 @@ def _collect_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tens
     return dict(zip(op.outputs, values, strict=True))
 
 
-def _mutated(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
+def mutated_results(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
+    """What an op in place has written, by name; the entries of a list are numbered."""
     results = {}
     for name in op.mutated:
         if isinstance(args[name], list):
@@ -223,10 +230,10 @@ def _assert_untouched(op: Op, args: Leaves, before: Leaves, phase: str) -> None:
             assert _same_memory(value, copy), f"{op.name}: {phase} changed its input {name}"
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy in memory of its own with the same strides, gaps and all (clone() drops them)."""
     if isinstance(value, list):
-        return [_copy(item) for item in value]
+        return [copied(item) for item in value]
     storage = value.untyped_storage().clone()
     empty = torch.empty(0, dtype=value.dtype, device=value.device)
     return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
@@ -250,9 +257,11 @@ def _shapes(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
     return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
 
 
-def _sample(values: Values, shape: tuple[int, ...], key: str) -> torch.Tensor:
+def _sample(
+    values: Values, shape: tuple[int, ...], key: str, drawn_on: torch.device | str
+) -> torch.Tensor:
     digest = hashlib.sha256(key.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    generator = torch.Generator(drawn_on).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return values.sample(shape, generator)
 
 

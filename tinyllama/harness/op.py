@@ -136,7 +136,8 @@ class Op:
     params: keyword parameters and their defaults.
     cases: shapes for the correctness suite; the first one is also used for the layout and
         value variants, so it should be small and general.
-    timed: shapes for the performance suite.
+    timed: shapes for the performance suite, from small to large; where there is no GPU only the
+        first is timed, elsewhere all others.
     extremes: named overrides of input distributions; each is a case of its own.
     dtypes: the floating-point dtypes its cases cover.
     calls: how many successive calls are compared (in-place ops: more than one).

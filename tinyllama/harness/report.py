@@ -1,9 +1,9 @@
-"""Tables made from records, and from nothing else."""
+"""Tables made from records, and from nothing else: for a terminal, and in Markdown."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,25 +11,78 @@ from rich.table import Table
 
 from tinyllama.harness.results import Record
 
-HEADERS = ("workload", "precision", "tier", "ms a step", "samples/s", "over V1", "run as")
+Entry = dict[str, Any]
+Column = tuple[str, Callable[[Entry], str]]
 
 
-def ladder_rows(record: Record) -> list[tuple[str, ...]]:
-    """A row for each timed step; "over V1" is the median ratio and its 99% interval."""
-    return [_row(entry) for entry in record.entries if entry["name"].startswith("step/")]
+def _ratio(entry: Entry, field: str) -> str:
+    if field not in entry:
+        return ""
+    median, low, high = entry[field]
+    return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _row(entry: dict[str, Any]) -> tuple[str, ...]:
-    median, low, high = entry["over_v1"]
-    return (
-        entry["workload"],
-        entry["precision"],
-        entry["tier"],
-        f"{entry['seconds'] * 1e3:.2f}",
-        f"{entry['samples_per_second']:.0f}",
-        "1" if entry["tier"] == "v1" else f"{median:.2f} [{low:.2f}, {high:.2f}]",
-        entry["plan"],
-    )
+def _number(entry: Entry, field: str, scale: float = 1.0, form: str = ".3g") -> str:
+    return format(entry[field] * scale, form) if field in entry else ""
+
+
+def _count(entry: Entry, field: str) -> str:
+    return str(entry[field]) if field in entry else ""
+
+
+# Headers carry the units; what was not measured stays empty.
+STEP_COLUMNS: tuple[Column, ...] = (
+    ("contender", lambda e: e["contender"]),
+    ("ms a step", lambda e: _number(e, "seconds", 1e3, ".2f") or f"cannot: {e['cannot']}"),
+    ("samples/s", lambda e: _number(e, "samples_per_second", 1, ".0f")),
+    ("over V1", lambda e: _ratio(e, "over_v1") if e["contender"] != "v1" else "1"),
+    ("of the floor", lambda e: _ratio(e, "floor_share")),
+    ("peak MiB", lambda e: _number(e, "peak_bytes", 2**-20, ".0f")),
+    ("kernels", lambda e: _count(e, "kernels")),
+    ("MFU", lambda e: _number(e, "mfu", 100, ".0f") + ("%" if "mfu" in e else "")),
+    ("mJ a sample", lambda e: _number(e, "joules_per_sample", 1e3)),
+    ("run as", lambda e: e.get("plan", "")),
+)
+
+OP_COLUMNS: tuple[Column, ...] = (
+    ("op", lambda e: e["op"]),
+    ("case", lambda e: e["case"]),
+    ("provider", lambda e: e["provider"]),
+    ("us", lambda e: _number(e, "seconds", 1e6, ".1f") or f"cannot: {e['cannot']}"),
+    ("host us", lambda e: _number(e, "host_seconds", 1e6, ".0f")),
+    ("of the roof", lambda e: _number(e, "roofline_share", 100, ".0f") + _percent(e)),
+    ("bound by", lambda e: e.get("bound", "")),
+    ("peak MiB", lambda e: _number(e, "peak_bytes", 2**-20, ".1f")),
+    ("over eager", lambda e: _ratio(e, "over_eager")),
+)
+
+
+def _percent(entry: Entry) -> str:
+    return "%" if "roofline_share" in entry else ""
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """The newest complete record of each device and group, in the order of their dates."""
+    newest: dict[tuple[str, str], Record] = {}
+    for record in sorted(records, key=lambda record: record.date):
+        if record.complete:
+            newest.pop((record.device, record.group), None)
+            newest[record.device, record.group] = record
+    return list(newest.values())
+
+
+def of_kind(record: Record, kind: str) -> list[Entry]:
+    return [entry for entry in record.entries if entry["kind"] == kind]
+
+
+def last_passes(record: Record) -> list[Entry]:
+    """The op entries that are gated: forward and backward where an op has both."""
+    both = {e["op"] for e in of_kind(record, "op") if e.get("passes") == "forward+backward"}
+    return [
+        entry
+        for entry in of_kind(record, "op")
+        if entry["op"] not in both or entry.get("passes") != "forward"
+    ]
 
 
 def source(record: Record) -> str:
@@ -38,54 +91,106 @@ def source(record: Record) -> str:
     return f"{record.device}; {versions}; commit {record.commit[:10]}; {record.date[:10]}"
 
 
-def ladder(record: Record, width: int = 100) -> list[str]:
-    """The ladder as lines of text."""
-    table = Table(*HEADERS, caption=source(record))
-    for row in ladder_rows(record):
-        table.add_row(*row)
+def terminal(records: Sequence[Record], width: int = 140) -> list[str]:
+    """Tables of the steps and ops of records as lines of text, and what was left out."""
     stream = io.StringIO()
-    Console(file=stream, width=width).print(table)
-    return [*stream.getvalue().splitlines(), *left_out(record)]
+    console = Console(file=stream, width=width, markup=False, highlight=False)
+    for kind, columns in (("step", STEP_COLUMNS), ("op", OP_COLUMNS)):
+        for record in records:
+            entries = [e for e in _rows(record, kind) if "cannot" not in e]
+            if entries:
+                console.print(_table(record, columns, entries))
+    return [*stream.getvalue().splitlines(), *left_out(records)]
 
 
-def left_out(record: Record) -> list[str]:
-    """What did not run of each tier's plan, and why."""
-    lines = [
-        f"{entry['tier']} without {way}: {reason}"
-        for entry in record.entries
-        for way, reason in entry.get("left_out", {}).items()
-    ]
+def _rows(record: Record, kind: str) -> list[Entry]:
+    return last_passes(record) if kind == "op" else of_kind(record, kind)
+
+
+def _table(record: Record, columns: Sequence[Column], entries: Sequence[Entry]) -> Table:
+    shown = _shown(columns, entries)
+    table = Table(*(header for header, _ in shown), title=record.group, caption=source(record))
+    for entry in entries:
+        table.add_row(*(cell(entry) for _, cell in shown))
+    return table
+
+
+def _shown(columns: Sequence[Column], entries: Sequence[Entry]) -> list[Column]:
+    """The columns in which some entry has something."""
+    return [column for column in columns if any(column[1](entry) for entry in entries)]
+
+
+def left_out(records: Iterable[Record]) -> list[str]:
+    """What did not run, or not as it would, and why; each reason once."""
+    lines = []
+    for entry in (entry for record in records for entry in record.entries):
+        name = entry.get("contender") or entry.get("provider", "")
+        for way, reason in entry.get("left_out", {}).items():
+            lines.append(f"{name} without {way}: {reason}")
+        if "cannot" in entry:
+            lines.append(f"{name} not timed: {entry['cannot']}")
     return list(dict.fromkeys(lines))
 
 
-def markdown(record: Record) -> str:
-    """The ladder as a Markdown table with its source."""
-    return _markdown(HEADERS, ladder_rows(record), record)
+def markdown(records: Sequence[Record]) -> str:
+    """The ladders and ops of records as Markdown, each group under a heading, with sources."""
+    parts = []
+    for record in records:
+        steps, ops = _rows(record, "step"), _rows(record, "op")
+        if steps:
+            parts += [f"### {record.group}", "", _markdown(STEP_COLUMNS, steps), ""]
+        if ops:
+            parts += [f"### {record.group}", "", _markdown(OP_COLUMNS, ops), ""]
+        if steps or ops:
+            parts += [f"Measured on {source(record)}.", ""]
+    return "\n".join([*parts, *left_out(records)]).rstrip()
 
 
-def parts_markdown(record: Record) -> str:
-    """What each part of a tier is worth, as a Markdown table with its source.
+def ladder_markdown(records: Sequence[Record]) -> str:
+    """One short table of the steps of several groups, for a README."""
+    columns: tuple[Column, ...] = (
+        ("workload", lambda e: e["workload"]),
+        ("precision", lambda e: e["precision"]),
+        *STEP_COLUMNS[:7],
+        STEP_COLUMNS[-1],
+    )
+    entries = [entry for record in records for entry in of_kind(record, "step")]
+    return "\n".join([_markdown(columns, entries), "", *_sources(records)])
 
-    A row for each part switched off, a column for each workload and precision.
-    """
-    entries = [entry for entry in record.entries if entry["name"].startswith("parts/")]
+
+def parts_markdown(records: Sequence[Record]) -> str:
+    """What each part of a tier is worth: a row for each part switched off, a column for each
+    workload and precision."""
+    entries = [entry for record in records for entry in of_kind(record, "part")]
     groups = list(dict.fromkeys(f"{e['workload']} {e['precision']}" for e in entries))
     cells: dict[str, dict[str, str]] = {}
     for entry in entries:
-        median, low, high = entry["over_v2"]
-        text = f"{entry['milliseconds']:.2f} ms"
-        if entry["tier"] != "v2":
-            text += f", {median:.2f} [{low:.2f}, {high:.2f}]"
-        group = f"{entry['workload']} {entry['precision']}"
-        cells.setdefault(entry["tier"], {})[group] = text
-    rows = [(tier, *(row[group] for group in groups)) for tier, row in cells.items()]
-    return _markdown(("V2", *groups), rows, record)
+        seconds = entry.get("seconds") or entry["milliseconds"] * 1e-3  # the first schema's
+        text = f"{seconds * 1e3:.2f} ms"
+        if entry["contender"] != "v2":
+            text += f", {_ratio(entry, 'over_v2')}"
+        cells.setdefault(entry["contender"], {})[f"{entry['workload']} {entry['precision']}"] = text
+    columns: tuple[Column, ...] = (
+        ("V2", lambda e: e["name"]),
+        *((group, lambda e, group=group: e.get(group, "")) for group in groups),  # type: ignore[misc]
+    )
+    rows = [{"name": name, **row} for name, row in cells.items()]
+    return "\n".join([_markdown(columns, rows), "", *_sources(records)])
 
 
-def _markdown(headers: Iterable[str], rows: Iterable[Iterable[str]], record: Record) -> str:
+def _sources(records: Sequence[Record]) -> list[str]:
+    """One line where all records have one source, else one for each group."""
+    sources = {source(record) for record in records}
+    if len(sources) == 1:
+        return [f"Measured on {sources.pop()}."]
+    return [f"{record.group}: measured on {source(record)}.\n" for record in records]
+
+
+def _markdown(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
     def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    headers = list(headers)
-    lines = [line(headers), line("---" for _ in headers), *map(line, rows)]
-    return "\n".join([*lines, "", f"Measured on {source(record)}."])
+    shown = _shown(columns, entries)
+    headers = [header for header, _ in shown]
+    rows = [line(cell(entry) for _, cell in shown) for entry in entries]
+    return "\n".join([line(headers), line("---" for _ in headers), *rows])

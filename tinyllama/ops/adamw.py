@@ -39,7 +39,11 @@ adamw = Op(
         Case(P=(64,), params={"lr": 0.05, "eps": 0.1}, why="epsilon that matters"),
         Case(P=(33,), params={"lr": 0.05, "beta1": 0.5, "beta2": 0.7}, why="other betas"),
     ],
-    timed=[Case(P=(32_500_000,))],
+    timed=[
+        Case(P=(128_000, 32_768, 128)),
+        Case(P=(512_000, 1_048_576, 512)),
+        Case(P=(32_500_000,)),
+    ],
     extremes={
         "first": {
             "step": constant(0.0),

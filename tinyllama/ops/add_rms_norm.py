@@ -31,7 +31,7 @@ add_rms_norm = Op(
         Case(B=1, T=300, D=16, why="many rows: the weight gradient's reduction"),
         Case(B=2, T=3, D=64, params={"eps": 0.5}, why="epsilon that dominates"),
     ],
-    timed=[Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],
+    timed=[Case(B=4, T=64, D=128), Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],
     extremes={
         "tiny": {"x": normal(1e-3), "residual": normal(1e-3)},
         "huge": {"x": normal(300.0), "residual": normal(300.0)},

@@ -31,7 +31,11 @@ attention = Op(
         Case(B=1, T=31, H=4, G=4, K=64, why="no grouping; 32 - 1 tokens"),
         Case(B=1, T=130, H=2, G=1, K=16, why="several blocks of any kernel"),
     ],
-    timed=[Case(B=8, T=128, H=8, G=4, K=64), Case(B=4, T=4096, H=32, G=8, K=128)],
+    timed=[
+        Case(B=4, T=64, H=4, G=2, K=32),
+        Case(B=8, T=128, H=8, G=4, K=64),
+        Case(B=4, T=4096, H=32, G=8, K=128),
+    ],
     extremes={
         "peaked": {"q": normal(3.0), "k": normal(3.0)},
         "flat": {"q": normal(1e-3), "k": normal(1e-3)},

@@ -65,7 +65,10 @@ block = Op(
         Case(B=1, T=33, D=48, Q=64, R=64, F=40, C=16, why="Q wider than D, no grouping"),
         Case(B=3, T=2, D=16, Q=8, R=8, F=24, C=4, why="one head"),
     ],
-    timed=[Case(B=8, T=128, D=512, Q=512, R=256, F=2048, C=32)],
+    timed=[
+        Case(B=4, T=64, D=128, Q=128, R=64, F=256, C=16),
+        Case(B=8, T=128, D=512, Q=512, R=256, F=2048, C=32),
+    ],
     extremes={"tiny": {"x": normal(2e-3)}, "huge": {"x": normal(100.0)}},
     bytes={
         "forward": lambda size, B, T, D, Q, R, F, C: (

@@ -23,7 +23,7 @@ linear_cross_entropy = Op(
         Case(N=1, D=16, V=64, why="one token"),
         Case(N=65, D=8, V=1000, why="the model's vocabulary, ragged rows"),
     ],
-    timed=[Case(N=1024, D=512, V=1000), Case(N=8192, D=4096, V=32000)],
+    timed=[Case(N=256, D=128, V=1000), Case(N=1024, D=512, V=1000), Case(N=8192, D=4096, V=32000)],
     extremes={"sharp": {"x": normal(8.0)}, "tiny": {"x": normal(1e-3)}},
     bytes={
         "forward": lambda size, N, D, V: (N + V) * D * size,

@@ -24,7 +24,11 @@ qkv = Op(
         Case(B=1, T=1, D=48, Q=24, R=8, why="one row"),
         Case(B=1, T=63, D=20, Q=20, R=20, why="no grouping, ragged"),
     ],
-    timed=[Case(B=8, T=128, D=512, Q=512, R=256), Case(B=4, T=4096, D=2048, Q=2048, R=512)],
+    timed=[
+        Case(B=4, T=64, D=128, Q=128, R=64),
+        Case(B=8, T=128, D=512, Q=512, R=256),
+        Case(B=4, T=4096, D=2048, Q=2048, R=512),
+    ],
     extremes={"tiny": {"x": normal(1e-3)}},
     bytes={
         "forward": lambda size, B, T, D, Q, R: (

@@ -50,7 +50,11 @@ rope = Op(
         Case(B=1, T=33, H=3, G=3, K=20, C=10, why="no grouping, ragged head width"),
         Case(B=1, T=257, H=2, G=1, K=8, C=4, why="angles of many turns"),
     ],
-    timed=[Case(B=8, T=128, H=8, G=4, K=64, C=32), Case(B=4, T=4096, H=32, G=8, K=128, C=64)],
+    timed=[
+        Case(B=4, T=64, H=4, G=2, K=32, C=16),
+        Case(B=8, T=128, H=8, G=4, K=64, C=32),
+        Case(B=4, T=4096, H=32, G=8, K=128, C=64),
+    ],
     extremes={"huge": {"q": normal(300.0), "k": normal(300.0)}},
     bytes={
         "forward": lambda size, B, T, H, G, K, C: 2 * B * T * (H + G) * K * size + 8 * T * C,

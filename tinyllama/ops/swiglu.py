@@ -21,7 +21,11 @@ swiglu = Op(
         Case(B=1, T=1, D=16, F=33, why="one row, ragged width"),
         Case(B=1, T=130, D=20, F=8, why="many rows: the weight gradients' reduction"),
     ],
-    timed=[Case(B=8, T=128, D=512, F=2048), Case(B=4, T=4096, D=2048, F=8192)],
+    timed=[
+        Case(B=4, T=64, D=128, F=256),
+        Case(B=8, T=128, D=512, F=2048),
+        Case(B=4, T=4096, D=2048, F=8192),
+    ],
     extremes={
         "saturated": {"x": normal(50.0)},
         "tiny": {"x": normal(1e-3)},

@@ -1,0 +1,298 @@
+"""The two clocks: device time is the device's, host time is the host's, or there is no reading.
+
+The queue is simulated, on a host clock of its own: what is true of a call is then known.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from tinyllama.harness.clock import (
+    LONGEST_SPIN,
+    Clock,
+    DeviceQueue,
+    HostQueue,
+    NotQueuedError,
+    queue_of,
+    wall_seconds,
+)
+
+pytest_plugins = ["pytester"]
+
+US = 1e-6
+KERNEL, DELAY = 5 * US, 100 * US
+
+
+class SimulatedQueue:
+    """A device that does in order what a host asks for, and two clocks that nothing disturbs.
+
+    launch: host seconds that each request costs. early: the device hears of a request at the
+    start of that cost, not at its end.
+    """
+
+    def __init__(self, launch: float = 1 * US, early: bool = True) -> None:
+        self.launch, self.early = launch, early
+        self.host = 0.0
+        self.free = 0.0  # when the device will have done all that was asked for
+        self.spins: list[float] = []
+
+    def enqueue(self, seconds: float) -> float:
+        """Ask for work of some length; when the device will have done it."""
+        asked = self.host if self.early else self.host + self.launch
+        self.host += self.launch
+        self.free = max(self.free, asked) + seconds
+        return self.free
+
+    def now(self) -> float:
+        return self.host
+
+    def mark(self) -> float:
+        return self.enqueue(0.0)
+
+    def spin(self, seconds: float) -> None:
+        self.spins.append(seconds)
+        self.enqueue(seconds)
+
+    def elapsed(self, earlier: float, later: float) -> float:
+        self.host = max(self.host, later)
+        return later - earlier
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.free)
+
+    def call(self, delay: float = DELAY, kernel: float = KERNEL) -> Callable[[], None]:
+        """A call that keeps the host busy and then launches a kernel."""
+
+        def one() -> None:
+            self.host += delay
+            self.enqueue(kernel)
+
+        return one
+
+
+def test_a_short_kernel_behind_a_slow_host_reads_both() -> None:
+    queue = SimulatedQueue(launch=0.0)
+    reading = Clock(queue, spin_seconds=1e-3).read(queue.call())
+    assert reading.queued
+    assert reading.device == pytest.approx(KERNEL)
+    assert reading.host == pytest.approx(DELAY)
+
+
+def test_a_pair_of_events_without_a_spin_reads_the_host() -> None:
+    """The fault that the spin repairs: the idle device waits for the launch inside the pair."""
+    queue = SimulatedQueue()
+    start = queue.mark()
+    queue.call()()
+    assert queue.elapsed(start, queue.mark()) > DELAY
+    clock = Clock(queue, spin_seconds=0.0)
+    start = clock()
+    queue.call()()
+    reading = clock().since(start)
+    assert not reading.queued
+    assert reading.device > DELAY
+
+
+def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> None:
+    """``before`` runs ahead of each try and is not in the reading."""
+    queue = SimulatedQueue()
+    tries: list[int] = []
+
+    def before() -> None:
+        tries.append(len(queue.spins))
+        queue.host += 1.0
+        queue.enqueue(1.0)
+
+    clock = Clock(queue, spin_seconds=10 * US)
+    reading = clock.read(queue.call(), before)
+    assert reading.queued
+    assert reading.device == pytest.approx(KERNEL)
+    assert reading.host == pytest.approx(DELAY + queue.launch)
+    assert len(tries) >= 2
+    assert tries == list(range(0, len(queue.spins), 2)), "a stamp before the call, one after it"
+    assert queue.spins[0] == 10 * US
+    assert clock.spin_seconds > DELAY, "the length that sufficed is kept for the next reading"
+    clock.read(queue.call(), before)
+    assert queue.spins[-1] == queue.spins[-3] == clock.spin_seconds
+
+
+def test_a_call_that_waits_for_the_device_has_no_device_time() -> None:
+    queue = SimulatedQueue()
+
+    def call() -> None:
+        queue.enqueue(KERNEL)
+        queue.synchronize()
+        queue.enqueue(KERNEL)
+
+    with pytest.raises(NotQueuedError, match="the call waits for the device"):
+        Clock(queue).read(call)
+    assert max(queue.spins) == LONGEST_SPIN
+    assert len(queue.spins) < 40, "spins grow quickly"
+
+
+def test_a_host_slower_than_the_longest_spin_has_no_device_time() -> None:
+    queue = SimulatedQueue()
+    with pytest.raises(NotQueuedError):
+        Clock(queue).read(queue.call(delay=2 * LONGEST_SPIN))
+
+
+@pytest.mark.parametrize("spin", [200 * US, 1e-3, 0.2])
+def test_the_length_of_the_spin_is_not_in_the_reading(spin: float) -> None:
+    queue = SimulatedQueue(launch=0.0)
+    reading = Clock(queue, spin_seconds=spin).read(queue.call())
+    assert (reading.device, reading.host) == pytest.approx((KERNEL, DELAY))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["heard_early", "heard_late"])
+def test_queued_is_never_claimed_of_a_device_that_waited(early: bool) -> None:
+    """Around the length at which the spin just suffices, where launches cost as much as work."""
+    draw = random.Random(0).uniform
+    claimed = 0
+    for _ in range(2000):
+        queue = SimulatedQueue(launch=draw(1, 20) * US, early=early)
+        clock = Clock(queue, spin_seconds=draw(80, 180) * US)
+        start = clock()
+        queue.call()()
+        reading = clock().since(start)
+        claimed += reading.queued
+        if reading.queued:
+            assert reading.device == pytest.approx(KERNEL)
+    assert 200 < claimed < 1800, "both outcomes were seen"
+
+
+def test_stamps_subtract_to_device_seconds() -> None:
+    queue = SimulatedQueue()
+    clock = Clock(queue, spin_seconds=1e-3)
+    start = clock()
+    queue.call()()
+    assert clock() - start == pytest.approx(KERNEL)
+
+
+def test_a_clock_is_a_timer_of_pytest_benchmark(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from correctness_tests.test_clock import KERNEL, Clock, SimulatedQueue
+
+        QUEUE = SimulatedQueue()
+        CLOCK = Clock(QUEUE, spin_seconds=1e-3)
+
+        @pytest.mark.benchmark(timer=CLOCK)
+        def test_it(benchmark):
+            benchmark.pedantic(QUEUE.call(), setup=QUEUE.synchronize, rounds=5)
+            assert benchmark.stats.stats.data == pytest.approx([KERNEL] * 5)
+        """
+    )
+    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
+    pytester.runpytest_inprocess(*plugins).assert_outcomes(passed=1)
+
+
+def test_wall_time_is_from_idle_to_idle() -> None:
+    """What was queued before is waited for outside, what the call queues inside."""
+    queue = SimulatedQueue(launch=0.0)
+    queue.enqueue(1.0)
+    assert wall_seconds(queue.call(kernel=3 * DELAY), queue) == pytest.approx(4 * DELAY)
+
+
+def test_on_a_cpu_the_two_clocks_are_one() -> None:
+    queue = queue_of(torch.device("cpu"))
+    assert isinstance(queue, HostQueue)
+    reading = Clock(queue).read(lambda: time.sleep(2e-3))
+    assert reading.queued
+    assert min(reading.device, reading.host) >= 2e-3
+
+
+# -- on a GPU ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(device: torch.device) -> Iterator[DeviceQueue]:
+    """The queue of a GPU whose clocks have left their idle state."""
+    if device.type == "cpu":
+        pytest.skip("a CPU queues nothing: the simulated queue stands for it")
+    with torch.cuda.device(device):
+        end = time.perf_counter() + 0.3
+        while time.perf_counter() < end:
+            torch.cuda._sleep(1_000_000)
+            torch.cuda.synchronize()
+        yield DeviceQueue(device)
+
+
+def busy_wait(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def replayed_seconds(launch: Callable[[], None], queue: DeviceQueue, count: int = 1000) -> float:
+    """Seconds of one of many launches in a captured graph, where no host is in between."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            launch()
+    graph.replay()
+    start = queue.mark()
+    graph.replay()
+    return queue.elapsed(start, queue.mark()) / count
+
+
+@pytest.fixture
+def short(queue: DeviceQueue) -> tuple[Callable[[], None], float]:
+    """A kernel of about 5 us, and its seconds as a graph of a thousand of them tells."""
+    cycles = 50_000_000
+    queue.synchronize()
+    start = queue.mark()
+    torch.cuda._sleep(cycles)
+    rate = cycles / queue.elapsed(start, queue.mark())
+
+    def kernel() -> None:
+        torch.cuda._sleep(int(KERNEL * rate))
+
+    return kernel, replayed_seconds(kernel, queue)
+
+
+@pytest.mark.gpu
+def test_a_gpu_reads_both_clocks(queue: DeviceQueue, short: tuple) -> None:
+    kernel, seconds = short
+    assert seconds == pytest.approx(KERNEL, abs=2 * US), "the kernel itself is not of 5 us"
+
+    def call() -> None:
+        busy_wait(DELAY)
+        kernel()
+
+    clock = Clock(queue)
+    readings = [clock.read(call) for _ in range(15)]
+    device = statistics.median(reading.device for reading in readings)
+    host = statistics.median(reading.host for reading in readings)
+    assert device == pytest.approx(seconds, rel=0.25, abs=2 * US)
+    assert host == pytest.approx(DELAY, rel=0.25)
+
+    unspun = Clock(queue, spin_seconds=0.0)
+    queue.synchronize()
+    start = unspun()
+    call()
+    reading = unspun().since(start)
+    assert not reading.queued
+    assert reading.device > DELAY / 2, "without the spin the pair of events reads the host"
+
+
+@pytest.mark.gpu
+def test_a_gpu_spins_as_long_as_asked(queue: DeviceQueue) -> None:
+    queue.spin(0.0)  # calibrates
+    for seconds in (1e-3, 2e-2):
+        queue.synchronize()
+        start = queue.mark()
+        queue.spin(seconds)
+        assert queue.elapsed(start, queue.mark()) == pytest.approx(seconds, rel=0.2)
+
+
+@pytest.mark.gpu
+def test_a_gpu_call_that_reads_a_value_back_is_refused(queue: DeviceQueue) -> None:
+    value = torch.ones(8, device=queue.device)
+    with pytest.raises(NotQueuedError):
+        Clock(queue).read(lambda: value.sum().item())

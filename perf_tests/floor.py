@@ -1,0 +1,159 @@
+"""The floor of a step: its matrix products, AdamW and attention alone, each at its fastest.
+
+Stock kernels in one captured graph, with nothing between them: no norms, no rotary
+embedding, no activations, no loss. Nobody's step of the same products can take much less.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from perf_tests.workloads import Group
+from tinyllama.harness.clock import queue_of, wall_seconds
+from tinyllama.harness.device import synchronize
+from tinyllama.step import capture_graphs
+
+BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+
+
+class Floor:
+    """The three parts on random data, each captured where the device can, and all together."""
+
+    def __init__(self, group: str, device: str) -> None:
+        self.group = Group.parse(group)
+        self.device = torch.device(device)
+        self.queue = queue_of(self.device)
+        tf32 = self.group.precision == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        self.dtype = torch.bfloat16 if self.group.precision == "bf16" else torch.float32
+        on_cpu = self.device.type == "cpu"
+        self.backend, self.how = ("torch's choice", "eager") if on_cpu else ("", "capture")
+        self.parts: dict[str, Callable[[], None]] = {
+            "products": self._products(),
+            "attention": self._fastest_attention(),
+            "optimizer": self._optimizer(),
+        }
+        self.step = self._graph(*self.parts.values())
+        self.parts = {name: self._graph(part) for name, part in self.parts.items()}
+
+    def warm_up(self, seconds: float) -> float:
+        start, steps = self.queue.now(), 0
+        while self.queue.now() - start < seconds or steps < 3:
+            self.step()
+            synchronize(self.device)
+            steps += 1
+        return (self.queue.now() - start) / steps
+
+    def turn(self, calls: int) -> float:
+        """Median wall seconds of some rounds of everything, after one that is not timed."""
+        self.step()
+        return statistics.median(wall_seconds(self.step, self.queue) for _ in range(calls))
+
+    def facts(self) -> dict[str, Any]:
+        """Seconds of each part alone, and how it ran."""
+        return {
+            "parts": {name: self._seconds(part) for name, part in self.parts.items()},
+            "plan": f"{self.how}; attention by {self.backend}",
+            "software": "torch",
+        }
+
+    def _seconds(self, part: Callable[[], None]) -> float:
+        part()
+        return statistics.median(wall_seconds(part, self.queue) for _ in range(10))
+
+    def _graph(self, *parts: Callable[[], None]) -> Callable[[], None]:
+        if self.device.type == "cpu":
+            return lambda: [part() for part in parts] and None
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for part in parts:
+                part()
+        torch.cuda.synchronize()
+        return capture_graphs(list(parts))[0].replay
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=self.device, dtype=self.dtype)
+
+    def _products(self) -> Callable[[], None]:
+        """y = x W^T, dx = dy W and dW = dy^T x of each projection, projections of one input
+        as one product, and those of the tied embedding."""
+        workload = self.group.shape
+        model = workload.model
+        n = workload.batch_size * workload.seq_len
+        d, f = model.hidden_dim, model.ffn_dim
+        qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        layer = ((qkv, d), (d, model.num_heads * model.head_dim), (2 * f, d), (d, f))
+        shapes: Mapping[tuple[int, int], int] = {
+            **{shape: model.num_layers for shape in layer},
+            (model.vocab_size, d): 1,
+        }
+        # Weights of their own for each layer: a step does not find them in the cache either.
+        work = [
+            (self._random(n, i), self._random(o, i), self._random(n, o))
+            for (o, i), count in shapes.items()
+            for _ in range(count)
+        ]
+
+        def products() -> None:
+            for x_NI, w_OI, dy_NO in work:
+                torch.mm(x_NI, w_OI.t())
+                torch.mm(dy_NO, w_OI)
+                torch.mm(dy_NO.t(), x_NI)
+
+        return products
+
+    def _attention(self, backend: SDPBackend | None) -> Callable[[], None]:
+        workload = self.group.shape
+        model, b, t = workload.model, workload.batch_size, workload.seq_len
+        k = model.head_dim
+        grouped = self.dtype is torch.bfloat16 and self.device.type != "cpu"
+        groups = model.num_kv_heads if grouped else model.num_heads
+        q = self._random(b, model.num_heads, t, k).requires_grad_()
+        kv = [self._random(b, groups, t, k).requires_grad_() for _ in range(2)]
+        upstream = self._random(b, model.num_heads, t, k)
+
+        def attention() -> None:
+            for _ in range(model.num_layers):
+                o = F.scaled_dot_product_attention(q, *kv, is_causal=True, enable_gqa=grouped)
+                torch.autograd.grad(o, (q, *kv), upstream)
+
+        def chosen() -> None:
+            assert backend is not None
+            with sdpa_kernel(backend):
+                attention()
+
+        return attention if backend is None else chosen
+
+    def _fastest_attention(self) -> Callable[[], None]:
+        """Attention forward and backward of every layer, by the fastest backend there is."""
+        if self.device.type == "cpu":
+            return self._attention(None)
+        seconds: dict[SDPBackend, float] = {}
+        for backend in BACKENDS:
+            call = self._attention(backend)
+            try:
+                call()
+            except RuntimeError:  # torch's way to say that a backend does not take these inputs
+                continue
+            seconds[backend] = self._seconds(self._graph(call))
+        best = min(seconds, key=lambda backend: seconds[backend])
+        self.backend = best.name
+        return self._attention(best)
+
+    def _optimizer(self) -> Callable[[], None]:
+        count = self.group.shape.model.parameters
+        parameter = torch.randn(count, device=self.device, requires_grad=True)
+        parameter.grad = torch.randn_like(parameter)
+        capturable = self.device.type != "cpu"
+        optimizer = torch.optim.AdamW([parameter], fused=True, capturable=capturable)
+
+        def update() -> None:
+            optimizer.step()
+
+        return update

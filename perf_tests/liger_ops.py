@@ -1,0 +1,61 @@
+"""Liger-Kernel's kernels as providers of our ops, to be timed beside ours (extra ``peers``).
+
+Its rotary embedding is not among them: it rotates halves of a head, ours consecutive pairs.
+A file of providers like any other (``--ops FILE``). They are held to the same bound as ours,
+with the slack declared here; a provider that is beyond it has no time, and its entry says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tinyllama.ops.cross_entropy import cross_entropy
+from tinyllama.ops.linear_cross_entropy import linear_cross_entropy
+from tinyllama.ops.rms_norm import rms_norm
+from tinyllama.ops.swiglu import swiglu
+
+NEEDS = ("gpu", "module liger_kernel")
+
+
+def _function(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"liger_kernel.ops.{module}"), name)
+
+
+@rms_norm.provider("liger", requires=NEEDS, double_backward=False)
+def liger_rms_norm(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
+    """In its "llama" mode; not in place, which would overwrite the upstream gradient."""
+    apply = _function("rms_norm", "LigerRMSNormFunction").apply
+    return apply(x_BTD, weight_D, eps, 0.0, "llama", False)
+
+
+@swiglu.provider("liger", requires=NEEDS, double_backward=False)
+def liger_swiglu(
+    x_BTD: torch.Tensor, w_gate_FD: torch.Tensor, w_up_FD: torch.Tensor
+) -> torch.Tensor:
+    """Its activation behind torch's products."""
+    apply = _function("swiglu", "LigerSiLUMulFunction").apply
+    return apply(F.linear(x_BTD, w_gate_FD), F.linear(x_BTD, w_up_FD))
+
+
+@cross_entropy.provider("liger", requires=NEEDS, double_backward=False)
+def liger_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+    """It writes the gradient over the logits, so it is given a copy; the copy is timed too."""
+    apply = _function("cross_entropy", "LigerCrossEntropyFunction").apply
+    found = apply(logits_NV.clone(), targets_N, None)
+    return (found[0] if isinstance(found, tuple) else found).float()
+
+
+@linear_cross_entropy.provider("liger", requires=NEEDS, double_backward=False)
+def liger_linear_cross_entropy(
+    x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+) -> torch.Tensor:
+    """The fused product and loss; its gradients are accumulated in the inputs' dtype."""
+    module = "fused_linear_cross_entropy"
+    found = _function(module, "LigerFusedLinearCrossEntropyFunction").apply(
+        x_ND, weight_VD, targets_N
+    )
+    return (found[0] if isinstance(found, tuple) else found).float()

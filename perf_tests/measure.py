@@ -1,0 +1,250 @@
+"""Measuring a group: every contender in a worker of its own, all of them in turn.
+
+The order matters. Memory is read before anything but a step has run; gradients are checked
+before a time is taken; then all are timed by turns; what disturbs (profiler, energy) is last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from perf_tests.peers import PEERS, Contender
+from perf_tests.workloads import Group
+from tinyllama.harness.rounds import Ratio, interleaved, ratio, summary
+from tinyllama.harness.worker import Worker, WorkerError
+from tinyllama.tiers import TIERS, Tier
+
+FLOOR = Contender("floor", "products, attention, AdamW alone", "floor", "perf_tests.floor:Floor")
+LONGEST = 400.0  # seconds until a contender is ready; a group is to take less than ten minutes
+LEARNED = 0.9  # of what V1 learned on the same batches; a tied embedding alone learns far less
+
+
+def _tier(tier: Tier) -> Contender:
+    factory = "perf_tests.steps:TierStep"
+    return Contender(tier.name, tier.title, "tier", factory, {"tier": tier.name})
+
+
+CONTENDERS = (*(_tier(tier) for tier in TIERS.values()), *PEERS, FLOOR)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. turn: seconds of one turn of one contender, at least one step."""
+
+    warm_up: float
+    turn: float
+    rounds: int
+    readings: int
+    energy: float
+
+    @staticmethod
+    def on(device: torch.device) -> Effort:
+        if device.type == "cpu":
+            return Effort(warm_up=0.3, turn=0.03, rounds=15, readings=5, energy=0)
+        return Effort(warm_up=1.0, turn=0.04, rounds=20, readings=10, energy=1.5)
+
+
+@dataclass
+class Measured:
+    """What a group gave: seconds by contender and round, an entry each, and what went wrong."""
+
+    group: Group
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cannot: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, WorkerError] = field(default_factory=dict)
+
+    def over(self, slow: str, fast: str) -> Ratio:
+        """How many times longer one contender takes than another."""
+        return ratio(self.seconds[slow], self.seconds[fast])
+
+    def fastest_peer(self) -> str | None:
+        """The name of the peer with the least median time; None where none ran."""
+        peers = [peer.name for peer in PEERS if peer.name in self.seconds]
+        return min(peers, key=lambda name: statistics.median(self.seconds[name]), default=None)
+
+
+def measure(
+    group: Group, device: torch.device, contenders: tuple[Contender, ...] = CONTENDERS
+) -> Measured:
+    """Measure a group; what fails in one contender is kept beside its name."""
+    measured = Measured(group)
+    with _workers(contenders, device, measured) as workers:
+        run = _Run(group, device, workers, measured)
+        run.prepare(contenders)
+        run.time()
+        run.look_closer()
+    return measured
+
+
+@contextlib.contextmanager
+def _workers(
+    contenders: tuple[Contender, ...], device: torch.device, measured: Measured
+) -> Iterator[dict[str, Worker]]:
+    """A started worker for each contender that can run; all of them end at the end."""
+    workers: dict[str, Worker] = {}
+    try:
+        for contender in contenders:
+            reason = contender.cannot(device, measured.group.precision)
+            if reason:
+                measured.cannot[contender.name] = reason
+            else:
+                modules = (contender.factory.partition(":")[0], *contender.preload)
+                workers[contender.name] = Worker(contender.name, preload=modules)
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.hang_up()
+        for worker in workers.values():
+            worker.close()
+
+
+class _Run:
+    def __init__(
+        self, group: Group, device: torch.device, workers: dict[str, Worker], measured: Measured
+    ) -> None:
+        self.group = group
+        self.device = device
+        self.workers = workers
+        self.measured = measured
+        self.effort = Effort.on(device)
+
+    def prepare(self, contenders: tuple[Contender, ...]) -> None:
+        """Make each contender, and hold its gradients to the reference's."""
+        for contender in contenders:
+            if contender.name in self.workers:
+                with self._kept(contender.name):
+                    self._prepare(contender)
+
+    def _prepare(self, contender: Contender) -> None:
+        name = contender.name
+        where = {"group": str(self.group), "device": str(self.device)}
+        arguments = {**contender.arguments, **where}
+        self.workers[name].make("step", contender.factory, timeout=LONGEST, **arguments)
+        entry: dict[str, Any] = {}
+        if contender.role != "floor":
+            entry.update(self._ask(name, "memory"))
+            entry.update(self._ask(name, "verify"))
+        self.measured.entries[name] = entry
+
+    def time(self) -> None:
+        """Interleaved wall time of all that are right."""
+        calls = {}
+        for name in list(self.measured.entries):
+            with self._kept(name):
+                step = self._ask(name, "warm_up", self.effort.warm_up)
+                calls[name] = max(1, min(50, round(self.effort.turn / step)))
+
+        def turn(name: str) -> Callable[[], float]:
+            def one() -> float:
+                with self._kept(name):
+                    return float(self._ask(name, "turn", calls[name]))
+                return math.nan
+
+            return one
+
+        seconds = interleaved({name: turn(name) for name in calls}, self.effort.rounds)
+        self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
+
+    def look_closer(self) -> None:
+        """What is measured of one contender alone, and whether it learned."""
+        for name in list(self.measured.seconds):
+            entry = self.measured.entries[name]
+            with self._kept(name):
+                if name != FLOOR.name:
+                    self._look(name, entry)
+                entry.update(self._ask(name, "facts"))
+        self._must_learn()
+
+    def _look(self, name: str, entry: dict[str, Any]) -> None:
+        for question, argument in (
+            ("clocks", (self.effort.readings,)),
+            ("launched", ()),
+            ("used", (self.effort.energy,)),
+        ):
+            answer = self._ask(name, question, *argument)
+            unavailable = {**entry.get("unavailable", {}), **answer.pop("unavailable", {})}
+            entry.update(answer)
+            if unavailable:
+                entry["unavailable"] = unavailable
+        entry["losses"] = self._ask(name, "loss_series")
+
+    def _must_learn(self) -> None:
+        """On the same batches each learns what V1 learns, up to rounding."""
+        series = {n: e.pop("losses") for n, e in self.measured.entries.items() if "losses" in e}
+        if "v1" not in series:
+            return
+        steps = min(map(len, series.values()))
+        drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
+        for name, losses in series.items():
+            entry = self.measured.entries[name]
+            entry.update(first_loss=losses[0], last_loss=losses[steps - 1], steps=steps)
+            if not drops[name] >= LEARNED * drops["v1"] > 0:
+                message = (
+                    f"its loss falls by {drops[name]:.3g} where V1's falls by {drops['v1']:.3g}"
+                )
+                self._drop(name, WorkerError(f"{message} in {steps} steps: it does not learn"))
+
+    def _ask(self, name: str, method: str, *args: Any) -> Any:
+        return self.workers[name].call("step", method, *args)
+
+    @contextlib.contextmanager
+    def _kept(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong with one contender is written down, and it is left out."""
+        try:
+            yield
+        except WorkerError as error:
+            self._drop(name, error)
+
+    def _drop(self, name: str, error: WorkerError) -> None:
+        self.measured.failed.setdefault(name, error)
+        self.measured.entries.pop(name, None)
+        self.measured.seconds.pop(name, None)
+
+
+def _drop(losses: list[float]) -> float:
+    """How far the loss fell: the mean of the first eight steps less that of the last."""
+    return statistics.fmean(losses[:8]) - statistics.fmean(losses[-8:])
+
+
+def entry_of(contender: Contender, measured: Measured, product_flops: float) -> Mapping[str, Any]:
+    """The entry of a record; see docs/RECORDS.md. product_flops: the measured ceiling."""
+    name, group = contender.name, measured.group
+    entry: dict[str, Any] = {
+        "workload": group.workload,
+        "precision": group.precision,
+        "contender": name,
+        "role": contender.role,
+        "title": contender.title,
+    }
+    reason = measured.cannot.get(name) or (
+        str(measured.failed[name]) if name in measured.failed else None
+    )
+    if reason:
+        return {**entry, "cannot": reason}
+    shape, times = group.shape, measured.seconds[name]
+    median = statistics.median(times)
+    flops = shape.model.step_flops(shape.batch_size, shape.seq_len) / median
+    entry |= {**measured.entries[name], **summary("seconds", times), "rounds": len(times)}
+    if contender.role != "floor":
+        entry |= {
+            "samples_per_second": shape.batch_size / median,
+            "tokens_per_second": shape.batch_size * shape.seq_len / median,
+            "flops_per_second": flops,
+            "mfu": flops / product_flops,
+        }
+        if "v1" in measured.seconds:
+            entry["over_v1"] = measured.over("v1", name).as_list()
+        if contender.role == "tier":
+            others = [other for other in measured.seconds if other != name]
+            entry["over"] = {other: measured.over(other, name).as_list() for other in others}
+        if FLOOR.name in measured.seconds:
+            entry["floor_share"] = measured.over(FLOOR.name, name).as_list()
+    return entry

@@ -1,0 +1,240 @@
+"""Measuring ops: every provider of a case by turns, each kind of provider in its own process.
+
+Caches are cold and inputs fresh in every round, and each timed call's outputs are checked; see
+`tinyllama.harness.op_contender`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perf_tests.conftest import Ceilings
+from tinyllama.harness.cases import SHORT
+from tinyllama.harness.clock import Reading
+from tinyllama.harness.device import cannot
+from tinyllama.harness.op import Op
+from tinyllama.harness.op_contender import BOTH, Timed, ops_of, passes_of
+from tinyllama.harness.rounds import interleaved, ratio, summary
+from tinyllama.harness.worker import Worker, WorkerError
+
+PACKAGE = "tinyllama.ops"
+PEERS = ("compile", "liger")
+PEER_FILES = (str(Path(__file__).with_name("liger_ops.py")),)
+DTYPES = ("bf16", "fp32")
+STATE = {"adamw": ("fp32",)}  # parameters and states of an optimizer are float32 in every tier
+LAYOUTS = ("strided", "transposed")
+SHARED = "tinyllama.harness.op_contender:OpContender"
+
+
+def groups(device: torch.device) -> list[str]:
+    """The groups of ops that are measured on a device."""
+    return ["ops-bf16", "ops-fp32"] if device.type != "cpu" else ["ops-fp32"]
+
+
+OPS = ops_of(PACKAGE, PEER_FILES)
+
+
+@dataclass
+class OpCaseRun:
+    """One case of an op: what each provider gave."""
+
+    op: Op
+    case: int
+    readings: dict[str, dict[str, list[Reading]]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    layouts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    cannot: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, WorkerError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Effort:
+    warm_up: float
+    rounds: int
+    layout_rounds: int
+
+    @staticmethod
+    def on(device: torch.device) -> Effort:
+        if device.type == "cpu":
+            return Effort(warm_up=0.05, rounds=8, layout_rounds=8)
+        return Effort(warm_up=0.3, rounds=12, layout_rounds=8)
+
+
+def cases_of(op: Op, device: torch.device) -> range:
+    """Which of an op's timed cases are timed on a device; see `Op.timed`."""
+    return range(1) if device.type == "cpu" else range(1, len(op.timed))
+
+
+def providers_of(op: Op) -> list[str]:
+    return [*op.providers, "compile"]
+
+
+class Bench:
+    """A worker for each kind of provider, and the cases one after the other."""
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.effort = Effort.on(device)
+        self.ops = [op for op in OPS.values() if dtype in STATE.get(op.name, DTYPES)]
+        self.workers: dict[str, Worker] = {}
+
+    def measure(self) -> dict[str, OpCaseRun]:
+        runs = {}
+        with contextlib.ExitStack() as stack:
+            self.stack = stack
+            for op in self.ops:
+                for case in cases_of(op, self.device):
+                    runs[f"{op.name}-{op.timed[case]}"] = self._one(op, case)
+        return runs
+
+    def _worker(self, provider: str) -> Worker:
+        if provider not in self.workers:
+            self.workers[provider] = self.stack.enter_context(Worker(provider))
+        return self.workers[provider]
+
+    def _one(self, op: Op, case: int) -> OpCaseRun:
+        run = OpCaseRun(op, case)
+        ready = [name for name in providers_of(op) if self._can(run, name)]
+        with ThreadPoolExecutor() as pool:  # compiling and checking may overlap; timing may not
+            list(pool.map(lambda name: self._guarded(run, name, self._make), ready))
+        ready = [name for name in ready if name not in run.failed]
+
+        def turn(name: str) -> Callable[[], dict[str, Reading]]:
+            return lambda: self._guarded(run, name, self._turn) or {}
+
+        rounds = interleaved({name: turn(name) for name in ready}, self.effort.rounds)
+        for name in ready:
+            if name not in run.failed:
+                passes = rounds[name][0]
+                run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
+                self._guarded(run, name, self._look)
+        for name in ready:
+            with contextlib.suppress(WorkerError):
+                self._worker(name).drop("op")
+        return run
+
+    def _can(self, run: OpCaseRun, name: str) -> bool:
+        needs = ("compile",) if name == "compile" else run.op[name].requires
+        reason = next(filter(None, (cannot(need, self.device) for need in needs)), None)
+        if name == "compile" and self.device.type == "cpu":
+            reason = reason or "compiled ops are timed on a GPU; on a CPU compiling takes minutes"
+        if name not in PEERS and reason is None:
+            dtype = next(dtype for dtype, short in SHORT.items() if short == self.dtype)
+            if dtype not in run.op[name].dtypes:
+                reason = f"{name} does not support {self.dtype}"
+        if reason:
+            run.cannot[name] = reason
+        return reason is None
+
+    def _guarded(self, run: OpCaseRun, name: str, do: Callable[[OpCaseRun, str], Any]) -> Any:
+        """A provider that fails is left out of its case; its process may be gone for good."""
+        if name in run.failed:
+            return None
+        try:
+            return do(run, name)
+        except WorkerError as error:
+            run.failed[name] = error
+            run.readings.pop(name, None)
+            self.workers.pop(name, None)  # the next case starts a fresh one
+            return None
+
+    def _make(self, run: OpCaseRun, name: str) -> None:
+        worker = self._worker(name)
+        timed = Timed(run.op.name, name, run.case, self.dtype)
+        where = {"device": str(self.device), "package": PACKAGE, "files": PEER_FILES}
+        worker.make("op", SHARED, timed=timed, **where)
+        worker.call("op", "check_first")
+        worker.call("op", "warm_up", self.effort.warm_up)
+
+    def _turn(self, run: OpCaseRun, name: str) -> dict[str, Reading]:
+        return self._worker(name).call("op", "turn")  # type: ignore[no-any-return]
+
+    def _look(self, run: OpCaseRun, name: str) -> None:
+        run.facts[name] = self._worker(name).call("op", "facts")
+        last = cases_of(run.op, self.device)[-1]
+        if run.case == last and name not in PEERS and run.op.differentiable:
+            rounds = self.effort.layout_rounds
+            run.layouts[name] = self._worker(name).call("op", "layouts", LAYOUTS, rounds)
+
+
+def entries_of(run: OpCaseRun, dtype: str, ceilings: Ceilings) -> dict[str, dict[str, Any]]:
+    """The entries of a case, by name."""
+    found = {}
+    case = run.op.timed[run.case]
+    for provider in providers_of(run.op):
+        about = {
+            "op": run.op.name,
+            "provider": provider,
+            "role": "peer" if provider in PEERS else "ours",
+            "case": str(case),
+            "dtype": dtype,
+            "values": _values(run.op, case),
+        }
+        name = f"op/{run.op.name}-{provider}-{case}-{dtype}-{about['values']}"
+        reason = run.cannot.get(provider) or str(run.failed.get(provider, ""))
+        if reason:
+            found[name] = {**about, "cannot": reason}
+            continue
+        for passes, readings in run.readings[provider].items():
+            measured = _measured(run, provider, passes, readings, dtype, ceilings)
+            found[f"{name}/{passes}"] = {**about, "passes": passes, **measured}
+    return found
+
+
+def _values(op: Op, case: Any) -> str:
+    """The distributions of the inputs, the usual one left out; "normal(0,1)" if that is all."""
+    named = {
+        name: (case.values.get(name) or tensor.distribution(case.dims)).name
+        for name, tensor in op.inputs.items()
+    }
+    others = [f"{name}={value}" for name, value in named.items() if value != "normal(0,1)"]
+    return ",".join(others) or "normal(0,1)"
+
+
+def _measured(
+    run: OpCaseRun,
+    provider: str,
+    passes: str,
+    readings: list[Reading],
+    dtype: str,
+    ceilings: Ceilings,
+) -> dict[str, Any]:
+    op, case = run.op, run.op.timed[run.case]
+    size = {"fp32": 4}.get(dtype, 2)
+    kinds = ("forward", "backward") if passes == BOTH else ("forward",)
+    moved = sum(op.bytes[kind](size, **case.dims) for kind in kinds if kind in op.bytes)
+    flops = sum(op.flops[kind](**case.dims) for kind in kinds if kind in op.flops)
+    seconds = [reading.device for reading in readings]
+    entry = {
+        **summary("seconds", seconds),
+        **summary("host_seconds", [reading.host for reading in readings]),
+        "rounds": len(readings),
+        **{k: v for k, v in run.facts[provider][passes].items() if v is not None},
+        "bytes": moved,
+        "flops": flops,
+    }
+    median = float(entry["seconds"])
+    by_bytes, by_flops = moved / ceilings.copy(), flops / ceilings.product(dtype)
+    entry |= {
+        "bytes_per_second": moved / median,
+        "bandwidth_share": by_bytes / median,
+        "flops_per_second": flops / median,
+        "flops_share": by_flops / median,
+        "roofline_seconds": max(by_bytes, by_flops),
+        "roofline_share": max(by_bytes, by_flops) / median,
+        "bound": "bandwidth" if by_bytes >= by_flops else "products",
+    }
+    eager = run.readings.get("eager", {}).get(passes)
+    if eager is not None:
+        entry["over_eager"] = ratio([r.device for r in eager], seconds).as_list()
+    if provider in run.layouts and passes == passes_of(op)[-1]:
+        entry["layouts"] = run.layouts[provider]
+    return entry

@@ -1,0 +1,234 @@
+"""Training steps as contenders: each lives in a worker, is checked, and then timed.
+
+All of a group start from one seed's weights and take the same batches in the same order, so
+each must learn what the others learn. A step whose gradients are not those of the float64
+reference has no time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from perf_tests.workloads import Group
+from tinyllama.config import TrainConfig
+from tinyllama.harness.clock import Clock, NotQueuedError, queue_of, wall_seconds
+from tinyllama.harness.device import synchronize
+from tinyllama.harness.energy import energy
+from tinyllama.harness.launches import launches
+from tinyllama.harness.memory import (
+    forget_peak,
+    live_bytes,
+    peak_bytes,
+    pool_bytes,
+    resident_peak_bytes,
+)
+from tinyllama.harness.rounds import summary
+from tinyllama.harness.sensors import sensor
+from tinyllama.model import TinyLlama
+from tinyllama.step import TrainStep
+from tinyllama.tiers import Tier, resolve
+
+BATCHES = 8  # different ones, taken in turn
+GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StepContender:
+    """What every step has in common; a subclass sets the attributes and then calls `started`.
+
+    step: a batch of tokens (B, T + 1) -> the loss before the update, on the device.
+    parameters: by our names; gradient_of(name) gives the gradient in our layout.
+    """
+
+    software = "tinyllama"
+    plan = "eager"
+    step: Callable[[torch.Tensor], torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
+
+    def __init__(
+        self, group: str, device: str, batch_size: int | None = None, seq_len: int | None = None
+    ) -> None:
+        self.group = Group.parse(group)
+        self.device = torch.device(device)
+        torch.zeros(1, device=self.device)  # the device's context is not part of compiling
+        self._began = time.perf_counter()
+        shape = self.group.shape
+        self.shape = shape.model
+        self.config = TrainConfig(
+            batch_size=batch_size or shape.batch_size,
+            seq_len=seq_len or shape.seq_len,
+            precision=self.group.precision,
+        )
+        torch.set_float32_matmul_precision("high" if self.group.precision == "tf32" else "highest")
+        size = (BATCHES, self.config.batch_size, self.config.seq_len + 1)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(self.shape.vocab_size, size, generator=generator)
+        self.batches = drawn.to(self.device)
+        self.losses: list[torch.Tensor] = []
+        self.graphs: Sequence[torch.cuda.CUDAGraph] = ()
+        self.left_out: dict[str, str] = {}
+        self.queue = queue_of(self.device)
+
+    def started(self) -> None:
+        """To be called when the step is ready: the first one ends the time to compile."""
+        self.next()
+        synchronize(self.device)
+        self.compile_seconds = time.perf_counter() - self._began
+
+    def next(self) -> None:
+        """One step on the next batch; its loss is kept."""
+        batch = self.batches[len(self.losses) % BATCHES]
+        self.losses.append(self.step(batch).detach().clone())
+
+    def weight_of(self, name: str) -> torch.Tensor:
+        """A parameter in our layout."""
+        return self.parameters[name].detach()
+
+    def gradient_of(self, name: str) -> torch.Tensor | None:
+        return self.parameters[name].grad
+
+    # -- right or no time -------------------------------------------------------------------
+
+    def verify(self) -> dict[str, int]:
+        """Hold the gradient of every parameter in one step to the float64 reference's.
+
+        Raises AssertionError that names those which are absent or wrong.
+        """
+        weights = {name: self.weight_of(name).clone() for name in self.parameters}
+        batch = self.batches[len(self.losses) % BATCHES]
+        self.next()
+        exact = self._reference_gradients(weights, batch, torch.float64)
+        own = self._reference_gradients(weights, batch, torch.float32)
+        wrong = []
+        for name, oracle in exact.items():
+            got = self.gradient_of(name)
+            allowed = GRADIENT_SLACK * (own[name] - oracle).norm()
+            assert allowed < 0.5 * oracle.norm(), f"{name}: the check would pass a zero"
+            if got is None or not (got.double() - oracle).norm() <= allowed:
+                wrong.append(name)
+        assert not wrong, (
+            f"{len(wrong)} of {len(exact)} parameters get no right gradient: "
+            f"{', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}"
+        )
+        del exact, own, weights
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
+        return {"gradients": len(self.parameters), "parameters": len(self.parameters)}
+
+    def _reference_gradients(
+        self, weights: Mapping[str, torch.Tensor], batch: torch.Tensor, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """V1's gradients: in float64, or as V1 computes them in this precision."""
+        model = TinyLlama(self.shape, "v1").to(self.device, dtype)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        cast = AUTOCAST.get(self.group.precision) if dtype is torch.float32 else None
+        with torch.autocast(self.device.type, cast, enabled=cast is not None):
+            loss = model.loss(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        return {
+            name: parameter.grad.double()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def loss_series(self) -> list[float]:
+        """The loss of every step so far; they must all be finite."""
+        losses = torch.stack(self.losses)
+        assert losses.isfinite().all(), "a loss is not finite"
+        return losses.tolist()
+
+    # -- timing -----------------------------------------------------------------------------
+
+    def warm_up(self, seconds: float) -> float:
+        """Repeat until the time is over; the seconds of one step."""
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds or steps < 3:
+            self.next()
+            synchronize(self.device)
+            steps += 1
+        return (time.perf_counter() - start) / steps
+
+    def turn(self, calls: int) -> float:
+        """Median wall seconds of some steps, after one that is not timed."""
+        self.next()
+        return statistics.median(wall_seconds(self.next, self.queue) for _ in range(calls))
+
+    def clocks(self, readings: int) -> dict[str, Any]:
+        """Both clocks of the step, or why they cannot be told apart."""
+        clock = Clock(self.queue, spin_seconds=1e-3)
+        try:
+            read = [clock.read(self.next) for _ in range(readings)]
+        except NotQueuedError as error:
+            return {"unavailable": {"device_seconds": str(error), "host_seconds": str(error)}}
+        return {
+            **summary("device_seconds", [one.device for one in read]),
+            **summary("host_seconds", [one.host for one in read]),
+        }
+
+    def launched(self) -> dict[str, Any]:
+        """Kernels, copies and waits of a step, and where its time goes."""
+        found = launches(self.next, self.device)
+        counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
+        known = {name: count for name, count in counts.items() if count is not None}
+        return {**known, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes after a step and at most during one; see `tinyllama.harness.memory`."""
+        if self.device.type == "cpu":
+            return {"peak_bytes": resident_peak_bytes()}
+        if not self.graphs:  # a captured step's peak is that of its capture
+            forget_peak(self.device)
+        self.next()
+        synchronize(self.device)
+        losses = sum(loss.nbytes for loss in self.losses) + self.batches.nbytes
+        return {
+            "live_bytes": live_bytes(self.device, self.graphs) - losses,
+            "peak_bytes": peak_bytes(self.device, self.graphs) - losses,
+            "graph_bytes": pool_bytes(self.graphs)[0],
+        }
+
+    def used(self, seconds: float) -> dict[str, Any]:
+        """Joules of a sample and mean watts, or why they are not known."""
+        gpu = sensor(self.device)
+        if isinstance(gpu, str):
+            return {"unavailable": {"joules_per_sample": gpu}}
+        found = energy(self.next, self.device, gpu, seconds)
+        return {
+            "joules_per_sample": found.joules / self.config.batch_size,
+            "watts": found.watts,
+            "energy_source": found.source,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "software": self.software,
+            "plan": self.plan,
+            "left_out": self.left_out,
+            "compile_seconds": self.compile_seconds,
+        }
+
+
+class TierStep(StepContender):
+    """A tier as it runs by default, or with some of its parts switched off."""
+
+    def __init__(self, tier: str, without: Sequence[str] = (), **where: Any) -> None:
+        super().__init__(**where)
+        chosen: Tier = resolve(tier).without(*without)
+        self.model = TinyLlama(self.shape, chosen).to(self.device)
+        self.training = TrainStep(self.model, self.config)
+        self.training.prepare(capture=False)
+        forget_peak(self.device)
+        self.training.prepare(warm_up=0)
+        self.graphs = self.training.graphs
+        self.plan = str(self.training.plan)
+        self.left_out = self.training.left_out
+        self.parameters = dict(self.model.named_parameters())
+        self.step = lambda batch: self.training(batch[:, :-1], batch[:, 1:])
+        self.started()

@@ -1,0 +1,34 @@
+"""Readings that were taken by turns, handed to pytest-benchmark for its table and its JSON.
+
+The contenders of a group must be measured in turn, and pytest-benchmark measures one test
+after the other. So its timer here is a clock that stands still, and moves on by one reading
+in each round: its statistics are those of the readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class ReadingsClock:
+    """A timer for pytest-benchmark, in seconds; `advance` moves it by the next reading."""
+
+    def __init__(self, readings: Sequence[float]) -> None:
+        self._readings = iter(readings)
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def advance(self) -> None:
+        self.seconds += next(self._readings)
+
+
+def show(benchmark: Any, readings: Sequence[float], group: str, **extra: Any) -> None:
+    """Enter readings (seconds) into the table, in a group of their own."""
+    clock = ReadingsClock(readings)
+    benchmark.group = group
+    benchmark.extra_info.update(extra)
+    benchmark._timer = clock
+    benchmark.pedantic(clock.advance, rounds=len(readings), iterations=1)

@@ -1,0 +1,82 @@
+"""Every provider of every op on its timed cases: device time, host time, bandwidth, roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from perf_tests.conftest import Ceilings
+from perf_tests.measure_ops import (
+    DTYPES,
+    OPS,
+    PEERS,
+    Bench,
+    OpCaseRun,
+    entries_of,
+    groups,
+    providers_of,
+)
+from perf_tests.table import show
+from tinyllama.harness.ceilings import CLEARANCE
+from tinyllama.harness.op import Op
+
+Measured = tuple[dict[str, OpCaseRun], dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=[f"ops-{dtype}" for dtype in DTYPES])
+def group(
+    request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
+) -> Iterator[Measured]:
+    """Measure every op in one dtype: the runs by case, the entries by name."""
+    if request.param not in groups(device):
+        pytest.skip(f"{request.param} is timed on a GPU")
+    dtype = request.param.removeprefix("ops-")
+    with recording.group(request.param) as record:
+        runs = Bench(dtype, device).measure()
+        found: dict[str, dict[str, Any]] = {}
+        for run in runs.values():
+            found |= entries_of(run, dtype, ceilings)
+        for name, entry in found.items():
+            record.add(name, "op", **entry)
+        for name, values in ceilings.entries():
+            record.add(name, "ceiling", **values)
+        yield runs, found
+
+
+CASES = [
+    pytest.param(op, provider, place, id=f"{op.name}-{provider}-{case}")
+    for op in OPS.values()
+    for place, case in enumerate(op.timed)
+    for provider in providers_of(op)
+]
+
+
+@pytest.mark.parametrize(("op", "provider", "place"), CASES)
+def test_op(group: Measured, op: Op, provider: str, place: int, benchmark: Any) -> None:
+    """Device time of the last pass: forward and backward, where the op has one.
+
+    A provider of ours must run and be right; a peer that does not says why in its entry.
+    """
+    name = f"{op.name}-{op.timed[place]}"
+    run = group[0].get(name)
+    failed = run.failed.get(provider) if run is not None else None
+    if failed is not None and provider not in PEERS:
+        pytest.fail(f"{name}, {provider}: {failed}\n{failed.details}")
+    if run is None or provider not in run.readings:
+        benchmark.disabled = True  # there is nothing to enter into the table
+        benchmark(lambda: None)
+        return
+    *_, last = run.readings[provider].values()
+    show(benchmark, [reading.device for reading in last], name)
+
+
+def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
+    """A time below the roofline is a mistake: of the clock, of the count, or of the work done."""
+    timed = {name: entry for name, entry in group[1].items() if "seconds" in entry}
+    assert timed
+    for name, entry in timed.items():
+        share = entry["roofline_share"]
+        assert 0 < share <= CLEARANCE, f"{name} takes {entry['seconds']} s: {share:.2f} of the roof"

@@ -1,0 +1,93 @@
+"""The ladder: training steps of every tier, their peers and the floor, by turns in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tinyllama
+from perf_tests.conftest import Ceilings
+from perf_tests.measure import CONTENDERS, Contender, Measured, entry_of, measure
+from perf_tests.table import show
+from perf_tests.workloads import ALL, Group, not_here
+from tinyllama.harness.targets import load, of_group
+from tinyllama.tiers import TIERS
+
+TARGETS = load(Path(tinyllama.__file__).parent / "targets.toml")
+
+
+@dataclass
+class Run:
+    """A group that was measured: the series, and the entries by contender."""
+
+    measured: Measured
+    entries: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=ALL, ids=str)
+def group(
+    request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
+) -> Iterator[Run]:
+    """Measure a group, every contender in a process of its own."""
+    this: Group = request.param
+    reason = not_here(this, device)
+    if reason:
+        pytest.skip(reason)
+    with recording.group(str(this)) as record:
+        measured = measure(this, device)
+        found: dict[str, dict[str, Any]] = {}
+        for contender in CONTENDERS:
+            entry = dict(entry_of(contender, measured, ceilings.product(this.precision)))
+            record.add(f"step/{this}/{contender.name}", "step", **entry)
+            found[contender.name] = entry
+        for name, values in ceilings.entries():
+            record.add(name, "ceiling", **values)
+        yield Run(measured, found)
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_step(group: Run, contender: Contender, benchmark: Any) -> None:
+    """One training step: forward, loss, backward, AdamW. A peer may fail, and says why."""
+    failed = group.measured.failed.get(contender.name)
+    if failed is not None and contender.role != "peer":
+        pytest.fail(f"{failed}\n{failed.details}")
+    readings = group.measured.seconds.get(contender.name)
+    if readings is None:
+        benchmark.disabled = True  # there is nothing to enter into the table
+        benchmark(lambda: None)
+        return
+    entry = group.entries[contender.name]
+    show(benchmark, readings, str(group.measured.group), plan=entry["plan"])
+
+
+def test_no_step_is_faster_than_its_arithmetic(group: Run, ceilings: Ceilings) -> None:
+    """The operations of a step, at the measured rate of large products, take longer than 0."""
+    from tinyllama.harness.ceilings import CLEARANCE
+
+    for name, entry in group.entries.items():
+        if "mfu" in entry:
+            assert 0 < entry["mfu"] <= CLEARANCE, (
+                f"{name} runs at {entry['mfu']:.2f} of the ceiling"
+            )
+
+
+def test_targets(group: Run, device: torch.device) -> None:
+    """The bars of targets.toml that hold on this device."""
+    from tinyllama.harness.device import device_name
+
+    this = group.measured.group
+    missed = []
+    for target in of_group(TARGETS, this.workload, this.precision):
+        if target.tier not in TIERS or not target.holds_on(device_name(device)):
+            continue  # a tier that does not exist yet, or a claim about another device
+        found = target.measured(group.entries)
+        if found is None and target.over in group.measured.cannot:
+            continue  # the peer is not installed, which its entry says
+        if found is None or not target.met(found):
+            missed.append(f"{target}: measured {found}")
+    assert not missed, "\n".join(missed)

@@ -1,0 +1,41 @@
+"""Cold caches: what a kernel finds in memory, as it would in a step that just used the cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+# AMD's CDNA3 has 256 MiB behind the L2 ("Infinity Cache"; CDNA 3 white paper), which no
+# query of torch reports, so no GPU is flushed with less than twice that.
+LARGEST_UNREPORTED = 256 * 2**20
+
+
+def last_level_bytes(device: torch.device) -> int:
+    """Bytes of the last cache before a device's memory; at least as much as there is."""
+    if device.type != "cpu":
+        return max(torch.cuda.get_device_properties(device).L2_cache_size, LARGEST_UNREPORTED)
+    sizes = [
+        re.fullmatch(r"(\d+)([KMG]?)", path.read_text().strip())
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    found = [int(size[1]) * _UNITS[size[2]] for size in sizes if size]
+    return max(found, default=64 * 2**20)
+
+
+class Flush:
+    """Calling it evicts what the caches hold, by reading twice as much as they have.
+
+    It reads and does not write: lines left dirty would be written back at the cost of
+    whatever is timed next.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.buffer = torch.zeros(2 * last_level_bytes(device), dtype=torch.int8, device=device)
+        self.largest = torch.empty((), dtype=torch.int8, device=device)
+
+    def __call__(self) -> None:
+        torch.amax(self.buffer, 0, out=self.largest)

@@ -1,0 +1,273 @@
+"""A provider of an op, ready to be timed: fresh inputs, both clocks, outputs checked.
+
+The first call is held to the whole rule of `compare`. Every timed call is then checked as
+well: its own inputs go through the reference in float64, and its error may not exceed what
+the rule allowed the first call, over the tensor and in the worst row. A call that is wrong
+gives no time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.cache import Flush
+from tinyllama.harness.cases import SHORT, OpCase
+from tinyllama.harness.clock import Clock, Reading, queue_of
+from tinyllama.harness.compare import SLACK
+from tinyllama.harness.device import synchronize
+from tinyllama.harness.evaluate import (
+    Inputs,
+    Leaves,
+    copied,
+    evaluate,
+    make_inputs,
+    mutated_results,
+)
+from tinyllama.harness.launches import launches
+from tinyllama.harness.op import Op, Provider
+from tinyllama.harness.registry import Registry, discover, load_file
+from tinyllama.harness.rounds import interleaved, ratio
+
+FORWARD, BOTH = "forward", "forward+backward"
+CHANGING_ROWS = 2.0  # the widest row of another draw may be wider; not by as much as this
+
+
+class WrongResultError(AssertionError):
+    """A timed call whose outputs are not right."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is timed: names that mean the same in every process.
+
+    provider: a name, or "compile" for the reference under torch.compile.
+    case: its place in ``Op.timed``.
+    """
+
+    op: str
+    provider: str
+    case: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What the rule allowed a result of this size, over the tensor and in any row."""
+
+    size: float
+    whole: float
+    row: float
+
+    def scaled_to(self, size: float) -> tuple[float, float]:
+        """The same for another draw of the inputs, whose result may be larger or smaller."""
+        scale = size / self.size if self.size > self.whole else 1.0
+        return scale * self.whole, CHANGING_ROWS * scale * self.row
+
+
+def passes_of(op: Op) -> tuple[str, ...]:
+    """What of an op is timed; the last one is what is gated."""
+    return (FORWARD, BOTH) if op.differentiable else (FORWARD,)
+
+
+@functools.cache
+def ops_of(package: str, files: tuple[str, ...]) -> Registry:
+    """The ops of a package and of files; once in a process, since they register once."""
+    registry = discover(package)
+    for file in files:
+        load_file(file, registry)
+    return registry
+
+
+class OpContender:
+    """A provider on one timed case.
+
+    package: where the ops are found. files: more ops and providers.
+    precision of float32 products is IEEE.
+    """
+
+    def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
+        self.op: Op = ops_of(package, tuple(files))[timed.op]
+        self.device = torch.device(device)
+        dtype = next(dtype for dtype, short in SHORT.items() if short == timed.dtype)
+        self.case = OpCase(
+            self.op, self._provider(timed.provider), self.op.timed[timed.case], dtype
+        )
+        self.clock = Clock(queue_of(self.device))
+        self.flush = Flush(self.device)
+        self.round = 0
+        self.inputs: Inputs
+        self.results: dict[str, torch.Tensor] = {}
+        self.bounds: dict[str, _Bound] = {}
+
+    def _provider(self, name: str) -> Provider:
+        if name != "compile":
+            return self.op[name]
+        eager = self.op["eager"]
+        torch.compiler.reset()
+        compiled = torch.compile(eager.call, dynamic=False)
+        return replace(eager, name=name, call=compiled, requires=("compile",), derived=None)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        return passes_of(self.op)
+
+    def cannot(self) -> str | None:
+        """Why this provider does not cover the case; None when it does."""
+        return self.case.unsupported()
+
+    def check_first(self) -> None:
+        """The whole rule on one call, and from it the bounds of the timed ones.
+
+        Raises WrongResultError.
+        """
+        inputs = self._fresh()
+        slack = SLACK * self.case.provider.slack.get(self.case.dtype, 1.0)
+        results = evaluate(self.op, self.case.provider.call, inputs)
+        comparisons = self.case.judge(results, inputs, slack=slack)
+        failed = [str(one) for one in comparisons if not one.passed]
+        if failed:
+            raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
+        exact = evaluate(self.op, self.op["eager"].call, inputs.double())
+        self.bounds = {
+            one.name: _Bound(exact[one.name].norm().item(), one.checks[0].bound, one.widest_row)
+            for one in comparisons
+        }
+
+    def warm_up(self, seconds: float) -> None:
+        """Repeat until the time is over: clocks and caches of the compiler settle."""
+        start = self.clock.queue.now()
+        while self.clock.queue.now() - start < seconds:
+            self._prepare(self.passes[-1])
+            self._run()
+            synchronize(self.device)
+
+    def turn(self) -> dict[str, Reading]:
+        """A reading of each pass on fresh inputs and cold caches, its results checked.
+
+        Raises WrongResultError, or NotQueuedError when the call waits for the device.
+        """
+        return {name: self._read(name) for name in self.passes}
+
+    def _read(self, name: str) -> Reading:
+        reading = self.clock.read(self._run, before=lambda: self._prepare(name))
+        self._check()
+        return reading
+
+    def facts(self) -> dict[str, Any]:
+        """Peak memory beyond the inputs and kernels, of each pass."""
+        found: dict[str, Any] = {}
+        for name in self.passes:
+            self._prepare(name)
+            found[name] = {"peak_bytes": self._peak(name)}
+            self._prepare(name)
+            counted = launches(self._run, self.device)
+            found[name]["kernels"] = counted.kernels
+        return found
+
+    def layouts(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+        """Layout -> how many times longer the last pass takes than on contiguous inputs."""
+
+        def turn(layout: str) -> Callable[[], float]:
+            def one() -> float:
+                before = lambda: self._prepare(self.passes[-1], layout)  # noqa: E731
+                reading = self.clock.read(self._run, before=before)
+                self._check()
+                return reading.device
+
+            return one
+
+        for name in names:  # what a layout needs once, such as compiled code
+            turn(name)()
+        seconds = interleaved({name: turn(name) for name in ("contiguous", *names)}, rounds)
+        return {name: ratio(seconds[name], seconds["contiguous"]).as_list() for name in names}
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _fresh(self, layout: str = "contiguous") -> Inputs:
+        self.round += 1
+        made = make_inputs(
+            self.op,
+            self.case.case,
+            self.case.dtype,
+            self.device,
+            seed=self.round,
+            layout=layout,
+            drawn_on=self.device,
+        )
+        return replace(made, fresh=[])  # an op in place is timed by single calls
+
+    def _prepare(self, name: str, layout: str = "contiguous") -> None:
+        """Fresh inputs, a copy of those that are written in place, and cold caches."""
+        self.results = {}
+        self.inputs = self._fresh(layout)
+        self.args: Leaves = dict(self.inputs.args)
+        self.before = {n: copied(self.args[n]) for n in self.op.mutated}
+        for leaf in self.op.differentiable:
+            self.args[leaf] = self.args[leaf].detach().requires_grad_(True)
+        self.backward = name == BOTH
+        self.flush()
+
+    def _run(self) -> None:
+        outputs = self.case.provider.call(*self.args.values(), **self.inputs.params)
+        self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        self.gradients: Sequence[torch.Tensor | None] = ()
+        if self.backward:
+            self.gradients = torch.autograd.grad(
+                self.outputs,
+                [self.args[leaf] for leaf in self.op.differentiable],
+                list(self.inputs.upstream.values()),
+            )
+
+    def _check(self) -> None:
+        """The outputs of the call just made, against float64 on the same inputs."""
+        got = self._collected()
+        exact = self._oracle()
+        for name, value in got.items():
+            error = torch.atleast_1d(value.double() - exact[name])
+            whole, row = self.bounds[name].scaled_to(exact[name].norm().item())
+            worst = error.norm(dim=-1).max().item()
+            if not (error.norm().item() <= whole and worst <= row):
+                raise WrongResultError(
+                    f"{self.case}: {name} of a timed call: error {error.norm().item():.3g} "
+                    f"(allowed {whole:.3g}), in a row {worst:.3g} (allowed {row:.3g})"
+                )
+
+    def _collected(self) -> dict[str, torch.Tensor]:
+        if self.op.mutated:
+            return mutated_results(self.op, self.args)
+        found = {n: o.detach() for n, o in zip(self.op.outputs, self.outputs, strict=True)}
+        for leaf, gradient in zip(self.op.differentiable, self.gradients, strict=False):
+            if gradient is None:
+                raise WrongResultError(f"{self.case}: no gradient of {leaf}")
+            found[f"grad {leaf}"] = gradient
+        return found
+
+    def _oracle(self) -> dict[str, torch.Tensor]:
+        reference = self.op["eager"].call
+        if self.op.mutated:
+            args = {**self.args, **self.before}
+            exact = replace(self.inputs, args=args).double()
+            return evaluate(self.op, reference, exact)
+        if self.backward:
+            return evaluate(self.op, reference, self.inputs.double())
+        with torch.no_grad():
+            exact = self.inputs.double()
+            outputs = reference(*exact.args.values(), **exact.params)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        return dict(zip(self.op.outputs, values, strict=True))
+
+    def _peak(self, name: str) -> int | None:
+        """Bytes allocated at most during a call, less what was there before; None on a CPU."""
+        if self.device.type == "cpu":
+            return None
+        synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        self._run()
+        synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before

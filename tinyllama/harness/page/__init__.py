@@ -1,0 +1,45 @@
+"""One page made from records: self-contained, without scripts, without network."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tinyllama.harness.results import Record
+
+__all__ = ["render"]
+
+NEEDS = ("jinja2", "matplotlib")
+
+
+def render(
+    records: Sequence[Record],
+    targets: Sequence[Mapping[str, Any]] = (),
+    title: str = "tinyllama",
+) -> str:
+    """The HTML of all records: of each device and group the newest complete one, and the history.
+
+    A target is a mapping with tier, workload, metric (a field of a step), bound, direction
+    (">=" or "<="), precision and device (or "any"), source, caveat, and documented: whether it
+    is a claim of the published documents and not a bar of ours. Raises ValueError when jinja2
+    or matplotlib is missing.
+    """
+    absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
+    if absent:
+        needs = " and ".join(absent)
+        raise ValueError(f"the page needs {needs}: pip install 'tinyllama[report]'")
+    import jinja2
+
+    from tinyllama.harness.page.view import page
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    text = environment.get_template("page.html.j2").render(page=page(records, targets, title))
+    return text.rstrip() + "\n"

@@ -1,0 +1,80 @@
+"""What a reader must know to trust a device's figures: machine, versions, records, omissions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tinyllama.harness.page import numbers
+from tinyllama.harness.page.panels import short
+from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.results import Record
+
+
+def machine(record: Record) -> tuple[tuple[str, str], ...]:
+    """The machine and the versions of the newest record."""
+    machine = record.machine
+    clocks = _clocks(machine.get("clocks_mhz", {}))
+    memory = machine.get("memory_bytes")
+    host = [machine.get("processor"), f"{machine['cores']} cores" if "cores" in machine else None]
+    host.append(f"{memory / 2**30:.0f} GiB" if memory else None)
+    host.append(machine.get("system"))
+    power = machine.get("power_limit_watts")
+    facts = {
+        "driver": machine.get("driver"),
+        "clocks": clocks,
+        "power limit": f"{power:g} W" if power else None,
+        "host": ", ".join(str(word) for word in host if word),
+        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+        "commit": short(record.commit),
+        "date": record.date.replace("T", " ").replace("Z", " UTC"),
+        "command": record.command,
+        "schema": str(record.schema),
+    }
+    return tuple((name, str(fact or "not recorded")) for name, fact in facts.items())
+
+
+def _clocks(megahertz: Mapping[str, float]) -> str:
+    """Each clock at the end of the run, of its highest."""
+    now = [name for name in megahertz if not name.endswith("_max")]
+    highest = {name: megahertz.get(f"{name}_max", "?") for name in now}
+    words = [f"{name} {megahertz[name]} of {highest[name]} MHz" for name in now]
+    rest = [n for n in megahertz if n.endswith("_max") and n.removesuffix("_max") not in now]
+    return ", ".join([*words, *(f"{name} {megahertz[name]} MHz" for name in rest)])
+
+
+def sources(used: Sequence[Record]) -> Table:
+    """The records that a device's sections are made from."""
+    rows = []
+    for record in used:
+        texts = (
+            record.group,
+            record.date[:16].replace("T", " "),
+            short(record.commit),
+            ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+            str(record.machine.get("driver", numbers.MISSING)),
+            record.command,
+            str(record.schema),
+        )
+        rows.append(Row(tuple(Cell(text) for text in texts)))
+    names = ("group", "date, UTC", "commit", "versions", "driver", "command", "schema")
+    headers = tuple(Header(name, words=True) for name in names)
+    return Table("Records behind this section", headers, tuple(rows), folded=True)
+
+
+def left_out(records: Sequence[Record], used: Sequence[Record]) -> tuple[str, ...]:
+    """What did not run or was not measured, and why; and the records that are not shown."""
+    words: dict[str, list[str]] = {}
+    for record in used:
+        for entry in record.entries:
+            who = entry.get("contender") or entry.get("provider") or entry["name"]
+            for way, reason in entry.get("left_out", {}).items():
+                words.setdefault(f"without {way}: {reason}", []).append(who)
+            for what, reason in entry.get("unavailable", {}).items():
+                words.setdefault(f"{what} not measured: {reason}", []).append(who)
+            if "cannot" in entry and entry["kind"] != "sweep":
+                words.setdefault(f"cannot run: {entry['cannot']}", []).append(who)
+    lines = [f"{', '.join(dict.fromkeys(who))} {what}" for what, who in words.items()]
+    partial = [f"{r.group} of {r.date[:10]}" for r in records if not r.complete]
+    if partial:
+        lines.append(f"incomplete and not shown: {', '.join(partial)}")
+    return tuple(lines)

@@ -1,0 +1,152 @@
+"""A matplotlib figure as an inline SVG whose colours are those of the page.
+
+Figures are drawn in colours that stand for names; in the text of the SVG each is replaced by
+a CSS custom property, so that a plot follows the page from light to dark.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH = 312  # points; what a page 360 CSS pixels wide leaves to a plot
+FONT = 11.0
+PARTS = ("products", "attention", "optimizer", "elementwise", "copies", "other", "idle")
+NAMES = (
+    *("fg", "muted", "grid", "card", "ceiling", "floor", "peer"),
+    *(f"series-{index}" for index in range(8)),
+    *(f"part-{name}" for name in PARTS),
+)
+SHAPES = {
+    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "s": "M-3.6-3.6h7.2v7.2h-7.2z",
+    "D": "M0-5 5 0 0 5-5 0z",
+    "P": "M-1.6-5h3.2v3.4h3.4v3.2h-3.4v3.4h-3.2v-3.4h-3.4v-3.2h3.4z",
+    "^": "M0-4.6 4.8 4h-9.6z",
+    "v": "M0 4.6 4.8-4h-9.6z",
+    "<": "M-4.6 0 4-4.8v9.6z",
+    ">": "M4.6 0-4-4.8v9.6z",
+    "bar": "M-5-5h10v10h-10z",
+    "line": "M-5-1h10v2h-10z",
+}
+OURS, THEIRS = ("o", "s", "D", "P"), ("^", "v", "<", ">")
+
+# Artists take these when they are made: a plot is made and written within this style.
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tinyllama",
+    "text.parse_math": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": FONT,
+    "axes.unicode_minus": False,
+    "path.simplify": False,
+    "hatch.linewidth": 1.2,
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of a legend. colour: a name of ``NAMES``; shape: one of ``SHAPES``."""
+
+    label: str
+    colour: str
+    shape: str
+    hollow: bool = False
+
+    @property
+    def path(self) -> str:
+        return SHAPES[self.shape]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """label: what the plot shows, in words, for who cannot see it."""
+
+    svg: str
+    label: str
+    keys: tuple[Key, ...] = ()
+
+
+def colour(name: str) -> str:
+    """The colour that stands for a name while drawing."""
+    return f"#5e{NAMES.index(name):02x}a7"
+
+
+def frame(height: float, left: float, bottom: float, right: float, top: float) -> Axes:
+    """Axes in a figure of the common width; all in points, so that nothing is left to chance."""
+    figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
+    box = (left / WIDTH, bottom / height)
+    size = ((WIDTH - left - right) / WIDTH, (height - bottom - top) / height)
+    axes = figure.add_axes((*box, *size), facecolor="none")
+    axes.spines[["top", "right"]].set_visible(False)
+    for spine in axes.spines.values():
+        spine.set_color(colour("grid"))
+    axes.tick_params(
+        which="both", color=colour("grid"), labelcolor=colour("muted"), labelsize=FONT, pad=3
+    )
+    axes.grid(color=colour("grid"), linewidth=0.7)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def to_svg(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
+    """The figure of some axes as SVG text.
+
+    ident: makes the ids of this plot unique in a page; tips: gid of an artist -> what to say
+    when the pointer rests on it.
+    """
+    stream = io.StringIO()
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.savefig(stream, format="svg", metadata={"Date": None}, facecolor="none")
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    for gid, tip in tips.items():
+        text = text.replace(f'<g id="{gid}">', f"<g><title>{html.escape(tip)}</title>")
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.S)  # it would apply to the whole page
+    text = _own_ids(text.replace("xlink:href", "href"), ident)
+    text = re.sub(r"font: (?:(700|bold) )?([\d.]+px) [^;\"]*", _font, text)
+    text = re.sub(r"font-family: [^;\"]*; ?", "", text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shorter, text)
+    for name in NAMES:
+        text = text.replace(colour(name), f"var(--{name})")
+    view_box = re.search(r'viewBox="[^"]*"', text)
+    assert view_box, "matplotlib gives an SVG its viewBox"
+    head = f'<svg {view_box[0]} role="img" aria-label="{html.escape(label)}">'
+    head += f"<title>{html.escape(label)}</title>"
+    text = head + text[text.index(">") + 1 :]
+    return re.sub(r"\s*\n\s*", " ", text).strip()
+
+
+def _own_ids(text: str, ident: str) -> str:
+    """Keep the ids that something refers to, under names of this plot."""
+    used = set(re.findall(r"#([\w.-]+)\)|href=\"#([\w.-]+)\"", text))
+    names = {name for pair in used for name in pair if name}
+
+    def own(match: re.Match[str]) -> str:
+        return f' id="{ident}-{match[1]}"' if match[1] in names else ""
+
+    text = re.sub(r' id="([^"]*)"', own, text)
+    text = re.sub(r"url\(#", f"url(#{ident}-", text)
+    return text.replace('href="#', f'href="#{ident}-')
+
+
+def _font(match: re.Match[str]) -> str:
+    """The size and the weight, out of the short form of older matplotlibs."""
+    weight = "; font-weight: 700" if match[1] else ""
+    return f"font-size: {match[2]}{weight}"
+
+
+def _shorter(match: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a point."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", match[0])

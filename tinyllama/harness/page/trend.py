@@ -1,0 +1,58 @@
+"""The panel of a group's history: absolute times of different runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinyllama.harness.page import captions
+from tinyllama.harness.page.panels import Context, Figure, Panel
+from tinyllama.harness.page.plots import Line, lines
+from tinyllama.harness.page.select import Entry, Key, changes, entries, measured
+from tinyllama.harness.results import Record
+
+
+def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> Panel | None:
+    """Seconds of each tier over the runs of a device; None with fewer than two."""
+    times: dict[str, list[tuple[int, Entry]]] = {}
+    for place, record in enumerate(runs):
+        for entry in measured(entries(record, "step", group)):
+            if entry["role"] == "tier":
+                times.setdefault(entry["contender"], []).append((place, entry))
+    if len(runs) < 2 or not times:
+        return None
+    differ = {
+        place: found
+        for place in range(1, len(runs))
+        if (found := changes(runs[place - 1], runs[place]))
+    }
+    drawn = [
+        Line(
+            context.key(points[0][1]),
+            tuple((place, entry["seconds"] * 1e3) for place, entry in points),
+            hollow=frozenset(i for i, (place, _) in enumerate(points) if place in differ),
+        )
+        for _, points in sorted(times.items())
+    ]
+    seconds = {name: [e["seconds"] for _, e in points] for name, points in sorted(times.items())}
+    caption = captions.history(runs, seconds)
+    name = " ".join(group)
+    days = _days(runs)
+    plot = lines(
+        drawn,
+        "run, by date",
+        "ms / step",
+        ident,
+        f"{runs[0].device}, {name}: {caption}",
+        days,
+        [place - 0.5 for place in differ],
+    )
+    notes = tuple(f"{days[place]}, other versions: {', '.join(d)}" for place, d in differ.items())
+    return Panel(name, (Figure(plot, caption),), (), notes)
+
+
+def _days(runs: Sequence[Record]) -> list[str]:
+    """The day of each run, with the time of it where two are of one day."""
+    days = [record.date[:10] for record in runs]
+    if len(set(days)) == len(days):
+        return days
+    return [record.date[5:16].replace("T", " ") for record in runs]

@@ -1,0 +1,61 @@
+"""Comparing by turns: interleaved rounds, and the interval of a ratio over them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import quantile_test
+
+FEWEST_ROUNDS = 8
+
+
+def interleaved(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The seconds that each turn returns in each round, in the order A B C, C B A, A B C, ...
+
+    Clocks, temperature and other work on the machine drift; what is compared must be
+    measured in turn, and each must come first as often as last.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for index in range(rounds):
+        for name in list(turns)[:: 1 if index % 2 == 0 else -1]:
+            seconds[name].append(turns[name]())
+    return seconds
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times longer one thing takes than another: median, and its 99% interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def as_list(self) -> list[float]:
+        return [self.median, self.low, self.high]
+
+
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
+    """The ratio of two interleaved series, round by round.
+
+    The interval is that of the median by order statistics, which assumes no distribution.
+    Raises ValueError for fewer than 8 rounds, which give no interval of 99%.
+    """
+    each = [s / f for s, f in zip(slow, fast, strict=True)]
+    if len(each) < FEWEST_ROUNDS:
+        raise ValueError(f"{len(each)} rounds give no 99% interval: use {FEWEST_ROUNDS} or more")
+    found = quantile_test(each, q=statistics.median(each), p=0.5)
+    interval = found.confidence_interval(confidence_level=0.99)
+    return Ratio(statistics.median(each), float(interval.low), float(interval.high))
+
+
+def summary(name: str, readings: Sequence[float]) -> dict[str, float | list[float]]:
+    """A series of readings as a record holds it: median and quartiles."""
+    ordered = sorted(readings)
+    last = len(ordered) - 1
+    quartiles = [ordered[round(last * share)] for share in (0.25, 0.75)]
+    return {name: statistics.median(ordered), f"{name}_quartiles": quartiles}
