@@ -196,16 +196,18 @@ def test_what_amdsmi_does_not_know_has_a_reason(smi: Any, method: str) -> None:
 
 @pytest.mark.parametrize("method", [*TELLS, "processes", "throttled"])
 def test_what_a_library_refuses_has_a_reason(nvml: Any, method: str) -> None:
-    class NotSupported(Exception):
+    class NotSupportedError(Exception):
         """As NVMLError_NotSupported: an exception of the library's own."""
 
     def refused(*_: Any) -> None:
-        raise NotSupported("Not Supported")
+        raise NotSupportedError("Not Supported")
 
     gpu = found()
     for name in [name for name in vars(nvml) if "Get" in name]:
         setattr(nvml, name, refused)
-    with pytest.raises(NotToldError, match=f"NvmlSensor.{method}: NotSupported: Not Supported"):
+    with pytest.raises(
+        NotToldError, match=f"NvmlSensor.{method}: NotSupportedError: Not Supported"
+    ):
         getattr(gpu, method)()
 
 

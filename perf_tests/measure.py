@@ -48,7 +48,7 @@ class Effort:
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
             return Effort(warm_up=0.3, turn=0.03, rounds=15, readings=5, energy=0)
-        return Effort(warm_up=1.0, turn=0.04, rounds=20, readings=10, energy=1.5)
+        return Effort(warm_up=1.0, turn=0.1, rounds=20, readings=10, energy=1.5)
 
 
 @dataclass
@@ -92,7 +92,7 @@ def _workers(
     workers: dict[str, Worker] = {}
     try:
         for contender in contenders:
-            reason = contender.cannot(device, measured.group.precision)
+            reason = contender.cannot(device, str(measured.group))
             if reason:
                 measured.cannot[contender.name] = reason
             else:
@@ -150,7 +150,10 @@ class _Run:
 
             return one
 
-        seconds = interleaved({name: turn(name) for name in calls}, self.effort.rounds)
+        # Whoever is most compared stands side by side: V1 follows its own counterpart.
+        peers = [peer.name for peer in reversed(PEERS) if peer.name in calls]
+        order = [*peers, *(name for name in calls if name not in peers)]
+        seconds = interleaved({name: turn(name) for name in order}, self.effort.rounds)
         self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
 
     def look_closer(self) -> None:

@@ -28,7 +28,7 @@ class Contender:
     """How a contender of a group is made in its worker.
 
     requires: capabilities of the device; see `tinyllama.harness.device.cannot`.
-    preload: modules that its process imports ahead. only: precisions it is tried in, and why.
+    preload: modules that its process imports ahead. only: groups it is tried in, and why.
     """
 
     name: str
@@ -40,9 +40,9 @@ class Contender:
     preload: tuple[str, ...] = ()
     only: tuple[tuple[str, ...], str] | None = None
 
-    def cannot(self, device: torch.device, precision: str) -> str | None:
+    def cannot(self, device: torch.device, group: str) -> str | None:
         """Why it is not run on a device; None when it is."""
-        if self.only is not None and precision not in self.only[0]:
+        if self.only is not None and group not in self.only[0]:
             return self.only[1]
         return next(filter(None, (cannot(need, device) for need in self.requires)), None)
 
@@ -76,7 +76,7 @@ PEERS = (
         _hugging_face(
             "hf-autotune", "Hugging Face, max-autotune + graph", "capture", "compile", mode=AUTOTUNE
         ),
-        only=(("bf16",), "searched in bf16 only: the search takes longer than all the rest"),
+        only=(("small-bf16",), "searched in small-bf16 only: it takes longer than all the rest"),
     ),
 )
 
@@ -112,7 +112,8 @@ class HuggingFaceStep(StepContender):
             betas=(settings.beta1, settings.beta2),
             eps=settings.eps,
             weight_decay=settings.weight_decay,
-            fused=attention != "eager",
+            # None is torch's default; False would choose the loop over single tensors.
+            fused=None if attention == "eager" else True,
             capturable=mode is not None,
         )
         self._loss_of: Callable[..., torch.Tensor] = self._liger_loss if liger else self._loss

@@ -278,7 +278,12 @@ def _command() -> str:
 
 
 def _commit() -> str:
-    """The commit of the tree, with ``+dirty`` when tracked files differ from it."""
+    """The commit of the tree, with ``+dirty`` when tracked files differ from it.
+
+    Where the tree was copied without its history, TINYLLAMA_COMMIT says which it is.
+    """
+    if os.environ.get("TINYLLAMA_COMMIT"):
+        return os.environ["TINYLLAMA_COMMIT"]
 
     def git(*args: str) -> str:
         run = subprocess.run(
@@ -288,5 +293,5 @@ def _commit() -> str:
 
     commit = git("rev-parse", "HEAD")
     if not commit:
-        return os.environ.get("TINYLLAMA_COMMIT", "unknown")
+        return "unknown"
     return f"{commit}+dirty" if git("status", "--porcelain", "--untracked-files=no") else commit

@@ -125,8 +125,9 @@ def load(path: Path) -> list[Target]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise TargetError(f"{path}: {error}") from error
-    unknown = set(data) - {"target"}
-    if unknown or not data.get("target"):
+    tables = data.get("target")
+    several = isinstance(tables, list) and tables and all(isinstance(t, dict) for t in tables)
+    if set(data) != {"target"} or not several:
         raise TargetError(f"{path}: use [[target]] tables and nothing else")
     found = [_target(f"{path}, target {i}", t) for i, t in enumerate(data["target"], 1)]
     for index, target in enumerate(found):
@@ -142,10 +143,14 @@ def _target(where: str, table: Mapping[str, Any]) -> Target:
     for name in ("tier", "workload", "precision", "metric", "device", "source"):
         if name not in table:
             raise TargetError(f"{where}: it lacks {name!r}: add it")
+    for name, value in table.items():
+        if wrong := _mistyped(name, value):
+            raise TargetError(f"{where}: {name} is {value!r}: use {wrong}")
     if ("at_least" in table) == ("at_most" in table):
         raise TargetError(f"{where}: give at_least or at_most, and not both")
     bound = table.get("at_least", table.get("at_most"))
-    if not isinstance(bound, (int, float)) or not math.isfinite(bound) or bound <= 0:
+    number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
+    if not number or not math.isfinite(bound) or bound <= 0:
         raise TargetError(f"{where}: its bound is {bound!r}: use a number above 0")
     if table["metric"] not in METRICS:
         raise TargetError(f"{where}: unknown metric {table['metric']!r}: use {', '.join(METRICS)}")
@@ -155,6 +160,20 @@ def _target(where: str, table: Mapping[str, Any]) -> Target:
     # A documented claim is shown; it is asserted only where that is said.
     asserted = {"asserted": table.get("asserted", not table.get("documented", False))}
     return Target(**{**table, **lists, **asserted})
+
+
+def _mistyped(name: str, value: Any) -> str | None:
+    """What a key takes, where this value is not of that kind; bounds are looked at apart."""
+    if name in ("at_least", "at_most"):
+        return None
+    if name in ("documented", "asserted"):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(value, str) and (value or name == "caveat"):
+        return None
+    if name not in ("workload", "precision"):
+        return "a text"
+    several = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+    return None if several and "any" not in value else 'a name, a list of names, or "any"'
 
 
 def _listed(value: str | list[str]) -> tuple[str, ...]:

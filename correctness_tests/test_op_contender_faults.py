@@ -1,0 +1,130 @@
+"""Every timed call is checked: one that is wrong gives no time.
+
+The faults come after a right first call, which is the one that a quick check would look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.contenders import Call, Contender, contenders, weighed
+from tinyllama.harness import cache
+from tinyllama.harness.op_contender import FORWARD, WrongResultError
+from tinyllama.ops import OPS
+
+
+@pytest.fixture
+def contender(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    with contenders(device) as make:
+        yield make
+
+
+def after_the_first(wrong: Call) -> Call:
+    """Right once, then with a fault; ``wrong`` also gets the outputs of the first call."""
+    first: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        if not first:
+            first.append(weighed(x, weight).detach().clone())
+            return weighed(x, weight)
+        return wrong(x, weight, first[0])
+
+    return call
+
+
+def with_row_gradient(x: torch.Tensor, row: int, factor: float) -> torch.Tensor:
+    """The same values, with the gradient of one row scaled."""
+    scale = torch.ones_like(x[:, :1])
+    scale[row] = factor
+    return x.detach() + (x - x.detach()) * scale
+
+
+def overwritten(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Its inputs are scratch memory to it; what it returns fits them."""
+    x.detach().zero_()
+    return weighed(x, weight)
+
+
+LATER: dict[str, Call] = {
+    "zeros": lambda x, w, first: weighed(x, w) * 0,
+    "first_outputs_again": lambda x, w, first: first + weighed(x, w) - weighed(x, w).detach(),
+    "all_but_the_last_row": lambda x, w, first: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])),
+    "one_row_as_first": lambda x, w, first: torch.cat((first[:1], weighed(x, w)[1:])),
+    "nan": lambda x, w, first: weighed(x, w) + torch.where(x == x.max(), torch.nan, 0.0),
+    "rows_swapped": lambda x, w, first: weighed(x.flip(0), w),
+    "row_of_grad_x_lost": lambda x, w, first: weighed(with_row_gradient(x, 5, 0.0), w),
+    "row_of_grad_x_doubled": lambda x, w, first: weighed(with_row_gradient(x, 5, 2.0), w),
+    "grad_weight_lost": lambda x, w, first: weighed(x, w.detach()),
+    "grad_weight_zero": lambda x, w, first: weighed(x, w.detach() + 0 * (w - w.detach())),
+    "inputs_overwritten": lambda x, w, first: overwritten(x, w),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("fault", LATER)
+def test_a_fault_after_a_right_first_call_gives_no_time(
+    contender: Contender, fault: str, dtype: str
+) -> None:
+    faulty = contender(after_the_first(LATER[fault]), dtype=dtype)
+    with pytest.raises(WrongResultError):
+        faulty.turn()
+
+
+def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) -> None:
+    calls = 0
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return weighed(x, weight) * (1.001 if calls == 8 else 1.0)
+
+    faulty = contender(call)
+    for _ in range(3):
+        faulty.turn()
+    with pytest.raises(WrongResultError, match=r"y of a timed call: error .* in a row"):
+        faulty.turn()
+
+
+def test_a_wrong_first_call_is_found_before_anything_is_timed(contender: Contender) -> None:
+    with pytest.raises(WrongResultError, match="weigh_rows-tried-N16D64-fp32: y: tensor error"):
+        contender(lambda x, weight: weighed(x, weight) * 1.001)
+
+
+@pytest.mark.parametrize("left_out", ["everything", "one_moment", "last_parameter", "step"])
+def test_an_op_in_place_is_checked_by_what_it_wrote(contender: Contender, left_out: str) -> None:
+    eager = OPS["adamw"]["eager"].call
+    calls = 0
+
+    def call(*args: Any, **params: Any) -> None:
+        nonlocal calls
+        calls += 1
+        param, _, exp_avg, _, step, _ = args
+        forgotten = {
+            "everything": [*param, *exp_avg, step],
+            "one_moment": [exp_avg[0]],
+            "last_parameter": [param[-1]],
+            "step": [step],
+        }[left_out]
+        before = [tensor.clone() for tensor in forgotten]
+        eager(*args, **params)
+        if calls > 2:
+            for tensor, old in zip(forgotten, before, strict=True):
+                tensor.copy_(old)
+
+    faulty = contender(call, "adamw")
+    assert list(faulty.turn()) == [FORWARD]
+    with pytest.raises(WrongResultError):
+        faulty.turn()
+
+
+def test_a_layout_that_gives_wrong_results_gives_no_time(contender: Contender) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weighed(x, weight) if x.is_contiguous() else weighed(x, weight) * 1.01
+
+    with pytest.raises(WrongResultError):
+        contender(call).layouts(("strided",), rounds=8)

@@ -1,0 +1,100 @@
+"""Files of targets that cannot be used say what is wrong, where, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tinyllama.harness.targets import TargetError, load
+
+RIGHT = {
+    "tier": '"v3"',
+    "workload": '"small"',
+    "precision": '"any"',
+    "metric": '"speed"',
+    "over": '"v1"',
+    "at_least": "5.5",
+    "device": '"any"',
+    "source": '"project"',
+}
+
+
+def written(folder: Path, *tables: Mapping[str, str | None]) -> Path:
+    """A file of targets, each `RIGHT` with some keys changed, or left out where None."""
+    lines = []
+    for table in tables:
+        lines.append("[[target]]")
+        keys = {**RIGHT, **table}
+        lines += [f"{key} = {value}" for key, value in keys.items() if value is not None]
+    path = folder / "targets.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+NAMES = 'use a name, a list of names, or "any"'
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"speed": "5"}, "target 1: unknown key 'speed': use asserted, at_least, at_most, "),
+        ({"tier": None}, "target 1: it lacks 'tier': add it"),
+        ({"source": None}, "target 1: it lacks 'source': add it"),
+        ({"at_least": None}, "give at_least or at_most, and not both"),
+        ({"at_most": "6"}, "give at_least or at_most, and not both"),
+        ({"at_least": "0"}, "its bound is 0: use a number above 0"),
+        ({"at_least": "-1.5"}, "its bound is -1.5: use a number above 0"),
+        ({"at_least": "nan"}, "its bound is nan: use a number above 0"),
+        ({"at_least": "inf"}, "its bound is inf: use a number above 0"),
+        ({"at_least": '"fast"'}, "its bound is 'fast': use a number above 0"),
+        ({"at_least": "true"}, "its bound is True: use a number above 0"),
+        ({"metric": '"fun"'}, "unknown metric 'fun': use speed, samples_per_second, "),
+        ({"over": None}, "a speed is a ratio: say over what"),
+        ({"workload": "3"}, f"workload is 3: {NAMES}"),
+        ({"workload": "[]"}, f"workload is []: {NAMES}"),
+        ({"precision": "[16, 32]"}, f"precision is [16, 32]: {NAMES}"),
+        ({"precision": '["any", "bf16"]'}, f"precision is ['any', 'bf16']: {NAMES}"),
+        ({"device": '["H200"]'}, "device is ['H200']: use a text"),
+        ({"over": "1"}, "over is 1: use a text"),
+        ({"tier": '""'}, "tier is '': use a text"),
+        ({"documented": '"no"'}, "documented is 'no': use true or false"),
+    ],
+)
+def test_a_target_that_cannot_be_used_says_why(
+    tmp_path: Path, changed: dict[str, str | None], message: str
+) -> None:
+    path = written(tmp_path, changed)
+    with pytest.raises(TargetError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}, target 1: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[target]\n", ""),
+        ("", "use [[target]] tables and nothing else"),
+        ("title = 'mine'\n[[target]]\n", "use [[target]] tables and nothing else"),
+        ("target = 3\n", "use [[target]] tables and nothing else"),
+        ("[target]\ntier = 'v1'\n", "use [[target]] tables and nothing else"),
+        ("target = ['v1']\n", "use [[target]] tables and nothing else"),
+    ],
+)
+def test_a_file_that_is_none_of_targets_says_so(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "targets.toml"
+    path.write_text(text)
+    with pytest.raises(TargetError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_and_a_repeated_target_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"none\.toml: .*No such file"):
+        load(tmp_path / "none.toml")
+    path = written(tmp_path, {}, {"device": '"H200"'}, {})
+    with pytest.raises(TargetError, match=r"target 3: v3 speed over v1 >= 5.5 is there twice"):
+        load(path)

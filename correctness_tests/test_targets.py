@@ -1,0 +1,186 @@
+"""Targets: what was claimed and what is held, where it is asserted, and when it is met."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinyllama
+from correctness_tests.test_target_files import written
+from tinyllama.harness.targets import Target, load, of_group
+
+SHIPPED = load(Path(tinyllama.__file__).parent / "targets.toml")
+H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
+
+
+def target(**changed: Any) -> Target:
+    right: dict[str, Any] = {
+        "tier": "v3",
+        "workload": ("small",),
+        "precision": (),
+        "metric": "speed",
+        "over": "v1",
+        "at_least": 5.5,
+        "device": "any",
+        "source": "project",
+    }
+    return Target(**{**right, **changed})
+
+
+# -- the shipped file -------------------------------------------------------------------------
+
+# Tier, metric, what it is over, bound. The claims that are not of a tier's step (kernels of one
+# norm, a naive SwiGLU, strided inputs, bandwidth, occupancy) have no metric here.
+DOCUMENTED = [
+    ("v1", "samples_per_second", None, 372.9),
+    ("v1", "live_bytes", None, 522.3e6),
+    ("v3", "samples_per_second", None, 2065.0),
+    ("v3", "speed", "v1", 5.5),
+    ("v3", "live_bytes", None, 281.8e6),
+    ("v3", "live_bytes", "v1", 0.54),
+    ("v2", "speed", "v1", 1.6),
+    ("v3", "speed", "v1", 2.2),
+    ("v4", "speed", "v1", 2.8),
+    ("v4", "kernels", "v1", 0.05),
+    ("v4", "joules_per_sample", "v1", 0.68),
+]
+
+# Tier, workload, precision, metric, what it is over, bound; on the card they were set for.
+BARS = [
+    ("v1", "small", "bf16", "speed", "hf-eager", 1 / 1.10),
+    ("v1", "medium", "fp32", "speed", "hf-eager", 1 / 1.10),
+    ("v2", "small", "tf32", "speed", "v1", 1.6),
+    ("v2", "small", "bf16", "speed", "v1", 1.6),
+    ("v2", "medium", "bf16", "speed", "v1", 1.6),
+    ("v2", "medium", "tf32", "speed", "v1", 1.25),
+    ("v3", "small", "tf32", "speed", "v1", 5.5),
+    ("v3", "small", "bf16", "speed", "v1", 5.5),
+    ("v3", "small", "fp32", "speed", "v1", 3.0),
+    *(("v3", "small", p, "speed", "fastest peer", 1.0) for p in ("fp32", "tf32", "bf16")),
+    ("v3", "medium", "fp32", "speed", "fastest peer", 1.0),
+    ("v3", "medium", "bf16", "speed", "fastest peer", 1.0),
+    ("v3", "medium", "tf32", "speed", "fastest peer", 1.3),
+    ("v4", "small", "bf16", "speed", "fastest peer", 1.5),
+    ("v4", "small", "tf32", "speed", "fastest peer", 1.4),
+    ("v4", "small", "fp32", "speed", "floor", 1 / 1.12),
+    ("v4", "medium", "bf16", "speed", "fastest peer", 1.1),
+    ("v4", "medium", "tf32", "speed", "fastest peer", 1.4),
+    *(("v4", w, "fp32", "kernels", "v1", 0.05) for w in ("small", "medium")),
+    *(("v4", w, "bf16", "joules_per_sample", "v1", 0.68) for w in ("small", "medium")),
+    ("v3", "small", "fp32", "peak_bytes", "v1", 0.54),
+    ("v3", "medium", "fp32", "peak_bytes", "v1", 0.45),
+    ("v4", "small", "fp32", "peak_bytes", "v1", 0.45),
+    ("v4", "medium", "fp32", "peak_bytes", "v1", 0.25),
+]
+
+
+def test_every_documented_figure_is_there_with_a_caveat_and_no_other() -> None:
+    documented = [t for t in SHIPPED if t.documented]
+    found = sorted((t.tier, t.metric, str(t.over), t.bound) for t in documented)
+    assert found == sorted((tier, metric, str(o), b) for tier, metric, o, b in DOCUMENTED)
+    for one in documented:
+        assert one.caveat, str(one)
+        assert one.source.startswith("document"), str(one)
+        assert (one.workload, one.precision, one.device) == (("small",), ("fp32",), "MI325X")
+
+
+@pytest.mark.parametrize(("tier", "workload", "precision", "metric", "over", "bound"), BARS)
+def test_a_bar_is_asserted_where_it_was_set(
+    tier: str, workload: str, precision: str, metric: str, over: str, bound: float
+) -> None:
+    found = [
+        one
+        for one in of_group(SHIPPED, workload, precision)
+        if (one.tier, one.metric, one.over) == (tier, metric, over) and one.holds_on(H200)
+    ]
+    assert [one.bound for one in found] == [pytest.approx(bound, abs=5e-4)]
+    more_is_better = metric == "speed"
+    assert found[0].direction == (">=" if more_is_better else "<=")
+
+
+def test_a_claim_is_asserted_on_its_own_device_and_only_where_that_is_said() -> None:
+    claims = [t for t in SHIPPED if t.documented]
+    assert not any(claim.holds_on(H200) for claim in claims)
+    asserted = [str(claim) for claim in claims if claim.holds_on(MI325X)]
+    assert asserted == ["v3 speed over v1 >= 5.5"]
+
+
+# -- where a target is asserted ---------------------------------------------------------------
+
+
+def test_a_device_is_named_in_part_and_in_any_case() -> None:
+    assert target(device="any").holds_on(H200)
+    assert target(device="h200").holds_on(H200)
+    assert not target(device="MI325X").holds_on(H200)
+    assert target(device="MI325X").holds_on(MI325X)
+    assert not target(device="MI325X", asserted=False).holds_on(MI325X)
+
+
+def test_a_documented_claim_is_shown_unless_the_file_asserts_it(tmp_path: Path) -> None:
+    for said, asserted in ((None, False), ("true", True), ("false", False)):
+        (one,) = load(written(tmp_path, {"documented": "true", "asserted": said}))
+        assert one.holds_on(H200) is asserted
+    (bar,) = load(written(tmp_path, {"asserted": "false"}))
+    assert not bar.holds_on(H200)
+
+
+def test_a_target_covers_the_groups_that_it_names(tmp_path: Path) -> None:
+    some = {"workload": '["small", "medium"]', "precision": '"tf32"'}
+    targets = load(written(tmp_path, some, {"workload": '"any"'}))
+    assert [t.covers("medium", "tf32") for t in targets] == [True, True]
+    assert [t.covers("medium", "bf16") for t in targets] == [False, True]
+    assert list(of_group(targets, "large", "tf32")) == targets[1:]
+
+
+# -- when it is met ---------------------------------------------------------------------------
+
+
+def test_a_bound_is_held_at_the_worse_end_of_the_interval() -> None:
+    at_least = target(at_least=2.0)
+    assert at_least.met([2.5, 2.0, 3.0])
+    assert not at_least.met([2.5, 1.99, 3.0])
+    at_most = target(metric="peak_bytes", at_least=None, at_most=0.5)
+    assert at_most.met([0.4, 0.3, 0.5])
+    assert not at_most.met([0.4, 0.3, 0.51])
+    assert not at_least.met([math.nan] * 3)
+    assert not at_most.met([math.nan] * 3)
+
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "v1": {"role": "tier", "seconds": 6.0, "kernels": 2000},
+    "v3": {
+        "role": "tier",
+        "seconds": 1.0,
+        "kernels": 100,
+        "over": {"v1": [5.9, 5.7, 6.1], "swift": [1.9, 1.8, 2.1]},
+    },
+    "slow": {"role": "peer", "seconds": 3.0},
+    "swift": {"role": "peer", "seconds": 2.0},
+    "broken": {"role": "peer", "cannot": "it is not installed"},
+    "floor": {"role": "floor", "seconds": 0.5},
+}
+
+
+def test_a_ratio_of_times_has_its_interval_and_others_are_figures() -> None:
+    assert target().measured(ENTRIES) == [5.9, 5.7, 6.1]
+    assert target(over="floor").measured(ENTRIES) == [0.5] * 3, "the medians are all there is"
+    assert target(metric="kernels").measured(ENTRIES) == [0.05] * 3
+    assert target(metric="kernels", over=None).measured(ENTRIES) == [100] * 3
+
+
+def test_the_fastest_peer_is_the_fastest_that_ran() -> None:
+    """Neither the floor, nor a tier, nor one that did not run."""
+    peer = target(over="fastest peer")
+    assert peer.measured(ENTRIES) == [1.9, 1.8, 2.1]
+    swifter = {**ENTRIES, "slow": {"role": "peer", "seconds": 0.25}}
+    assert peer.measured(swifter) == [0.25] * 3
+    assert peer.measured({n: e for n, e in ENTRIES.items() if e["role"] != "peer"}) is None
+
+
+def test_what_was_not_measured_is_none() -> None:
+    assert target(tier="v9").measured(ENTRIES) is None
+    assert target(over="broken").measured(ENTRIES) is None
+    assert target(metric="joules_per_sample").measured(ENTRIES) is None
