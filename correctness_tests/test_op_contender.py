@@ -55,10 +55,10 @@ def test_the_providers_of_the_tree_raise_no_false_alarm(
 
 
 def test_inputs_are_fresh_and_caches_cold_in_each_round(contender: Contender) -> None:
-    seen: list[float] = []
+    seen: list[torch.Tensor] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(x.detach().float().sum().cpu().item() if x.device.type == "cpu" else len(seen))
+        seen.append(x.detach().clone())
         return weighed(x, weight)
 
     right = contender(call)
@@ -66,8 +66,9 @@ def test_inputs_are_fresh_and_caches_cold_in_each_round(contender: Contender) ->
     right.flush = lambda: flushes.append(len(seen))  # type: ignore[assignment]
     for _ in range(4):
         right.turn()
-    assert len(set(seen)) == len(seen) == 1 + 2 * 4
-    assert flushes == list(range(1, 9)), "before each timed call, after its inputs were made"
+    assert len(seen) >= 1 + 2 * 4
+    assert len({x.sum().item() for x in seen}) == len(seen)
+    assert flushes == list(range(1, len(seen))), "ahead of each try to time a call"
 
 
 def test_compiled_is_the_reference_under_the_compiler(

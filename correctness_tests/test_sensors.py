@@ -159,6 +159,8 @@ def test_amdsmi_has_the_words_of_older_cards_and_releases(smi: Any) -> None:
 def test_amdsmi_tells_why_clocks_are_held_down(smi: Any) -> None:
     smi.answers["violation_status"].update(active_ppt_pwr=True)
     assert found().throttled() is None, "the power cap is how a GPU works at full load"
+    smi.answers["violation_status"].update(active_socket_thrm="N/A")
+    assert found().throttled() is None, "what is not known is not held against it"
     smi.answers["violation_status"].update(active_socket_thrm=True, active_hbm_thrm=True)
     assert found().throttled() == "socket thermal limit, memory thermal limit"
 

@@ -176,7 +176,8 @@ class Clock:
             if self.spin_seconds >= LONGEST_SPIN:
                 raise NotQueuedError(
                     f"enqueueing took {reading.host * 1e3:.1f} ms behind a spin of "
-                    f"{self.spin_seconds * 1e3:.0f} ms: the call waits for the device, or fills its queue"
+                    f"{self.spin_seconds * 1e3:.0f} ms: the call waits for the device, or "
+                    "fills its queue"
                 )
             self.spin_seconds = min(LONGEST_SPIN, max(2 * self.spin_seconds, 2 * reading.host))
 

@@ -172,7 +172,7 @@ def parts_markdown(records: Sequence[Record]) -> str:
         cells.setdefault(entry["contender"], {})[f"{entry['workload']} {entry['precision']}"] = text
     columns: tuple[Column, ...] = (
         ("V2", lambda e: e["name"]),
-        *((group, lambda e, group=group: e.get(group, "")) for group in groups),  # type: ignore[misc]
+        *((group, lambda e, group=group: e.get(group, "")) for group in groups),
     )
     rows = [{"name": name, **row} for name, row in cells.items()]
     return "\n".join([_markdown(columns, rows), "", *_sources(records)])
