@@ -30,12 +30,14 @@ def contenders(device: torch.device) -> Iterator[Contender]:
     ops = ops_of(PACKAGE, FILES)
     tried: set[str] = set()
 
-    def make(call: Call | str, op: str = "weigh_rows", dtype: str = "fp32") -> OpContender:
+    def make(
+        call: Call | str, op: str = "weigh_rows", dtype: str = "fp32", case: int = 0
+    ) -> OpContender:
         name = call if isinstance(call, str) else "tried"
         if not isinstance(call, str):
             ops[op].providers[name] = replace(ops[op]["eager"], name=name, call=call)
             tried.add(op)
-        made = OpContender(Timed(op, name, 0, dtype), str(device), PACKAGE, FILES)
+        made = OpContender(Timed(op, name, case, dtype), str(device), PACKAGE, FILES)
         made.check_first()
         return made
 

@@ -162,7 +162,7 @@ def test_queued_is_never_claimed_of_a_device_that_waited() -> None:
         claimed += reading.queued
         if reading.queued:
             assert reading.device == pytest.approx(KERNEL)
-    assert 1000 < claimed < 4000, "both outcomes were seen"
+    assert 500 < claimed < 4500, "both outcomes were seen"
 
 
 def test_stamps_subtract_to_device_seconds() -> None:

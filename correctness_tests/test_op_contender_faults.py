@@ -5,6 +5,7 @@ The faults come after a right first call, which is the one that a quick check wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,9 @@ def overwritten(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return weighed(x, weight)
 
 
+# Of a message: error and bound over the tensor, error and bound of the worst row.
+NUMBERS = re.compile(r"(?:error|allowed|row) ([\d.e+-]+\d)")
+
 LATER: dict[str, Call] = {
     "zeros": lambda x, w, first: weighed(x, w) * 0,
     "first_outputs_again": lambda x, w, first: first + weighed(x, w) - weighed(x, w).detach(),
@@ -73,6 +77,26 @@ def test_a_fault_after_a_right_first_call_gives_no_time(
     faulty = contender(after_the_first(LATER[fault]), dtype=dtype)
     with pytest.raises(WrongResultError):
         faulty.turn()
+
+
+def test_one_lost_row_of_many_shows_in_its_row(contender: Contender) -> None:
+    """All roundings of 32768 rows are together larger than what one row has to lose."""
+    lost = after_the_first(lambda x, w, first: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])))
+    with pytest.raises(WrongResultError, match="y of a timed call") as caught:
+        contender(lost, dtype="bf16", case=1).turn()
+    whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
+    assert whole <= allowed
+    assert row > allowed_row
+
+
+def test_a_small_fault_everywhere_shows_in_the_whole(contender: Contender) -> None:
+    """Each row alone could be rounded as badly; all of them are not."""
+    scaled = after_the_first(lambda x, w, first: weighed(x, w) * 1.03)
+    with pytest.raises(WrongResultError, match="y of a timed call") as caught:
+        contender(scaled, dtype="bf16").turn()
+    whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
+    assert whole > allowed
+    assert row <= allowed_row
 
 
 def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) -> None:

@@ -59,6 +59,7 @@ NAMES = 'use a name, a list of names, or "any"'
         ({"device": '["H200"]'}, "device is ['H200']: use a text"),
         ({"over": "1"}, "over is 1: use a text"),
         ({"tier": '""'}, "tier is '': use a text"),
+        ({"judged_by": '"mean"'}, "judged_by is 'mean': use interval or median"),
         ({"documented": '"no"'}, "documented is 'no': use true or false"),
     ],
 )

@@ -149,6 +149,15 @@ def test_a_bound_is_held_at_the_worse_end_of_the_interval() -> None:
     assert not at_most.met([math.nan] * 3)
 
 
+def test_a_target_may_be_held_by_its_median() -> None:
+    found = [2.5, 1.0, 4.0]
+    assert target(at_least=2.5, judged_by="median").met(found)
+    assert not target(at_least=2.6, judged_by="median").met(found)
+    most = {"metric": "peak_bytes", "at_least": None}
+    assert target(**most, at_most=2.5, judged_by="median").met(found)
+    assert not target(**most, at_most=2.5).met(found)
+
+
 ENTRIES: dict[str, dict[str, Any]] = {
     "v1": {"role": "tier", "seconds": 6.0, "kernels": 2000},
     "v3": {

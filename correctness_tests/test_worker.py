@@ -58,7 +58,8 @@ class Thing:
 
 
 def worker(name: str = "it", **settings: Any) -> Worker:
-    made = Worker(name, cwd=ROOT, env={"OMP_NUM_THREADS": "1"}, **settings)
+    plain = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "PYTHONFAULTHANDLER": ""}
+    made = Worker(name, cwd=ROOT, env=plain, **settings)
     made.make("thing", f"{__name__}:Thing")
     return made
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from perf_tests.peers import PEERS, Contender
+from perf_tests.steps import UNTIMED
 from perf_tests.workloads import Group
-from tinyllama.harness.rounds import Ratio, interleaved, ratio, summary
+from tinyllama.harness.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.worker import Worker, WorkerError
 from tinyllama.tiers import TIERS, Tier
 
@@ -36,19 +37,21 @@ CONTENDERS = (*(_tier(tier) for tier in TIERS.values()), *PEERS, FLOOR)
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. turn: seconds of one turn of one contender, at least one step."""
+    """How long to measure. turn: seconds of one turn of one contender, at least one step;
+    total: seconds of all turns, in as many rounds as fit, at most ``rounds``."""
 
     warm_up: float
     turn: float
     rounds: int
+    total: float
     readings: int
     energy: float
 
     @staticmethod
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
-            return Effort(warm_up=0.3, turn=0.03, rounds=15, readings=5, energy=0)
-        return Effort(warm_up=1.0, turn=0.1, rounds=20, readings=10, energy=1.5)
+            return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
+        return Effort(warm_up=1.0, turn=0.1, rounds=20, total=40, readings=10, energy=1.5)
 
 
 @dataclass
@@ -136,11 +139,13 @@ class _Run:
 
     def time(self) -> None:
         """Interleaved wall time of all that are right."""
-        calls = {}
+        calls: dict[str, int] = {}
+        one_round = 0.0
         for name in list(self.measured.entries):
             with self._kept(name):
                 step = self._ask(name, "warm_up", self.effort.warm_up)
                 calls[name] = max(1, min(50, round(self.effort.turn / step)))
+                one_round += (calls[name] + UNTIMED) * step
 
         def turn(name: str) -> Callable[[], float]:
             def one() -> float:
@@ -153,7 +158,9 @@ class _Run:
         # Whoever is most compared stands side by side: V1 follows its own counterpart.
         peers = [peer.name for peer in reversed(PEERS) if peer.name in calls]
         order = [*peers, *(name for name in calls if name not in peers)]
-        seconds = interleaved({name: turn(name) for name in order}, self.effort.rounds)
+        fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
+        rounds = max(FEWEST_ROUNDS, min(self.effort.rounds, fitting))
+        seconds = interleaved({name: turn(name) for name in order}, rounds)
         self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
 
     def look_closer(self) -> None:

@@ -28,13 +28,14 @@ from tinyllama.harness.memory import (
     resident_peak_bytes,
 )
 from tinyllama.harness.rounds import summary
-from tinyllama.harness.sensors import sensor
+from tinyllama.harness.sensors import NotToldError, sensor
 from tinyllama.model import TinyLlama
 from tinyllama.step import TrainStep
 from tinyllama.tiers import Tier, resolve
 
 BATCHES = 8  # different ones, taken in turn
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
+UNTIMED = 2  # steps ahead of each turn
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -158,7 +159,7 @@ class StepContender:
     def turn(self, calls: int) -> float:
         """Median wall seconds of some steps, after two that are not timed: the first finds the
         caches as another process left them."""
-        for _ in range(2):
+        for _ in range(UNTIMED):
             self.next()
         return statistics.median(wall_seconds(self.next, self.queue) for _ in range(calls))
 
@@ -201,7 +202,10 @@ class StepContender:
         gpu = sensor(self.device)
         if isinstance(gpu, str):
             return {"unavailable": {"joules_per_sample": gpu}}
-        found = energy(self.next, self.device, gpu, seconds)
+        try:
+            found = energy(self.next, self.device, gpu, seconds)
+        except NotToldError as error:
+            return {"unavailable": {"joules_per_sample": str(error)}}
         return {
             "joules_per_sample": found.joules / self.config.batch_size,
             "watts": found.watts,

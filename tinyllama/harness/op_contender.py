@@ -100,7 +100,9 @@ class OpContender:
         self.flush = Flush(self.device)
         self.round = 0
         self.inputs: Inputs
-        self.results: dict[str, torch.Tensor] = {}
+        self.args: Leaves = {}
+        self.outputs: tuple[torch.Tensor, ...] = ()
+        self.gradients: Sequence[torch.Tensor | None] = ()
         self.bounds: dict[str, _Bound] = {}
 
     def _provider(self, name: str) -> Provider:
@@ -119,6 +121,20 @@ class OpContender:
         """Why this provider does not cover the case; None when it does."""
         return self.case.unsupported()
 
+    def run_once(self) -> None:
+        """Have everything compiled that a call needs."""
+        self._prepare(self.passes[-1])
+        self._run()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what the last call left, and give the memory back to other processes."""
+        self.outputs, self.gradients, self.args = (), (), {}
+        self.inputs = Inputs({}, {}, {})
+        synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
+
     def check_first(self) -> None:
         """The whole rule on one call, and from it the bounds of the timed ones.
 
@@ -136,6 +152,7 @@ class OpContender:
             one.name: _Bound(exact[one.name].norm().item(), one.checks[0].bound, one.widest_row)
             for one in comparisons
         }
+        self._forget()
 
     def warm_up(self, seconds: float) -> None:
         """Repeat until the time is over: clocks and caches of the compiler settle."""
@@ -207,9 +224,8 @@ class OpContender:
 
     def _prepare(self, name: str, layout: str = "contiguous") -> None:
         """Fresh inputs and cold caches."""
-        self.results = {}
         self.inputs = self._fresh(layout)
-        self.args: Leaves = dict(self.inputs.args)
+        self.args = dict(self.inputs.args)
         for leaf in self.op.differentiable:
             self.args[leaf] = self.args[leaf].detach().requires_grad_(True)
         self.backward = name == BOTH
@@ -218,7 +234,7 @@ class OpContender:
     def _run(self) -> None:
         outputs = self.case.provider.call(*self.args.values(), **self.inputs.params)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        self.gradients: Sequence[torch.Tensor | None] = ()
+        self.gradients = ()
         if self.backward:
             self.gradients = torch.autograd.grad(
                 self.outputs,

@@ -34,7 +34,7 @@ attention = Op(
     timed=[
         Case(B=4, T=64, H=4, G=2, K=32),
         Case(B=8, T=128, H=8, G=4, K=64),
-        Case(B=4, T=4096, H=32, G=8, K=128),
+        Case(B=1, T=4096, H=32, G=8, K=128),
     ],
     extremes={
         "peaked": {"q": normal(3.0), "k": normal(3.0)},
