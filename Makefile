@@ -18,9 +18,10 @@ test-slow: bootstrap ## the correctness tests that `test` leaves out
 soak: bootstrap ## the correctness tests over many more random seeds
 	$(RUN) pytest correctness_tests -n auto --soak-seeds 20
 
-bench: bootstrap ## the performance tests, then a short training run
-	$(RUN) pytest perf_tests
+bench: bootstrap ## a short training run, then the performance tests: the ladder and a page
 	$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md
+	$(RUN) pytest perf_tests -q --record --results-dir build/results
+	$(RUN) tinyllama report --results-dir build/results --html build/report.html
 
 lint: bootstrap ## style, formatting and types
 	$(RUN) ruff check
@@ -33,7 +34,7 @@ floor: ## the core tests on the oldest supported Python, torch and triton
 		$(addprefix correctness_tests/,test_ops.py test_gradients.py test_tiers.py test_model.py)
 
 clean: ## remove what the other targets made
-	rm -rf .venv .venv-floor *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .venv-floor build report.html *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 bootstrap:

@@ -30,12 +30,18 @@ KERNEL, DELAY = 5 * US, 100 * US
 class SimulatedQueue:
     """A device that does in order what a host asks for, and two clocks that nothing disturbs.
 
-    launch: host seconds that each request costs. uneven: each
-    costs something else, and the device hears of it somewhere on the way, not at its start.
+    launch: host seconds that each request costs. marking: device seconds that a mark costs.
+    uneven: each request costs something else, and the device hears of it somewhere on the way,
+    not at its start.
     """
 
-    def __init__(self, launch: float = 1 * US, uneven: random.Random | None = None) -> None:
-        self.launch, self.uneven = launch, uneven
+    def __init__(
+        self,
+        launch: float = 1 * US,
+        uneven: random.Random | None = None,
+        marking: float = 0.0,
+    ) -> None:
+        self.launch, self.uneven, self.marking = launch, uneven, marking
         self.host = 0.0
         self.free = 0.0  # when the device will have done all that was asked for
         self.spins: list[float] = []
@@ -54,7 +60,7 @@ class SimulatedQueue:
         return self.host
 
     def mark(self) -> float:
-        return self.enqueue(0.0)
+        return self.enqueue(self.marking)
 
     def spin(self, seconds: float) -> None:
         self.spins.append(seconds)
@@ -110,6 +116,8 @@ def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> No
         queue.enqueue(1.0)
 
     clock = Clock(queue, spin_seconds=10 * US)
+    assert clock.overhead == 0, "marks cost nothing here, and are not asked about below"
+    queue.spins.clear()
     reading = clock.read(queue.call(), before)
     assert reading.queued
     assert reading.device == pytest.approx(KERNEL)
@@ -120,6 +128,15 @@ def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> No
     assert clock.spin_seconds > DELAY, "the length that sufficed is kept for the next reading"
     clock.read(queue.call(), before)
     assert queue.spins[-1] == queue.spins[-3] == clock.spin_seconds
+
+
+def test_what_marks_cost_is_taken_off() -> None:
+    queue = SimulatedQueue(marking=2 * US)
+    clock = Clock(queue)
+    start = clock()
+    queue.call(delay=0.0)()
+    assert clock() - start == pytest.approx(KERNEL + 2 * US), "a bare pair of stamps has it"
+    assert clock.read(queue.call()).device == pytest.approx(KERNEL)
 
 
 def test_a_call_that_waits_for_the_device_has_no_device_time() -> None:

@@ -78,7 +78,10 @@ PEERS = (
         _hugging_face(
             "hf-autotune", "Hugging Face, max-autotune + graph", "capture", "compile", mode=AUTOTUNE
         ),
-        only=(SEARCHED, "searched where TINYLLAMA_SEARCH names the group: it outlasts all the rest"),
+        only=(
+            SEARCHED,
+            "searched where TINYLLAMA_SEARCH names the group: it outlasts all the rest",
+        ),
     ),
 )
 

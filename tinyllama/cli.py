@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tinyllama
 from tinyllama.config import PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.record_commands import add_commands
+from tinyllama.report_command import add_command as add_report
 
 if TYPE_CHECKING:
     from tinyllama.checkpoint import Checkpoint
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="say what can run on this machine, and why the rest cannot")
     _add_train_options(commands.add_parser("train", help="train, and say how it went"))
     add_commands(commands)
+    add_report(commands)
     return parser
 
 

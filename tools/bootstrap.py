@@ -233,7 +233,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", metavar="DIR")
     parser.add_argument("--constraints", type=Path, metavar="FILE", help="default: by Python")
-    parser.add_argument("--extras", default="test,peers,dev", help="default: %(default)s")
+    parser.add_argument(
+        "--extras", default="test,peers,report,sensors,dev", help="default: %(default)s"
+    )
     args = parser.parse_args()
     try:
         has_venv = all(map(importlib.util.find_spec, ("venv", "ensurepip")))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-OVERHEAD_READINGS = 20
+OVERHEAD_READINGS, OVERHEAD_SPIN = 20, 1e-4
 LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer is not separated
 
 
@@ -163,12 +163,13 @@ class Clock:
         The least of some readings, so that no more is taken off a call than marks cost.
         """
         if self._overhead is None:
+            spin = max(self.spin_seconds, OVERHEAD_SPIN)
             readings = []
             for _ in range(OVERHEAD_READINGS):
                 self.queue.synchronize()
-                start = self()
-                readings.append(self().since(start).device)
-            self._overhead = min(readings)
+                start = Stamp(self.queue, spin)
+                readings.append(Stamp(self.queue, spin).since(start))
+            self._overhead = min((r.device for r in readings if r.queued), default=0.0)
         return self._overhead
 
     def __call__(self) -> Stamp:

@@ -23,35 +23,44 @@ def _ratio(entry: Entry, field: str) -> str:
 
 
 def _number(entry: Entry, field: str, scale: float = 1.0, form: str = ".3g") -> str:
-    return format(entry[field] * scale, form) if field in entry else ""
+    value = entry.get(field, "")
+    return format(value * scale, form) if isinstance(value, (int, float)) else str(value)
 
 
 def _count(entry: Entry, field: str) -> str:
     return str(entry[field]) if field in entry else ""
 
 
+def _text(entry: Entry, field: str, otherwise: str = "") -> str:
+    return str(entry.get(field, otherwise))
+
+
+def _reason(entry: Entry) -> str:
+    return f"cannot: {entry['cannot']}" if "cannot" in entry else ""
+
+
 # Headers carry the units; what was not measured stays empty.
 STEP_COLUMNS: tuple[Column, ...] = (
-    ("contender", lambda e: e["contender"]),
-    ("ms a step", lambda e: _number(e, "seconds", 1e3, ".2f") or f"cannot: {e['cannot']}"),
+    ("contender", lambda e: _text(e, "contender", e["name"])),
+    ("ms a step", lambda e: _number(e, "seconds", 1e3, ".2f") or _reason(e)),
     ("samples/s", lambda e: _number(e, "samples_per_second", 1, ".0f")),
-    ("over V1", lambda e: _ratio(e, "over_v1") if e["contender"] != "v1" else "1"),
+    ("over V1", lambda e: _ratio(e, "over_v1") if e.get("contender") != "v1" else "1"),
     ("of the floor", lambda e: _ratio(e, "floor_share")),
     ("peak MiB", lambda e: _number(e, "peak_bytes", 2**-20, ".0f")),
     ("kernels", lambda e: _count(e, "kernels")),
     ("MFU", lambda e: _number(e, "mfu", 100, ".0f") + ("%" if "mfu" in e else "")),
     ("mJ a sample", lambda e: _number(e, "joules_per_sample", 1e3)),
-    ("run as", lambda e: e.get("plan", "")),
+    ("run as", lambda e: _text(e, "plan")),
 )
 
 OP_COLUMNS: tuple[Column, ...] = (
-    ("op", lambda e: e["op"]),
-    ("case", lambda e: e["case"]),
-    ("provider", lambda e: e["provider"]),
-    ("us", lambda e: _number(e, "seconds", 1e6, ".1f") or f"cannot: {e['cannot']}"),
+    ("op", lambda e: _text(e, "op", e["name"])),
+    ("case", lambda e: _text(e, "case")),
+    ("provider", lambda e: _text(e, "provider")),
+    ("us", lambda e: _number(e, "seconds", 1e6, ".1f") or _reason(e)),
     ("host us", lambda e: _number(e, "host_seconds", 1e6, ".0f")),
     ("of the roof", lambda e: _number(e, "roofline_share", 100, ".0f") + _percent(e)),
-    ("bound by", lambda e: e.get("bound", "")),
+    ("bound by", lambda e: _text(e, "bound")),
     ("peak MiB", lambda e: _number(e, "peak_bytes", 2**-20, ".1f")),
     ("over eager", lambda e: _ratio(e, "over_eager")),
 )
@@ -62,13 +71,12 @@ def _percent(entry: Entry) -> str:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """The newest complete record of each device and group, in the order of their dates."""
+    """The newest record of each device and group, in the order of their dates: a complete one,
+    or where there is none the newest at all, whose source then says so."""
     newest: dict[tuple[str, str], Record] = {}
-    for record in sorted(records, key=lambda record: record.date):
-        if record.complete:
-            newest.pop((record.device, record.group), None)
-            newest[record.device, record.group] = record
-    return list(newest.values())
+    for record in sorted(records, key=lambda record: (record.complete, record.date)):
+        newest[record.device, record.group] = record
+    return sorted(newest.values(), key=lambda record: record.date)
 
 
 def of_kind(record: Record, kind: str) -> list[Entry]:
@@ -77,18 +85,16 @@ def of_kind(record: Record, kind: str) -> list[Entry]:
 
 def last_passes(record: Record) -> list[Entry]:
     """The op entries that are gated: forward and backward where an op has both."""
-    both = {e["op"] for e in of_kind(record, "op") if e.get("passes") == "forward+backward"}
-    return [
-        entry
-        for entry in of_kind(record, "op")
-        if entry["op"] not in both or entry.get("passes") != "forward"
-    ]
+    ops = of_kind(record, "op")
+    both = {entry.get("op") for entry in ops if entry.get("passes") == "forward+backward"}
+    return [e for e in ops if e.get("op") not in both or e.get("passes") != "forward"]
 
 
 def source(record: Record) -> str:
     """What a reader must know to trust a figure: device, versions, commit, date."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    return f"{record.device}; {versions}; commit {record.commit[:10]}; {record.date[:10]}"
+    whole = "" if record.complete else "; INCOMPLETE: something in that run failed"
+    return f"{record.device}; {versions}; commit {record.commit[:10]}; {record.date[:10]}{whole}"
 
 
 def terminal(records: Sequence[Record], width: int = 140) -> list[str]:
@@ -154,8 +160,29 @@ def ladder_markdown(records: Sequence[Record]) -> str:
         *STEP_COLUMNS[:7],
         STEP_COLUMNS[-1],
     )
-    entries = [entry for record in records for entry in of_kind(record, "step")]
+    steps = [entry for record in records for entry in of_kind(record, "step")]
+    entries = [entry for entry in _by_size(steps) if "cannot" not in entry]
     return "\n".join([_markdown(columns, entries), "", *_sources(records)])
+
+
+def _by_size(steps: Sequence[Entry]) -> list[Entry]:
+    """Workloads from short to long steps, precisions from long to short ones."""
+    least: dict[str, float] = {}
+    longest: dict[tuple[str, str], float] = {}
+    for entry in steps:
+        seconds = entry.get("seconds", 0.0)
+        if entry.get("role") == "tier":
+            workload, precision = entry["workload"], entry["precision"]
+            least[workload] = min(seconds, least.get(workload, seconds))
+            key = (workload, precision)
+            longest[key] = min(seconds, longest.get(key, seconds))
+    return sorted(
+        steps,
+        key=lambda e: (
+            least.get(e["workload"], 0.0),
+            -longest.get((e["workload"], e["precision"]), 0.0),
+        ),
+    )
 
 
 def parts_markdown(records: Sequence[Record]) -> str:
@@ -179,11 +206,11 @@ def parts_markdown(records: Sequence[Record]) -> str:
 
 
 def _sources(records: Sequence[Record]) -> list[str]:
-    """One line where all records have one source, else one for each group."""
-    sources = {source(record) for record in records}
-    if len(sources) == 1:
-        return [f"Measured on {sources.pop()}."]
-    return [f"{record.group}: measured on {source(record)}.\n" for record in records]
+    """The sources of records, each with the groups that it is the source of."""
+    groups: dict[str, list[str]] = {}
+    for record in records:
+        groups.setdefault(source(record), []).append(record.group)
+    return [f"{', '.join(names)}: measured on {text}.\n" for text, names in groups.items()]
 
 
 def _markdown(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
