@@ -2,6 +2,7 @@
 
 import pytest
 
+from correctness_tests.timed_suite import baseline, suite  # noqa: F401 (fixtures)
 from tinyllama.harness import DeclarationError, load_file
 from tinyllama.ops import OPS
 

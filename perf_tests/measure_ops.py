@@ -7,7 +7,7 @@ Caches are cold and inputs fresh in every round, and each timed call's outputs a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from tinyllama.harness.clock import Reading
 from tinyllama.harness.device import cannot
 from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import BOTH, Timed, ops_of, passes_of
+from tinyllama.harness.registry import Registry
 from tinyllama.harness.rounds import interleaved, ratio, summary
 from tinyllama.harness.worker import Worker, WorkerError
 
@@ -39,7 +40,9 @@ def groups(device: torch.device) -> list[str]:
     return ["ops-bf16", "ops-fp32"] if device.type != "cpu" else ["ops-fp32"]
 
 
-OPS = ops_of(PACKAGE, PEER_FILES)
+def ops_with(files: Sequence[str]) -> Registry:
+    """The ops that are timed: the tree's with the providers of peers, and those of files."""
+    return ops_of(PACKAGE, (*PEER_FILES, *files))
 
 
 @dataclass
@@ -70,7 +73,8 @@ class Effort:
 
 def cases_of(op: Op, device: torch.device) -> range:
     """Which of an op's timed cases are timed on a device; see `Op.timed`."""
-    return range(1) if device.type == "cpu" else range(1, len(op.timed))
+    count = len(op.timed)
+    return range(min(1, count)) if device.type == "cpu" or count == 1 else range(1, count)
 
 
 def providers_of(op: Op) -> list[str]:
@@ -80,11 +84,12 @@ def providers_of(op: Op) -> list[str]:
 class Bench:
     """A worker for each kind of provider, and the cases one after the other."""
 
-    def __init__(self, dtype: str, device: torch.device) -> None:
+    def __init__(self, dtype: str, device: torch.device, files: Sequence[str] = ()) -> None:
+        self.files = (*PEER_FILES, *files)
         self.dtype = dtype
         self.device = device
         self.effort = Effort.on(device)
-        self.ops = [op for op in OPS.values() if dtype in STATE.get(op.name, DTYPES)]
+        self.ops = [op for op in ops_with(files).values() if dtype in STATE.get(op.name, DTYPES)]
         self.workers: dict[str, Worker] = {}
 
     def measure(self) -> dict[str, OpCaseRun]:
@@ -167,7 +172,7 @@ class Bench:
 
     def _make(self, run: OpCaseRun, name: str) -> None:
         timed = Timed(run.op.name, name, run.case, self.dtype)
-        where = {"device": str(self.device), "package": PACKAGE, "files": PEER_FILES}
+        where = {"device": str(self.device), "package": PACKAGE, "files": self.files}
         worker = self._worker(run, name)
         worker.make("op", SHARED, timed=timed, **where)
         worker.call("op", "run_once")
@@ -254,6 +259,8 @@ def _measured(
         "roofline_share": max(by_bytes, by_flops) / median,
         "bound": "bandwidth" if by_bytes >= by_flops else "products",
     }
+    if op.tolerances:
+        entry["tolerances"] = dict(op.tolerances)
     eager = run.readings.get("eager", {}).get(passes)
     if eager is not None:
         entry["over_eager"] = ratio([r.device for r in eager], seconds).as_list()

@@ -36,6 +36,7 @@ from tinyllama.tiers import Tier, resolve
 BATCHES = 8  # different ones, taken in turn
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
+NOT_APART = "the step waits for the device, or fills its queue: the clocks are not told apart"
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -168,8 +169,8 @@ class StepContender:
         clock = Clock(self.queue, spin_seconds=1e-3)
         try:
             read = [clock.read(self.next) for _ in range(readings)]
-        except NotQueuedError as error:
-            return {"unavailable": {"device_seconds": str(error), "host_seconds": str(error)}}
+        except NotQueuedError:
+            return {"unavailable": dict.fromkeys(("device_seconds", "host_seconds"), NOT_APART)}
         return {
             **summary("device_seconds", [one.device for one in read]),
             **summary("host_seconds", [one.host for one in read]),

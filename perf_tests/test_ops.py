@@ -11,12 +11,12 @@ import torch
 from perf_tests.conftest import Ceilings
 from perf_tests.measure_ops import (
     DTYPES,
-    OPS,
     PEERS,
     Bench,
     OpCaseRun,
     entries_of,
     groups,
+    ops_with,
     providers_of,
 )
 from perf_tests.table import show
@@ -35,7 +35,7 @@ def group(
         pytest.skip(f"{request.param} is timed on a GPU")
     dtype = request.param.removeprefix("ops-")
     with recording.group(request.param) as record:
-        runs = Bench(dtype, device).measure()
+        runs = Bench(dtype, device, request.config.option.ops).measure()
         found: dict[str, dict[str, Any]] = {}
         for run in runs.values():
             found |= entries_of(run, dtype, ceilings)
@@ -46,15 +46,18 @@ def group(
         yield runs, found
 
 
-CASES = [
-    pytest.param(op, provider, place, id=f"{op.name}-{provider}-{case}")
-    for op in OPS.values()
-    for place, case in enumerate(op.timed)
-    for provider in providers_of(op)
-]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each provider of each timed case, those of ``--ops`` files too."""
+    if metafunc.function is test_op:
+        cases = [
+            pytest.param(op, provider, place, id=f"{op.name}-{provider}-{case}")
+            for op in ops_with(metafunc.config.option.ops).values()
+            for place, case in enumerate(op.timed)
+            for provider in providers_of(op)
+        ]
+        metafunc.parametrize(("op", "provider", "place"), cases)
 
 
-@pytest.mark.parametrize(("op", "provider", "place"), CASES)
 def test_op(group: Measured, op: Op, provider: str, place: int, benchmark: Any) -> None:
     """Device time of the last pass: forward and backward, where the op has one.
 

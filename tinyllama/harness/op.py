@@ -141,6 +141,8 @@ class Op:
     extremes: named overrides of input distributions; each is a case of its own.
     dtypes: the floating-point dtypes its cases cover.
     calls: how many successive calls are compared (in-place ops: more than one).
+    tolerances: metric -> ratio to a stored baseline that a comparison allows, where not the
+        usual one (`tinyllama.harness.verdict`).
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
     """
@@ -156,6 +158,7 @@ class Op:
     dtypes: tuple[torch.dtype, ...] = FLOATS
     bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
     magnitudes: Callable[..., Mapping[str, torch.Tensor]] | None = field(default=None, init=False)
