@@ -208,7 +208,8 @@ def entries_of(run: OpCaseRun, dtype: str, ceilings: Ceilings) -> dict[str, dict
         name = f"op/{run.op.name}-{provider}-{case}-{dtype}-{about['values']}"
         reason = run.cannot.get(provider) or str(run.failed.get(provider, ""))
         if reason:
-            found[name] = {**about, "cannot": reason}
+            for passes in passes_of(run.op):
+                found[f"{name}/{passes}"] = {**about, "passes": passes, "cannot": reason}
             continue
         for passes, readings in run.readings[provider].items():
             measured = _measured(run, provider, passes, readings, dtype, ceilings)

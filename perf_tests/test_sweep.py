@@ -27,15 +27,15 @@ class Sweep:
         return f"sweep-{self.base}"
 
     def points(self) -> list[tuple[str, int, int]]:
-        """Axis, batch size, sequence length."""
+        """Axis, batch size, sequence length; the workload's own size is among the lengths."""
         shape = self.base.shape
         along = [("seq_len", shape.batch_size, length) for length in self.lengths]
         return along + [("batch_size", batch, shape.seq_len) for batch in self.batches]
 
 
 SWEEPS = (
-    Sweep(Group("tiny", "fp32"), lengths=(32, 64, 128), batches=(1, 4, 16)),
-    Sweep(Group("small", "bf16"), lengths=(128, 512, 1024, 2048), batches=(1, 8, 32, 128)),
+    Sweep(Group("tiny", "fp32"), lengths=(32, 64, 128), batches=(1, 16)),
+    Sweep(Group("small", "bf16"), lengths=(128, 512, 1024, 2048), batches=(1, 32, 128)),
 )
 TIERS = tuple(contender for contender in CONTENDERS if contender.role == "tier")
 
@@ -75,7 +75,7 @@ def _point(
         size = {"batch_size": batch_size, "seq_len": seq_len}
         calls: dict[str, int] = {}
         for tier in TIERS:
-            entry = {"contender": tier.name, **size, "axis": axis}
+            entry = {"contender": tier.name, "role": tier.role, **size, "axis": axis}
             entries[tier.name] = {**entry, **vars(sweep.base)}
             try:
                 worker = workers[tier.name]
