@@ -60,6 +60,7 @@ def test_documented_figures_come_with_their_caveat(
         (["--results-dir", "nowhere"], "--results-dir 'nowhere' is no folder"),
         (["--device", "Card Z"], "has no records of 'Card Z': make some with pytest perf_tests"),
         (["--html", "nowhere/page.html"], "no folder 'nowhere'; make it first"),
+        (["--markdown", "nowhere/x.md"], "--markdown 'nowhere/x.md': no folder 'nowhere'"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_2(
@@ -75,8 +76,9 @@ def test_what_cannot_be_is_one_line_and_2(
         arguments if "--results-dir" in arguments else ["--results-dir", str(folder), *arguments]
     )
     assert main(["report", *given]) == 2
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     assert message in error
+    assert not out
     assert len(error.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir()), "nothing is written"
 

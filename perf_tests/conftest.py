@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from perf_tests.peers import SEARCHED
 from perf_tests.workloads import ALL, PRECISIONS, not_here
 from tinyllama.harness.ceilings import copy_rate, product_rate
 from tinyllama.harness.device import cannot
 from tinyllama.harness.plugin import worker_device
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    known = [str(group) for group in ALL]
+    for name in filter(None, SEARCHED):
+        if name not in known:
+            raise pytest.UsageError(
+                f"TINYLLAMA_SEARCH names {name!r}, which is no group of steps: "
+                f"use some of {', '.join(known)}"
+            )
 
 
 @pytest.hookimpl

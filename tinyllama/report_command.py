@@ -39,6 +39,8 @@ def report(args: argparse.Namespace) -> int:
 
     records = _records(args.results_dir, args.device)
     check_writable(args.html, "--html")
+    if args.markdown not in (None, "-"):
+        check_writable(Path(args.markdown), "--markdown")
     shown = latest(records)
     text = f"{markdown(shown)}\n\n{_claims(records)}\n"
     if args.markdown == "-":
@@ -46,9 +48,7 @@ def report(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write("\n".join([*terminal(shown), "", _claims(records), ""]))
     if args.markdown not in (None, "-"):
-        path = Path(args.markdown)
-        check_writable(path, "--markdown")
-        write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+        write_whole(Path(args.markdown), lambda part: part.write_text(text, encoding="utf-8"))
     try:
         page = render(records, _for_page())
     except ValueError as error:

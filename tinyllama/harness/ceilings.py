@@ -6,6 +6,8 @@ These are reached by stock code on the same device, minutes before or after.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tinyllama.harness.clock import Clock, queue_of
@@ -43,9 +45,8 @@ def product_rate(precision: str, device: torch.device, *, rounds: int = 8) -> fl
         torch.set_float32_matmul_precision(before)
 
 
-def _best(call: object, device: torch.device, rounds: int) -> float:
+def _best(call: Callable[[], object], device: torch.device, rounds: int) -> float:
     """The least device seconds of a call: a ceiling is what was reached once."""
-    assert callable(call)
     clock = Clock(queue_of(device))
     for _ in range(3):
         call()
