@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from correctness_tests.faults import tier_with
-from correctness_tests.runs import CONFIG, MODEL, run
+from correctness_tests.runs import CONFIG, MODEL, ON_CPU, run
+from correctness_tests.steps import leave_to_gpu
 from tinyllama import checkpoint
 from tinyllama.config import ConfigError
 from tinyllama.model import TinyLlama
@@ -29,7 +30,7 @@ def saved(path: Path, steps: int, tier="v1", **settings) -> checkpoint.Checkpoin
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", ON_CPU)
 def test_a_resumed_run_continues_bit_for_bit(tmp_path, tier, precision):
     whole = run(tier, num_steps=6, precision=precision, save_to=tmp_path / "whole")
     first = saved(tmp_path / "half", 3, tier, precision=precision)
@@ -40,6 +41,36 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, tier, precision):
     assert expected.keys() == got.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, got[name]), name
+
+
+def test_with_clipping_and_micro_batches_it_continues_where_it_was_in_the_data(tmp_path):
+    settings = {"max_grad_norm": 0.5, "accumulate": 3}
+    whole = run(num_steps=6, **settings)
+    first = saved(tmp_path / "half", 3, **settings)
+    assert (first.train.max_grad_norm, first.train.accumulate) == (0.5, 3)
+    assert run(num_steps=3, resume=first, **settings).losses == whole.losses[3:]
+
+
+def test_small_memory_resumes_what_was_fast_and_back(tmp_path):
+    small = StepPlan(memory="small")
+    whole = run(num_steps=6, save_to=tmp_path / "whole")
+    first = saved(tmp_path / "first", 2)
+    run(num_steps=2, resume=first, plan=small, save_to=tmp_path / "second")
+    second = checkpoint.load(tmp_path / "second")
+    third = run(num_steps=2, resume=second, save_to=tmp_path / "third")
+    assert third.losses == whole.losses[4:]
+    expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "third")
+    assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
+
+
+def test_a_file_from_before_a_setting_existed_has_its_default(tmp_path):
+    path = tmp_path / "saved"
+    saved(path, 1)
+    with safe_open(path, "pt") as file:
+        described = json.loads(file.metadata()["tinyllama"])
+    del described["train"]["accumulate"], described["train"]["max_grad_norm"]
+    save_file(load_file(path), path, {"tinyllama": json.dumps(described)})
+    assert checkpoint.load(path).train == replace(CONFIG, num_steps=1)
 
 
 def test_the_fp16_gradient_scale_continues(tmp_path):
@@ -72,6 +103,8 @@ def test_training_leaves_the_callers_random_state_alone(tmp_path):
 @pytest.mark.parametrize("reader", TIERS)
 @pytest.mark.parametrize("writer", TIERS)
 def test_any_tier_loads_any_tiers_checkpoint(tmp_path, writer, reader, device):
+    for tier in (writer, reader):
+        leave_to_gpu(tier, device)
     options = {"device": device, "plan": StepPlan()}
     whole = run(writer, num_steps=6, **options)
     half = saved(tmp_path / "saved", 3, writer, **options)

@@ -18,7 +18,9 @@ from correctness_tests.faults import dead_swiglu_tier
 from tinyllama import cli
 from tinyllama.config import PRESETS, ModelConfig, TrainConfig
 from tinyllama.model import TinyLlama
+from tinyllama.summary import ProgressBar
 from tinyllama.tiers import TIERS
+from tinyllama.train import StepRecord
 
 
 def record_of(path: Path, *argv: str, status: int = 0) -> dict:
@@ -49,6 +51,13 @@ def test_a_run_prints_progress_and_summary(capsys, monkeypatch):
         r"versions +.*python .*torch ",
     ):
         assert re.search(line, out), line
+
+
+def test_the_bar_counts_the_samples_of_all_micro_batches():
+    bar = ProgressBar(TrainConfig(batch_size=2, accumulate=3, seq_len=8))
+    bar.update(StepRecord(1, 6.9, 0.1, 2**20))
+    state = bar._progress.tasks[0].fields["state"]
+    assert state == "loss 6.9000  60.0 samples/s  480 tokens/s  1.0 MiB"
 
 
 def test_json_holds_what_is_printed(tmp_path):
@@ -98,6 +107,47 @@ def test_parts_of_a_tier_can_be_switched_off(tmp_path):
     assert record_of(tmp_path / "run.json", *options)["tier"] == "v2-no-attention-compile"
 
 
+def test_clipping_and_accumulation(tmp_path, capsys):
+    options = ["--accumulate", "3", "--max-grad-norm", "0.001"]
+    record = record_of(tmp_path / "run.json", *options)
+    assert (record["train"]["accumulate"], record["train"]["max_grad_norm"]) == (3, 0.001)
+    assert all(norm > 0.001 for norm in record["gradient_norms"])
+    out = capsys.readouterr().out
+    assert re.search(r"batch +3 x 2 x 8 tokens, seed 0\n", out)
+    assert re.search(r"clipped +2 of 2 steps, to norm 0\.001 \(it was [\d.]+ to [\d.]+\)\n", out)
+
+
+def test_small_memory(tmp_path, capsys):
+    fast = record_of(tmp_path / "fast.json", "--tier", "v2")
+    capsys.readouterr()
+    small = record_of(tmp_path / "small.json", "--tier", "v2", "--memory", "small")
+    assert small["losses"] == fast["losses"]
+    assert (fast["plan"], small["plan"]) == ("eager", "small-memory")
+    out = capsys.readouterr().out
+    assert re.search(r"tier +v2, small-memory, fp32\n", out)
+    assert re.search(r"live memory +4\.8 MiB \(parameters and optimizer state\)\n", out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--accumulate 0", "accumulate is 0: use a whole number of at least 1"),
+        ("--accumulate two", "argument --accumulate: 'two' is not a whole number: use one"),
+        ("--max-grad-norm 0", "max_grad_norm is 0.0: use a finite number above 0"),
+        ("--max-grad-norm big", "argument --max-grad-norm: 'big' is not a number: use one like"),
+        ("--memory tiny", "argument --memory: invalid choice: 'tiny'"),
+        ("--memory small --accumulate 2", "accumulate 2 needs them: use memory fast, or accum"),
+        ("--memory small --max-grad-norm 1", "max_grad_norm 1.0 needs them: use memory fast, or"),
+        ("--memory small --precision fp16", "precision fp16 needs them: use memory fast, or prec"),
+    ],
+)
+def test_a_step_that_cannot_be_is_one_line_and_status_2(capsys, options, message):
+    assert cli.main([*SHORT, *options.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tinyllama: error: ")
+    assert message in line
+
+
 def test_it_trains_on_text(tmp_path, capsys):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("to be or not to be")
@@ -140,6 +190,16 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path):
     assert resumed["start"] == 2
     assert resumed["losses"] == whole["losses"][2:]
     assert resumed["train"] == {**whole["train"], "num_steps": 3}
+
+
+def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path):
+    path = str(tmp_path / "saved")
+    record_of(tmp_path / "a.json", "--accumulate", "2", "--max-grad-norm", "0.5", "--save", path)
+    resume = ["--resume", path]
+    kept = record_of(tmp_path / "b.json", *resume)["train"]
+    assert (kept["accumulate"], kept["max_grad_norm"]) == (2, 0.5)
+    told = [*resume, "--accumulate", "1", "--max-grad-norm", "none", "--memory", "small"]
+    assert record_of(tmp_path / "c.json", *told)["train"]["max_grad_norm"] is None
 
 
 def test_text_must_be_named_again_and_other_text_is_said(tmp_path, capsys):

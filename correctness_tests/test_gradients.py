@@ -10,7 +10,7 @@ import torch
 
 from correctness_tests.faults import detached_norm_tier
 from correctness_tests.steps import SHAPE, oracle, run
-from tinyllama.harness.compare import compare
+from tinyllama.harness.compare import SLACK, compare
 from tinyllama.harness.device import cannot
 from tinyllama.tiers import TIERS, StepPlan
 
@@ -31,8 +31,12 @@ def assert_every_gradient(
     assert len(expected) == COUNT
     lost = sorted(set(expected) - set(got))
     assert not lost, f"{len(lost)} of {COUNT} parameters get no gradient: {', '.join(lost)}"
+    # Matrix units cut operands off to tf32, which biases a result; where, and so how much of it
+    # the baseline has, differs from kernel to kernel (1.02 of the bound was seen on an H200).
+    slack = SLACK * (1.5 if precision == "tf32" else 1.0)
     for name, exact in expected.items():
-        found = compare(f"grad {name}", got[name], baseline[name], exact, [m[name] for m in moved])
+        perturbed = [m[name] for m in moved]
+        found = compare(f"grad {name}", got[name], baseline[name], exact, perturbed, slack=slack)
         assert found.passed, str(found)
         assert found.sees_zero, f"{name}: zeros would pass"
         assert found.sees_scale or precision != "fp32", f"{name}: a factor 1.01 would pass"

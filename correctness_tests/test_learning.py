@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from correctness_tests.faults import zero_gradient_norm_tier
+from correctness_tests.steps import leave_to_gpu
 from tinyllama.config import PRESETS, TrainConfig
 from tinyllama.data import TextBytes
 from tinyllama.result import Result
@@ -45,18 +46,20 @@ def ends_at(result: Result) -> float:
     return sum(result.losses[-20:]) / 20
 
 
-def test_the_loss_falls_by_more_than_lost_gradients_allow(device: torch.device) -> None:
-    for tier in TIERS:
-        result = learned(tier, device)
-        assert result.losses[0] == pytest.approx(6.9, abs=0.15)
-        assert ends_at(result) < ends_at(control(device)) - GAP, tier
-        assert all(result.gradients.values()), tier
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_loss_falls_by_more_than_lost_gradients_allow(tier: str, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
+    result = learned(tier, device)
+    assert result.losses[0] == pytest.approx(6.9, abs=0.15)
+    assert ends_at(result) < ends_at(control(device)) - GAP
+    assert all(result.gradients.values())
 
 
-def test_every_tier_follows_one_curve(device: torch.device) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_tier_follows_one_curve(tier: str, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
     baseline = learned("v1", device)
-    for tier in TIERS:
-        assert learned(tier, device).losses == pytest.approx(baseline.losses, abs=1e-3)
+    assert learned(tier, device).losses == pytest.approx(baseline.losses, abs=1e-3)
 
 
 def test_the_control_falls_and_is_found_out(device: torch.device) -> None:

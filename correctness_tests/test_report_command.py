@@ -8,7 +8,7 @@ import pytest
 
 from correctness_tests.sample_records import sample_records
 from tinyllama.cli import main
-from tinyllama.harness.report import last_passes, latest, markdown, terminal
+from tinyllama.harness.report import last_passes, latest, markdown, ops_markdown, terminal
 from tinyllama.harness.results import save
 
 pytest.importorskip("matplotlib", reason="extra 'report' is not installed")
@@ -94,6 +94,15 @@ def test_the_newest_complete_record_is_shown_and_an_incomplete_one_only_for_want
     assert "INCOMPLETE" in markdown([shown])
     of_group[0].complete = True
     assert latest(of_group) == [of_group[0]]
+
+
+def test_the_table_of_ops_has_a_row_for_each_case_and_a_column_for_each_provider() -> None:
+    (record,) = [r for r in latest(sample_records()) if r.group.startswith("ops")][:1]
+    entries = last_passes(record)
+    header, _, *rows = ops_markdown([record]).split("\n\n")[0].splitlines()
+    assert header.split(" | ")[0:4] == ["| op", "case", "dtype", "eager"]
+    assert len(rows) == len({(entry["op"], entry["case"], entry["dtype"]) for entry in entries})
+    assert sum(row.count("%)") for row in rows) == len(entries)
 
 
 def test_an_op_shows_its_last_pass_and_what_did_not_run_is_said() -> None:

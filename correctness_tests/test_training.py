@@ -17,7 +17,8 @@ from correctness_tests.faults import (
     infinite_gradient_tier,
     tier_with,
 )
-from correctness_tests.runs import CONFIG, MODEL, PARAMETERS, run
+from correctness_tests.runs import CONFIG, MODEL, ON_CPU, PARAMETERS, run
+from correctness_tests.steps import leave_to_gpu
 from tinyllama import checkpoint
 from tinyllama.config import ConfigError
 from tinyllama.data import RandomTokens, TextBytes
@@ -40,6 +41,7 @@ def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> Tr
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_it_learns_a_text_by_heart(tier, tmp_path, device):
+    leave_to_gpu(tier, device)
     (tmp_path / "text").write_text("to be or not to be, that is the question. " * 8)
     config = replace(CONFIG, batch_size=8, seq_len=32, num_steps=200)
     batches = TextBytes(tmp_path / "text", MODEL.vocab_size, config)
@@ -85,6 +87,47 @@ def test_the_result_describes_the_run(tier, device):
 def test_speed_is_that_of_the_median_step():
     result = replace(run(), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
     assert result.samples_per_second == CONFIG.batch_size / 0.2
+
+
+def test_micro_batches_count_as_samples():
+    """And draw the data of one batch of their size, so that the curve is the same."""
+    whole = run(batch_size=6)
+    parts = replace(run(batch_size=2, accumulate=3), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
+    assert parts.samples_per_second == 6 / 0.2
+    assert parts.tokens_per_second == 6 * CONFIG.seq_len / 0.2
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+def test_norms_are_those_of_the_steps():
+    assert run().gradient_norms == ()
+    unclipped, clipped = run(max_grad_norm=1e3), run(max_grad_norm=0.1)
+    assert len(unclipped.gradient_norms) == len(clipped.gradient_norms) == 4
+    assert unclipped.losses == run().losses
+    assert clipped.gradient_norms[0] == unclipped.gradient_norms[0] > 0.1
+
+
+@pytest.mark.parametrize("tier", ON_CPU)
+def test_small_memory_has_the_same_curve(tier):
+    small = run(tier, plan=StepPlan(memory="small"), diagnose_at=(1, 3))
+    assert small.losses == run(tier, plan=StepPlan()).losses
+    assert small.plan == "small-memory"
+    assert small.gradients == dict.fromkeys(PARAMETERS, True)
+    assert small.memory.live_bytes == 3 * MODEL.parameters * 4 + 4
+    assert len(small.diagnoses) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("accumulate", 0, "accumulate is 0: use a whole number of at least 1"),
+        ("accumulate", 1.5, "accumulate is 1.5: use a whole number of at least 1"),
+        ("max_grad_norm", 0.0, "max_grad_norm is 0.0: use a finite number above 0"),
+        ("max_grad_norm", math.inf, "max_grad_norm is inf: use a finite number above 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(setting, value, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(CONFIG, **{setting: value})
 
 
 def test_live_memory_is_parameters_gradients_and_two_moments():

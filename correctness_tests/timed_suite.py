@@ -93,7 +93,7 @@ class Suite:
         Path("figures.json").write_text(json.dumps(figures))
 
     def commit(self, commit: str) -> None:
-        self.monkeypatch.setattr(results, "_commit", lambda: commit)
+        self.monkeypatch.setattr(results, "current_commit", lambda: commit)
 
     def disturb(self, reasons: list[str | None]) -> None:
         """The reasons that the plugin is told, one after the other."""

@@ -27,12 +27,22 @@ LONGEST = 400.0  # seconds until a contender is ready; a group is to take less t
 LEARNED = 0.9  # of what V1 learned on the same batches; a tied embedding alone learns far less
 
 
-def _tier(tier: Tier) -> Contender:
+def _tier(tier: Tier, memory: str = "fast") -> Contender:
     factory = "perf_tests.steps:TierStep"
-    return Contender(tier.name, tier.title, "tier", factory, {"tier": tier.name})
+    arguments = {"tier": tier.name, "memory": memory}
+    needs = ("gpu", "triton") if tier.interpreted else ()  # interpreted, nothing is timed
+    if memory == "fast":
+        return Contender(tier.name, tier.title, "tier", factory, arguments, needs)
+    name, title = f"{tier.name}-{memory}", f"{tier.title}, {memory} memory"
+    return Contender(name, title, "tier", factory, arguments, needs)
 
 
-CONTENDERS = (*(_tier(tier) for tier in TIERS.values()), *PEERS, FLOOR)
+CONTENDERS = (
+    *(_tier(tier) for tier in TIERS.values()),
+    *(_tier(tier, "small") for tier in TIERS.values() if tier.interpreted),
+    *PEERS,
+    FLOOR,
+)
 
 
 @dataclass(frozen=True)

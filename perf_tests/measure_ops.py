@@ -150,6 +150,8 @@ class Bench:
             reason = reason or "compiled ops are timed on a GPU; on a CPU compiling takes minutes"
         if (run.op.name, name) == ("adamw", "default") and self.device.type != "cpu":
             reason = "it reads its step count on the host: no device time can be told apart"
+        if "triton" in needs and self.device.type == "cpu":
+            reason = reason or "on a CPU its kernels are interpreted, and no time counts"
         if name not in PEERS and reason is None:
             dtype = next(dtype for dtype, short in SHORT.items() if short == self.dtype)
             if dtype not in run.op[name].dtypes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,6 +92,10 @@ class StepContender:
         """A parameter in our layout."""
         return self.parameters[name].detach()
 
+    def make_gradients(self) -> None:
+        """One step, after which `gradient_of` gives its gradients."""
+        self.next()
+
     def gradient_of(self, name: str) -> torch.Tensor | None:
         return self.parameters[name].grad
 
@@ -103,7 +108,7 @@ class StepContender:
         """
         weights = {name: self.weight_of(name).clone() for name in self.parameters}
         batch = self.batches[len(self.losses) % BATCHES]
-        self.next()
+        self.make_gradients()
         exact = self._reference_gradients(weights, batch, torch.float64)
         own = self._reference_gradients(weights, batch, torch.float32)
         wrong = []
@@ -223,11 +228,13 @@ class StepContender:
 
 
 class TierStep(StepContender):
-    """A tier as it runs by default, or with some of its parts switched off."""
+    """A tier as it runs by default, with some of its parts switched off, or with little memory."""
 
-    def __init__(self, tier: str, without: Sequence[str] = (), **where: Any) -> None:
+    def __init__(
+        self, tier: str, without: Sequence[str] = (), memory: str = "fast", **where: Any
+    ) -> None:
         super().__init__(**where)
-        chosen: Tier = resolve(tier).without(*without)
+        chosen: Tier = resolve(tier).without(*without).with_memory(memory)
         self.model = TinyLlama(self.shape, chosen).to(self.device)
         self.training = TrainStep(self.model, self.config)
         self.training.prepare(capture=False)
@@ -239,3 +246,27 @@ class TierStep(StepContender):
         self.parameters = dict(self.model.named_parameters())
         self.step = lambda batch: self.training(batch[:, :-1], batch[:, 1:])
         self.started()
+
+    def make_gradients(self) -> None:
+        """A small-memory step frees each gradient when it is used: there they are those of the
+        same forward and backward pass without the update, which hooks see."""
+        if self.training.plan.memory == "fast":
+            self.next()
+            return
+        self._seen: dict[str, torch.Tensor] = {}
+        hooks = [
+            parameter.register_hook(partial(self._see, name))
+            for name, parameter in self.parameters.items()
+        ]
+        batch = self.batches[len(self.losses) % BATCHES]
+        self.training.probe(batch[:, :-1], batch[:, 1:])
+        for hook in hooks:
+            hook.remove()
+
+    def _see(self, name: str, gradient: torch.Tensor) -> None:
+        self._seen[name] = gradient.clone()
+
+    def gradient_of(self, name: str) -> torch.Tensor | None:
+        if self.training.plan.memory == "fast":
+            return super().gradient_of(name)
+        return self._seen.get(name)

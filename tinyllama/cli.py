@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tinyllama
-from tinyllama.config import PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
+from tinyllama.config import MEMORY, PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.record_commands import add_commands
 from tinyllama.report_command import add_command as add_report
+from tinyllama.tune_command import add_tune
 
 if TYPE_CHECKING:
     from tinyllama.checkpoint import Checkpoint
@@ -33,7 +34,7 @@ OK, RUN_FAILED, BAD_VALUE, CTRL_C = 0, 1, 2, 130
 _ALLOCATION_FAILED = re.compile("out of memory|can't allocate memory", re.IGNORECASE)
 
 _MODEL_OPTIONS = ("hidden_dim", "num_layers", "num_heads", "num_kv_heads")
-_TRAIN_OPTIONS = ("batch_size", "seq_len", "learning_rate", "seed")
+_TRAIN_OPTIONS = ("batch_size", "accumulate", "seq_len", "learning_rate", "seed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,6 +80,10 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number: use one like 3e-4") from None
 
 
+def _limit(text: str) -> float | str:
+    return text if text == "none" else _number(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tinyllama", description="A Tiny LLaMA in tiers of optimization.")
     version = f"tinyllama {tinyllama.__version__}"
@@ -88,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train_options(commands.add_parser("train", help="train, and say how it went"))
     add_commands(commands)
     add_report(commands)
+    add_tune(commands)
     return parser
 
 
@@ -106,12 +112,24 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="switch a part of the tier off, such as compile or attention; repeatable",
     )
+    add(
+        "--memory",
+        choices=MEMORY,
+        default="fast",
+        help="small: compute blocks again in backward and update as gradients come (default fast)",
+    )
     add("--preset", choices=PRESETS, help="shape of the model; options override it (default small)")
     add("--hidden-dim", type=_whole, metavar="D", help=f"default {model.hidden_dim}")
     add("--num-layers", type=_whole, metavar="L", help=f"default {model.num_layers}")
     add("--num-heads", type=_whole, metavar="H", help=f"default {model.num_heads}")
     add("--num-kv-heads", type=_whole, metavar="G", help=f"default {model.num_kv_heads}")
     add("--batch-size", type=_whole, metavar="B", help=f"default {train.batch_size}")
+    add(
+        "--accumulate",
+        type=_whole,
+        metavar="A",
+        help=f"micro-batches of B in a step, whose loss is their mean (default {train.accumulate})",
+    )
     add("--seq-len", type=_whole, metavar="T", help=f"default {train.seq_len}")
     add(
         "--num-steps",
@@ -121,6 +139,12 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
         help="steps of this run; with --resume they are added to those done (default %(default)s)",
     )
     add("--learning-rate", type=_number, metavar="LR", help=f"default {train.learning_rate}")
+    add(
+        "--max-grad-norm",
+        type=_limit,
+        metavar="NORM",
+        help="scale gradients down to this norm over all parameters (default none)",
+    )
     add("--precision", choices=PRECISIONS, help=f"default {train.precision}")
     add("--use-amp", action="store_true", help="the same as --precision bf16")
     add("--seed", type=_whole, help=f"of weights and data (default {train.seed})")
@@ -153,7 +177,7 @@ def _train(args: argparse.Namespace) -> int:
     from tinyllama.tiers import resolve
     from tinyllama.train import train
 
-    tier = resolve(args.tier).without(*args.without)
+    tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
     resumed = checkpoint.load(args.resume) if args.resume else None
     model_config, config = _settings(args, resumed)
     if args.json:
@@ -202,12 +226,14 @@ def _settings(
                 f"--use-amp means --precision bf16, and --precision is {precision}: leave one away"
             )
         precision = "bf16"
+    limit = train.max_grad_norm if args.max_grad_norm is None else args.max_grad_norm
     return (
         replace(model, **_given(args, _MODEL_OPTIONS)),
         replace(
             train,
             num_steps=args.num_steps,
             precision=precision or train.precision,
+            max_grad_norm=None if limit == "none" else limit,
             **_given(args, _TRAIN_OPTIONS),
         ),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+MEMORY = ("fast", "small")  # what a `tinyllama.tiers.StepPlan` may do with memory
 
 
 class ConfigError(ValueError):
@@ -127,9 +128,12 @@ class TrainConfig:
 
     learning_rate, betas, eps, weight_decay are AdamW's; ``precision`` is one of
     `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.
+    accumulate: micro-batches of ``batch_size`` samples in a step, whose loss is their mean.
+    max_grad_norm: gradients whose norm over all parameters is larger are scaled down to it.
     """
 
     batch_size: int = 8
+    accumulate: int = 1
     seq_len: int = 256
     num_steps: int = 50
     learning_rate: float = 3e-4
@@ -137,22 +141,30 @@ class TrainConfig:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
+    max_grad_norm: float | None = None
     precision: str = "fp32"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _positive(self, "batch_size", "seq_len", "num_steps")
+        _positive(self, "batch_size", "accumulate", "seq_len", "num_steps")
         for name in ("learning_rate", "eps", "weight_decay", "beta1", "beta2"):
             _number(self, name, 0)
         for name in ("beta1", "beta2"):
             if getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}: use a number below 1")
+        if self.max_grad_norm is not None:
+            _number(self, "max_grad_norm", 0, above=True)
         if self.precision not in PRECISIONS:
             raise ConfigError(
                 f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}"
             )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed!r}: use a whole number from 0 to 2^63 - 1")
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences that a step trains on, over all its micro-batches."""
+        return self.batch_size * self.accumulate
 
 
 def as_dict(config: Any) -> dict[str, Any]:

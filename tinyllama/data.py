@@ -24,7 +24,10 @@ class Batches(Protocol):
     """A source of training batches."""
 
     def batch(self, index: int) -> Batch:
-        """Batch ``index`` (from 0): tokens and targets (B T), int64 on the CPU."""
+        """Batch ``index`` (from 0): tokens and targets (B T), int64 on the CPU.
+
+        B is `TrainConfig.samples_per_step`: all that a step accumulates over.
+        """
 
     def describe(self) -> dict[str, Any]:
         """What the source is, as plain data: for the record of a run and for checkpoints."""
@@ -45,7 +48,7 @@ class RandomTokens:
 
     def batch(self, index: int) -> Batch:
         generator = np.random.default_rng((self.config.seed, index))
-        shape = (self.config.batch_size, self.config.seq_len + 1)
+        shape = (self.config.samples_per_step, self.config.seq_len + 1)
         return _tokens_and_targets(generator.integers(self.vocab_size, size=shape))
 
     def describe(self) -> dict[str, Any]:
@@ -90,7 +93,8 @@ class TextBytes:
     def batch(self, index: int) -> Batch:
         window = self.config.seq_len + 1
         generator = np.random.default_rng((self.config.seed, index))
-        starts = generator.integers(len(self.bytes) - window + 1, size=(self.config.batch_size, 1))
+        shape = (self.config.samples_per_step, 1)
+        starts = generator.integers(len(self.bytes) - window + 1, size=shape)
         return _tokens_and_targets(self.bytes[starts + np.arange(window)])
 
     def describe(self) -> dict[str, Any]:

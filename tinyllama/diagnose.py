@@ -63,7 +63,9 @@ class Observed:
 class Diagnosis:
     """Every op of the step with this number (from 1), in the order of computation.
 
-    loss: None when it is not finite.
+    Of several micro-batches it shows the first with an output that is not finite, or else the
+    first with such a gradient, or else the first.
+    loss: of the step, None when it is not finite.
     """
 
     step: int
@@ -75,6 +77,12 @@ class Diagnosis:
         """The first op whose output is not finite."""
         return next((op for op in self.ops if op.output.nonfinite), None)
 
+    @property
+    def last_nonfinite_gradient(self) -> Observed | None:
+        """The op where the backward pass first met a gradient that is not finite."""
+        sick = (op for op in reversed(self.ops) if op.gradient and op.gradient.nonfinite)
+        return next(sick, None)
+
 
 def diagnose(
     step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, number: int
@@ -82,7 +90,14 @@ def diagnose(
     """Statistics of every op of one step, run uncompiled and uncaptured, without an update."""
     with observed(step.model, step.scaler.get_scale()) as ops:
         loss = step.probe(tokens_BT, targets_BT, compiled=False).item()
-    return Diagnosis(number, loss if math.isfinite(loss) else None, tuple(ops))
+    value = loss if math.isfinite(loss) else None
+    size = len(ops) // step.config.accumulate
+    found = [Diagnosis(number, value, tuple(ops[i : i + size])) for i in range(0, len(ops), size)]
+    for sick in ("first_nonfinite", "last_nonfinite_gradient"):
+        for one in found:
+            if getattr(one, sick):
+                return one
+    return found[0]
 
 
 @contextlib.contextmanager
@@ -174,8 +189,9 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
     """What arrived at each parameter: `RECEIVED`, or ``absent``, ``all zero``, ``not finite``.
 
     A hook sees the gradient as it arrives: a leftover ``grad`` counts for nothing, and one
-    that is released at once counts. With fp16 the gradient scaler starts too high on purpose
-    and finds its scale by overflowing, so here the scale is halved until nothing overflows.
+    that is released at once counts. Of several micro-batches one is enough to be received, or
+    to be not finite. With fp16 the gradient scaler starts too high on purpose and finds its
+    scale by overflowing, so here the scale is halved until nothing overflows.
     """
     named = dict(step.model.named_parameters())
     found: dict[str, str] = {}
@@ -186,18 +202,24 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
                 return
             if not gradient.isfinite().all():
                 found[name] = "not finite"
+            elif gradient.any():
+                found[name] = "not finite" if found.get(name) == "not finite" else RECEIVED
             else:
-                found[name] = RECEIVED if gradient.any() else "all zero"
+                found.setdefault(name, "all zero")
 
         return hook
+
+    def probe() -> None:
+        found.clear()
+        step.probe(tokens_BT, targets_BT)
 
     hooks = [parameter.register_hook(watch(name)) for name, parameter in named.items()]
     scaler = step.scaler.state_dict()
     try:
-        step.probe(tokens_BT, targets_BT)
+        probe()
         while "not finite" in found.values() and step.scaler.get_scale() > 1:
             step.scaler.update(step.scaler.get_scale() / 2)
-            step.probe(tokens_BT, targets_BT)
+            probe()
     finally:
         for handle in hooks:
             handle.remove()

@@ -59,7 +59,9 @@ class MemoryMeter:
         if self._gpu:
             means = ("taken on the device", "taken on the device")
         else:
-            means = ("parameters, gradients and optimizer state", "resident set of the process")
+            freed = self._step.plan.memory == "small"
+            what = "parameters and" if freed else "parameters, gradients and"
+            means = (f"{what} optimizer state", "resident set of the process")
         return Memory(self.live(), means[0], self._read_peak(), means[1])
 
     def _read_peak(self) -> int:

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tinyllama.config import ModelConfig
 from tinyllama.ops.block import PARTS, compose
 from tinyllama.ops.rope import rope_tables
 from tinyllama.tiers import Tier, resolve
+
+ALIGNMENT = 64  # elements; what starts a run of adjacent parameters is aligned for any kernel
 
 
 class Block(nn.Module):
@@ -60,11 +63,12 @@ class Block(nn.Module):
 class TinyLlama(nn.Module):
     """Token embedding, pre-norm blocks, final norm, and the embedding again as projection.
 
-    Parameters have one layout in every tier, so any tier loads any tier's weights. They are
-    float32 (float64 for a reference: ``TinyLlama(...).double()``).
+    Parameters have one layout in every tier (views of one buffer), so any tier loads any tier's
+    weights. They are float32 (float64 for a reference: ``TinyLlama(...).double()``).
 
     config: the shape. tier: a name or a `Tier`. seed: of the initial weights, which are
-    drawn on the CPU, so that one seed gives one model on every device.
+    drawn on the CPU, so that one seed gives one model on every device. Set ``recompute`` to save
+    only the inputs of the blocks and run each block again in the backward pass.
     """
 
     def __init__(self, config: ModelConfig, tier: str | Tier = "v1", *, seed: int = 0) -> None:
@@ -78,8 +82,35 @@ class TinyLlama(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_dim))
         self.layers = nn.ModuleList(Block(config, block) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.hidden_dim))
+        self.recompute = False
         self._tables: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._adjoin()
         self.initialise(seed)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TinyLlama:
+        super()._apply(fn, recurse)
+        self._adjoin()
+        return self
+
+    @torch.no_grad()
+    def _adjoin(self) -> None:
+        """Lay all parameters out in one buffer, the matrices of a block side by side, so that
+        a provider can read several of them as one without a copy."""
+        matrices = [p for layer in self.layers for p in layer.parameters() if p.dim() > 1]
+        rest = [p for p in self.parameters() if not any(p is m for m in matrices)]
+        per_layer = len(matrices) // len(self.layers)
+        groups = [matrices[i : i + per_layer] for i in range(0, len(matrices), per_layer)]
+        starts, size = [], 0
+        for group in [*groups, *([p] for p in rest)]:
+            for parameter in group:
+                starts.append((parameter, size))
+                size += parameter.numel()
+            size = -(-size // ALIGNMENT) * ALIGNMENT
+        buffer = self.embedding.new_empty(size)
+        for parameter, start in starts:
+            place = buffer[start : start + parameter.numel()].view(parameter.shape)
+            place.copy_(parameter)
+            parameter.data = place
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -107,7 +138,12 @@ class TinyLlama(nn.Module):
         """The normalised output of the last block (B T D)."""
         x_BTD = F.embedding(tokens_BT, self.embedding)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, *tables)
+            if self.recompute and torch.is_grad_enabled():
+                x_BTD = checkpoint(
+                    layer, x_BTD, *tables, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x_BTD = layer(x_BTD, *tables)
         return self.norm(x_BTD, self.final_norm, eps=self.config.norm_eps)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,18 +52,43 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter in place. Raises RuntimeError when one has no gradient: a
         parameter that does not learn must not pass for one that does."""
-        grads = [p.grad for p in self.parameters]
-        missing = sum(grad is None for grad in grads)
+        self.refuse_missing(sum(p.grad is None for p in self.parameters))
+        self._apply(self.parameters, self.exp_avg, self.exp_avg_sq, self.steps)
+
+    @torch.no_grad()
+    def update_part(self, indices: Sequence[int]) -> None:
+        """Update some parameters as `step` updates them all, and count no step: that is left
+        to `count_step`, when every part is done."""
+        states = (self.parameters, self.exp_avg, self.exp_avg_sq)
+        parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
+        self._apply(parameters, exp_avg, exp_avg_sq, self.steps.clone())  # the op counts in place
+
+    @torch.no_grad()
+    def count_step(self) -> None:
+        """Count a step whose parts are done, unless ``found_inf`` kept it from changing them."""
+        self.steps.add_(1 - self.found_inf)
+
+    def refuse_missing(self, missing: int) -> None:
+        """Raise RuntimeError when gradients are missing."""
         if missing:
             raise RuntimeError(
-                f"{missing} of {len(grads)} parameters have no gradient: backward stops somewhere"
+                f"{missing} of {len(self.parameters)} parameters have no gradient: "
+                "backward stops somewhere"
             )
+
+    def _apply(
+        self,
+        parameters: list[torch.Tensor],
+        exp_avg: list[torch.Tensor],
+        exp_avg_sq: list[torch.Tensor],
+        steps: torch.Tensor,
+    ) -> None:
         self.update(
-            self.parameters,
-            grads,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self.steps,
+            parameters,
+            [p.grad for p in parameters],
+            exp_avg,
+            exp_avg_sq,
+            steps,
             self.found_inf,
             lr=self.lr,
             **self.settings,
@@ -85,3 +112,49 @@ class AdamW(torch.optim.Optimizer):
         named = {f"exp_avg.{i}": t for i, t in enumerate(self.exp_avg)}
         named.update({f"exp_avg_sq.{i}": t for i, t in enumerate(self.exp_avg_sq)})
         return {**named, "steps": self.steps}
+
+
+class EarlyUpdate:
+    """Updates a group of parameters once the last of its gradients is final, and frees those.
+
+    So the gradients of one group are there at a time, besides what backward still adds up.
+    Nothing reads a parameter after its gradient is final: whatever reads it in the backward
+    pass contributes to it. ``found_inf`` must be set before the backward pass.
+
+    groups: every parameter of the optimizer, in one of them.
+    """
+
+    def __init__(self, optimizer: AdamW, groups: Iterable[Sequence[torch.Tensor]]) -> None:
+        self._optimizer = optimizer
+        self._running = self._updates = False
+        self._waiting: set[int] = set()
+        index = {id(parameter): i for i, parameter in enumerate(optimizer.parameters)}
+        for group in groups:
+            arrived = partial(self._arrived, [index[id(parameter)] for parameter in group])
+            for parameter in group:
+                parameter.register_post_accumulate_grad_hook(arrived)
+
+    @contextlib.contextmanager
+    def during(self, *, update: bool) -> Iterator[None]:
+        """To run a backward pass in; without ``update`` gradients are only freed."""
+        self._running, self._updates = True, update
+        self._waiting = set(range(len(self._optimizer.parameters)))
+        try:
+            yield
+        finally:
+            self._running = False
+
+    def finish(self) -> None:
+        """Count the step. Raises RuntimeError when a gradient never came."""
+        self._optimizer.refuse_missing(len(self._waiting))
+        self._optimizer.count_step()
+
+    def _arrived(self, indices: Sequence[int], _: torch.Tensor) -> None:
+        parameters = [self._optimizer.parameters[i] for i in indices]
+        if not self._running or any(parameter.grad is None for parameter in parameters):
+            return
+        if self._updates:
+            self._optimizer.update_part(indices)
+        for parameter in parameters:
+            parameter.grad = None
+        self._waiting.difference_update(indices)

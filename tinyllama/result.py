@@ -24,6 +24,8 @@ class Result:
     start: steps done before this run, by those that it resumed from.
     losses: one for each step of this run, before its update; step_seconds likewise, of the
         whole step (on a GPU of the device).
+    gradient_norms: likewise where ``max_grad_norm`` is set, before clipping; None in a step of
+        fp16 whose gradients overflowed, which its scaler skipped. Empty elsewhere.
     phase_seconds: of one step's forward, backward and optimizer, each run by itself.
     gradients: by parameter, whether a finite gradient that is not all zero arrived in the
         first step; lost: why not, by parameter. Both empty when the run ended before.
@@ -40,6 +42,7 @@ class Result:
     batches: Mapping[str, Any]
     start: int
     losses: tuple[float, ...]
+    gradient_norms: tuple[float | None, ...]
     step_seconds: tuple[float, ...]
     phase_seconds: Mapping[str, float]
     memory: Memory
@@ -54,7 +57,7 @@ class Result:
         """Sequences a second, from the median step; None without a step."""
         if not self.step_seconds:
             return None
-        return self.train.batch_size / statistics.median(self.step_seconds)
+        return self.train.samples_per_step / statistics.median(self.step_seconds)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -1,26 +1,27 @@
 """One training step, and the ways to run it: as it is, compiled, captured.
 
-The step is three phases (forward, backward, update) on static input buffers. Captured, all
-three are one device graph, and a replay costs one launch. What may change between replays
-lives on the device: the batch, the learning rate, the step count, and whether the loss was
-finite (if it was not, the update leaves everything as it was).
+The step is three phases (forward, backward, update) on static input buffers; the first two
+are repeated for each micro-batch. Captured, all are one device graph, and a replay costs one
+launch. What may change between replays lives on the device: the batch, the learning rate, the
+step count, and whether the loss was finite (if it was not, the update leaves everything as it
+was; where gradients are clipped, their norm must be finite too).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
-from tinyllama.config import ConfigError, TrainConfig
+from tinyllama.config import MEMORY, ConfigError, TrainConfig
 from tinyllama.harness.clock import queue_of, wall_seconds
 from tinyllama.harness.device import cannot, synchronize
 from tinyllama.model import TinyLlama
-from tinyllama.optim import ON_HOST, AdamW
+from tinyllama.optim import ON_HOST, AdamW, EarlyUpdate
 from tinyllama.tiers import StepPlan
 
 PHASES = ("forward", "backward", "optimizer")
@@ -51,6 +52,10 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
 class TrainStep:
     """A step of a model: ``loss = step(tokens, targets)``, a scalar on the device.
 
+    Its gradients are the parameters' ``grad``, except in small memory, where each is freed as
+    soon as it was used: only a parameter's ``register_hook`` sees it there. ``norm`` is that
+    of all gradients before they were clipped, a scalar on the device; None where they are not.
+
     plan: None takes the tier's default for the device, minus what cannot run there; the
     reasons are in ``left_out``. A plan that is given must run, or ConfigError is raised.
     Use it inside `products(precision)`; `prepare` must come first.
@@ -69,30 +74,58 @@ class TrainStep:
         self.plan = self._runnable(plan)
         self.optimizer = AdamW(model.parameters(), config, model.tier.table["adamw"])
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.tokens = torch.zeros(
+        buffer = torch.zeros(
             config.batch_size, config.seq_len, dtype=torch.int64, device=self.device
         )
-        self.targets = torch.zeros_like(self.tokens)
+        self.tokens = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
+        self.targets = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
         self.loss = torch.zeros((), device=self.device)
+        self.norm: torch.Tensor | None = None
         self._loss_of: Callable[..., torch.Tensor] = model.loss_with
         if self.plan.compile:
             self._loss_of = torch.compile(model.loss_with, dynamic=False, fullgraph=True)
         self.graphs: list[torch.cuda.CUDAGraph] = []
-        self._early = torch.zeros((), pin_memory=self.device.type != "cpu")
+        small = self.plan.memory == "small"
+        model.recompute = small
+        self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
+        # A host that updates a device waits for one number of it: a copy, and when it is there.
+        self._host_waits = self.optimizer.found_inf.device.type != self.device.type
+        self._copied = torch.zeros((), pin_memory=self._host_waits)
 
     def _runnable(self, plan: StepPlan | None) -> StepPlan:
         wanted = plan or self.model.tier.plan(self.device.type)
+        if wanted.memory not in MEMORY:
+            raise ConfigError(f"memory {wanted.memory!r} is unknown: use {' or '.join(MEMORY)}")
+        if wanted.memory == "small":
+            self._refuse_with_small_memory()
         possible = {}
         for way in ("compile", "capture"):
             reason = cannot(way, self.device)
             if way == "capture":
                 reason = reason or self._frozen_by_capture()
+            elif wanted.memory == "small":
+                reason = reason or "compiled, a backward pass gives all gradients at once"
             possible[way] = getattr(wanted, way) and reason is None
             if getattr(wanted, way) and reason:
                 if plan is not None:
                     raise ConfigError(f"{way} cannot run on {self.device.type}: {reason}")
                 self.left_out[way] = reason
-        return StepPlan(**possible)
+        return StepPlan(**possible, memory=wanted.memory)
+
+    def _refuse_with_small_memory(self) -> None:
+        """Raise ConfigError for a setting that needs all gradients at once: for their norm, to
+        add up over micro-batches, or to find one that is not finite before the update."""
+        config = self.config
+        for setting, used, instead in (
+            (f"max_grad_norm {config.max_grad_norm}", config.max_grad_norm is not None, "no limit"),
+            (f"accumulate {config.accumulate}", config.accumulate > 1, "accumulate 1"),
+            ("precision fp16", config.precision == "fp16", "precision bf16"),
+        ):
+            if used:
+                raise ConfigError(
+                    f"memory small never has all gradients at once, and {setting} needs them: "
+                    f"use memory fast, or {instead}"
+                )
 
     def _frozen_by_capture(self) -> str | None:
         """What a graph of this step would freeze; None when it may be captured."""
@@ -103,9 +136,11 @@ class TrainStep:
         return None
 
     def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """Train on one batch (B T) and return its loss, before the update."""
-        self.tokens.copy_(tokens_BT, non_blocking=True)
-        self.targets.copy_(targets_BT, non_blocking=True)
+        """Train on one batch (B T) and return its loss, before the update.
+
+        B is `TrainConfig.samples_per_step`: the micro-batches one after the other.
+        """
+        self._load(tokens_BT, targets_BT)
         if self.graphs:
             self.graphs[0].replay()
         else:
@@ -118,21 +153,22 @@ class TrainStep:
         """Forward and backward of one batch (B T), uncaptured and without the update.
 
         For hooks and observers, which a captured step would not call; ``compiled`` False
-        leaves the compiler out too. Returns the loss and changes nothing: the gradients of
-        the last step are put back, since a captured step owns theirs.
+        leaves the compiler out too, and what small memory computes again. Returns the loss and
+        changes nothing: the gradients of the last step are put back, since a captured step
+        owns theirs.
         """
-        loss, loss_of = self.loss, self._loss_of
+        loss, loss_of, recompute = self.loss, self._loss_of, self.model.recompute
         gradients = [parameter.grad for parameter in self.optimizer.parameters]
-        self.tokens.copy_(tokens_BT)
-        self.targets.copy_(targets_BT)
+        self._load(tokens_BT, targets_BT)
         if not compiled:
-            self._loss_of = self.model.loss_with
+            self._loss_of, self.model.recompute = self.model.loss_with, False
         try:
-            self._forward()
-            self._backward()
+            for part in range(self.config.accumulate):
+                self._forward(part)
+                self._backward(update=False)
             return self.loss
         finally:
-            self.loss, self._loss_of = loss, loss_of
+            self.loss, self._loss_of, self.model.recompute = loss, loss_of, recompute
             for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
                 parameter.grad = gradient
 
@@ -143,20 +179,23 @@ class TrainStep:
                 self._run()
             synchronize(self.device)
         if self.plan.capture and capture:
-            self.graphs = capture_graphs([self._forward, self._backward, self._update])
+            self.graphs = capture_graphs([phase for _, phase in self._phases()])
 
     def split(self, samples: int = 3) -> dict[str, float]:
-        """Median seconds of each phase, run one by one; model and optimizer are kept."""
-        phases: list[Callable[[], None]] = [self._forward, self._backward, self._update]
+        """Median seconds of each phase, run one by one; model and optimizer are kept.
+
+        In small memory backward updates too, and what is left of the optimizer is its count.
+        """
+        names, phases = zip(*self._phases(), strict=True)
         queue = queue_of(self.device)
         with self.preserved():
             self._run()
             if self.plan.capture:
-                phases = [graph.replay for graph in capture_graphs(*([p] for p in phases))]
-            times: dict[str, list[float]] = {name: [] for name in PHASES}
-            for _ in range(samples):
-                for name, phase in zip(PHASES, phases, strict=True):
-                    times[name].append(wall_seconds(phase, queue))
+                phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
+            times = {name: [0.0] * samples for name in PHASES}
+            for sample in range(samples):
+                for name, phase in zip(names, phases, strict=True):
+                    times[name][sample] += wall_seconds(phase, queue)
         return {name: statistics.median(seconds) for name, seconds in times.items()}
 
     @contextlib.contextmanager
@@ -179,50 +218,96 @@ class TrainStep:
                 self.scaler.load_state_dict(scaler)
             self.optimizer.zero_grad(set_to_none=True)
 
+    def _load(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        """Copy a batch into the buffers of its micro-batches, without waiting."""
+        shape = (self.config.samples_per_step, self.config.seq_len)
+        for buffers, given_BT in ((self.tokens, tokens_BT), (self.targets, targets_BT)):
+            if given_BT.shape != shape:
+                raise ValueError(
+                    f"a batch of shape {tuple(given_BT.shape)}: this step takes {shape}"
+                )
+            for buffer, part in zip(buffers, given_BT.chunk(len(buffers)), strict=True):
+                buffer.copy_(part, non_blocking=True)
+
     # -- the phases ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        self._forward()
-        self._backward()
-        self._update()
+    def _phases(self) -> list[tuple[str, Callable[[], None]]]:
+        """What a step runs, in order: a micro-batch's activations are used before the next."""
+        phases: list[tuple[str, Callable[[], None]]] = []
+        for part in range(self.config.accumulate):
+            phases += [("forward", partial(self._forward, part)), ("backward", self._backward)]
+        return [*phases, ("optimizer", self._update)]
 
-    def _forward(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)  # before activations need the memory
+    def _run(self) -> None:
+        for _, phase in self._phases():
+            phase()
+
+    def _forward(self, part: int) -> None:
+        if part == 0:
+            self.optimizer.zero_grad(set_to_none=True)  # before activations need the memory
         dtype = _AUTOCAST.get(self.config.precision)
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights anew in each replay: no cached casts.
         with torch.autocast(
             self.device.type, dtype, enabled=dtype is not None, cache_enabled=not self.plan.capture
         ):
-            self._graph_loss = self._loss_of(self.tokens, self.targets, tables)
-        self.loss = self._graph_loss.detach()
-        if not self.plan.capture and self.device.type != "cpu":
-            self._early.copy_(self.loss, non_blocking=True)
-            self._seen = torch.cuda.Event()
-            self._seen.record()
+            loss = self._loss_of(self.tokens[part], self.targets[part], tables)
+        if self.config.accumulate > 1:
+            loss = loss / self.config.accumulate
+        self._graph_loss = loss
+        self.loss = loss.detach() if part == 0 else self.loss + loss.detach()
+        if part == self.config.accumulate - 1:
+            self._judge(self.loss)
 
-    def _backward(self) -> None:
-        self.scaler.scale(self._graph_loss).backward()
+    def _backward(self, update: bool = True) -> None:
+        """``update``: in small memory, whether parameters are updated on the way."""
+        releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._early_update is not None:
+            if update:
+                self._guard()
+            releasing = self._early_update.during(update=update)
+        # In this thread, the BLAS of the backward pass works in the workspace of the forward's.
+        one_thread = self._early_update is not None
+        with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
+            self.scaler.scale(self._graph_loss).backward()
         del self._graph_loss
 
     def _update(self) -> None:
+        if self._early_update is not None:
+            self._early_update.finish()
+            return
+        if self.config.max_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            limit = self.config.max_grad_norm
+            self.norm = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, limit)
+            # A norm that is not finite would zero every gradient that is.
+            self._judge(self.loss + self.norm)
         self._guard()
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
+    def _judge(self, number: torch.Tensor) -> None:
+        """Say what the guard looks at. An optimizer on the host gets it sent at once: it waits
+        for this copy then, and not for what the device is given to do meanwhile."""
+        self._judged = number
+        if self._host_waits:
+            self._judged = self._copied
+            self._copied.copy_(number, non_blocking=True)
+            self._arrival = torch.cuda.Event()
+            self._arrival.record()
+
     def _guard(self) -> None:
-        """Tell the optimizer to change nothing when the loss is not finite."""
-        found = self.optimizer.found_inf
-        if found.device.type == "cpu":
-            # The loss was copied out after the forward pass; the device is still busy with
-            # the backward pass, so waiting for that copy idles nothing.
-            if self.device.type == "cpu":
-                self._early.copy_(self.loss)
-            else:
-                self._seen.synchronize()
-            found.fill_(0.0 if math.isfinite(self._early.item()) else 1.0)
-        else:
-            found.copy_(self.loss - self.loss != 0)
+        """Tell the optimizer to change nothing when the judged number is not finite."""
+        if self._host_waits:
+            self._arrival.synchronize()
+        self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
+
+
+def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
+    """Parameters that small memory updates together: a layer's, and each of the others."""
+    layers = [list(layer.parameters()) for layer in model.layers]
+    inside = {id(parameter) for layer in layers for parameter in layer}
+    return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]
 
 
 def capture_graphs(*graphs: list[Callable[[], None]]) -> list[torch.cuda.CUDAGraph]:

@@ -56,7 +56,7 @@ class ProgressBar:
         self._progress.stop()
 
     def update(self, record: StepRecord) -> None:
-        samples = self._config.batch_size / record.seconds
+        samples = self._config.samples_per_step / record.seconds
         state = (
             f"loss {record.loss:.4f}  {samples:,.1f} samples/s  "
             f"{samples * self._config.seq_len:,.0f} tokens/s  {_size(record.live_bytes)}"
@@ -116,7 +116,8 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
         "data",
         ", ".join([kind[1], *(f"{value} {name.replace('_', ' ')}" for name, value in details)]),
     )
-    yield "batch", f"{train.batch_size} x {train.seq_len} tokens, seed {train.seed}"
+    times = f"{train.accumulate} x " if train.accumulate > 1 else ""
+    yield "batch", f"{times}{train.batch_size} x {train.seq_len} tokens, seed {train.seed}"
     done = len(result.losses)
     yield "steps", f"{result.start + 1} to {result.start + done}" if done else "none"
     if result.losses:
@@ -126,6 +127,14 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
             f"{result.samples_per_second:,.1f} samples/s, {result.tokens_per_second:,.0f} tokens/s",
         )
         yield "step", f"{statistics.median(result.step_seconds) * 1e3:.2f} ms, median"
+    norms = [norm for norm in result.gradient_norms if norm is not None]
+    if norms and train.max_grad_norm is not None:
+        clipped = sum(norm > train.max_grad_norm for norm in norms)
+        yield (
+            "clipped",
+            f"{clipped} of {done} steps, to norm {train.max_grad_norm:g} "
+            f"(it was {min(norms):.3g} to {max(norms):.3g})",
+        )
     if result.phase_seconds:
         phases = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in result.phase_seconds.items())
         yield "phases", f"{phases} (each run by itself)"

@@ -23,13 +23,18 @@ class StepPlan:
 
     compile: the loss and its backward go through torch.compile.
     capture: the whole step is captured once as a device graph and replayed.
+    memory: "fast" keeps what saves time; "small" saves block inputs only, computes the rest
+        again in the backward pass, and releases each gradient as soon as it is used.
     """
 
     compile: bool = False
     capture: bool = False
+    memory: str = "fast"
 
     def __str__(self) -> str:
         ways = [name for name in ("compile", "capture") if getattr(self, name)]
+        if self.memory != "fast":
+            ways.append(f"{self.memory}-memory")
         return " + ".join(ways) or "eager"
 
 
@@ -67,6 +72,11 @@ class Tier:
                     return f"its {op} ({provider}) needs {capability}: {reason}"
         return None
 
+    @property
+    def interpreted(self) -> bool:
+        """Whether a CPU can only interpret its kernels: right, and far too slow to be timed."""
+        return any("triton" in OPS[op][name].requires for op, name in self.table.items())
+
     def without(self, *switches: str) -> Tier:
         """This tier with parts switched off, "compile" and "capture" among them.
 
@@ -75,7 +85,7 @@ class Tier:
         tier = self
         for switch in switches:
             if switch in ("compile", "capture"):
-                off = {switch: False}
+                off: dict[str, Any] = {switch: False}
                 tier = replace(tier, gpu=replace(tier.gpu, **off), cpu=replace(tier.cpu, **off))
             elif switch in self.switches:
                 back = {op: V1.table[op] for op in self.switches[switch]}
@@ -86,6 +96,16 @@ class Tier:
                     f"tier {self.name} has no switch {switch!r}: use one of {', '.join(known)}"
                 )
         return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
+
+    def with_memory(self, memory: str) -> Tier:
+        """This tier with plans of this memory mode, "fast" or "small".
+
+        Little memory is not captured: the pool of a graph keeps more than the step's peak.
+        """
+        plans = [replace(plan, memory=memory) for plan in (self.gpu, self.cpu)]
+        if memory == "small":
+            plans = [replace(plan, capture=False) for plan in plans]
+        return replace(self, gpu=plans[0], cpu=plans[1])
 
 
 V1 = Tier(
@@ -120,7 +140,26 @@ V2 = Tier(
     switches=_V2_PARTS,
 )
 
-TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2)}
+V3 = Tier(
+    "v3",
+    "Triton kernels",
+    {
+        **V1.table,
+        "rms_norm": "triton",
+        "add_rms_norm": "triton",
+        "qkv": "torch",
+        "rope": "triton",
+        "attention": "triton",
+        "swiglu": "triton",
+        "block": "triton",
+        "linear_cross_entropy": "triton",
+        "adamw": "triton",
+    },
+    gpu=StepPlan(capture=True),
+    cpu=StepPlan(capture=True),  # which no CPU has: its kernels are interpreted there, slowly
+)
+
+TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2, V3)}
 
 
 def resolve(tier: str | Tier) -> Tier:

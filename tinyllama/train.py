@@ -138,6 +138,7 @@ class _Run:
         self.status = COMPLETED
         self.reason: str | None = None
         self.losses: list[float] = []
+        self.gradient_norms: list[float | None] = []
         self.step_seconds: list[float] = []
         self.phase_seconds: dict[str, float] = {}
         self.verdicts: dict[str, str] = {}
@@ -185,27 +186,44 @@ class _Run:
                 self.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
         with _held_interrupt():
             seconds = wall_seconds(lambda: self.step(*batch), queue_of(self.step.device))
-            value = self.step.loss.item()
-            if math.isfinite(value):
-                self.losses.append(value)
+            loss, norm = self._numbers()
+            wrong = self._wrong(loss, norm)
+            if wrong is None:
+                self.losses.append(loss)
                 self.step_seconds.append(seconds)
-        if not math.isfinite(value):
-            self._explain(value, batch, number)
+                if norm is not None:
+                    self.gradient_norms.append(norm if math.isfinite(norm) else None)
+        if wrong is not None:
+            self._explain(wrong, batch, number)
         elif self.on_step is not None:
-            self.on_step(StepRecord(self.done, value, seconds, self.meter.live()))
+            self.on_step(StepRecord(self.done, loss, seconds, self.meter.live()))
 
-    def _explain(self, loss: float, batch: Batch, number: int) -> None:
+    def _numbers(self) -> tuple[float, float | None]:
+        """The loss of the step that was taken, and the norm of its gradients if it clips."""
+        norm = self.step.norm
+        return self.step.loss.item(), None if norm is None else norm.item()
+
+    def _wrong(self, loss: float, norm: float | None) -> str | None:
+        """What is not finite. In fp16 the scaler finds its scale by gradients that are not,
+        and skips these steps; elsewhere such a norm would stop all gradients."""
+        if not math.isfinite(loss):
+            return f"the loss of step {self.done + 1} is {loss}"
+        if norm is None or math.isfinite(norm) or self.step.scaler.is_enabled():
+            return None
+        return f"the gradients' norm of step {self.done + 1} is {norm}"
+
+    def _explain(self, wrong: str, batch: Batch, number: int) -> None:
         """Find where the numbers of a step went wrong; it has changed no parameter."""
         diagnosis = diagnose(self.step, *batch, self.done + 1)
         if self.diagnose_at and number not in self.diagnose_at:
             self.diagnoses.append(diagnosis)
-        found = diagnosis.first_nonfinite
-        where = (
-            f"the first op whose output is not finite is {found.name}"
-            if found
-            else "run uncompiled, every op's output is finite: leave parts of the tier out"
-        )
-        self._fail(f"the loss of step {self.done + 1} is {loss}: {where}")
+        if output := diagnosis.first_nonfinite:
+            where = f"the first op whose output is not finite is {output.name}"
+        elif gradient := diagnosis.last_nonfinite_gradient:
+            where = f"the last op whose output's gradient is not finite is {gradient.name}"
+        else:
+            where = "run uncompiled, every op's output is finite: leave parts of the tier out"
+        self._fail(f"{wrong}: {where}")
 
     def _fail(self, reason: str) -> None:
         self.status, self.reason = FAILED, reason
@@ -224,6 +242,7 @@ class _Run:
             batches=self.batches.describe(),
             start=self.start,
             losses=tuple(self.losses),
+            gradient_norms=tuple(self.gradient_norms),
             step_seconds=tuple(self.step_seconds),
             phase_seconds=self.phase_seconds,
             memory=self.meter.read(),

@@ -37,6 +37,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "state": model_tables.state,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,
+    "ops": result_tables.ops,
     "parts": result_tables.parts,
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tinyllama.harness.report import ladder_markdown, latest, parts_markdown
+from tinyllama.harness.report import ladder_markdown, latest, ops_markdown, parts_markdown
 from tinyllama.harness.results import Record, load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def ladder() -> str:
     """The newest ladders of each device, workload by workload."""
     return "\n\n".join(ladder_markdown(records) for records in newest("step"))
+
+
+def ops() -> str:
+    """The newest timings of each device's ops, provider by provider."""
+    return "\n\n".join(ops_markdown(records) for records in newest("op"))
 
 
 def parts() -> str:

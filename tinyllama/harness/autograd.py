@@ -23,13 +23,15 @@ silently detached would be wrong without a trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from tinyllama.harness.precision import compute_dtype
 
 if TYPE_CHECKING:
     from tinyllama.harness.op import Op
@@ -49,7 +51,8 @@ class Derived:
     def call(self, *args: Any, **params: Any) -> Any:
         params = {**self.op.params, **params}
         if torch.compiler.is_compiling():
-            outputs = self.custom_op(*args, *params.values())[: len(self.op.outputs)]
+            outputs = self.custom_op(*cast_by_autocast(args), *params.values())
+            outputs = outputs[: len(self.op.outputs)]
         else:
             outputs = self.function.apply(*args, *params.values())
         return outputs[0] if len(self.op.outputs) == 1 else tuple(outputs)
@@ -70,8 +73,14 @@ class Derived:
                 return outputs
 
             @staticmethod
-            @once_differentiable
             def backward(ctx: Any, *grads: Any) -> Any:
+                # A graph of this would not reach the inputs: some second derivatives would be
+                # missing in silence, so none is offered.
+                if torch.is_grad_enabled():
+                    raise RuntimeError(
+                        f"{derived.op.name}-{derived.name} has no second derivative: "
+                        "leave create_graph out, or use the provider 'eager'"
+                    )
                 return derived.run_backward(
                     grads, ctx.saved_tensors, ctx.params, ctx.needs_input_grad
                 )
@@ -99,7 +108,7 @@ class Derived:
         wanted = self.op.differentiable
         backward = torch.library.custom_op(
             f"{qualified}_backward",
-            lambda *args: tuple(self.split_backward(args)),
+            lambda *args: _bare(self.split_backward(args)),
             mutates_args=(),
             schema=f"({grads}{kept}{params}) -> ({', '.join(['Tensor'] * len(wanted))})",
         )
@@ -109,11 +118,13 @@ class Derived:
             by_name = {n: t for n, t in zip(names, args, strict=False) if t is not None}
             sizes = self.sizes(by_name)
             first = next(iter(by_name.values()))
-            return tuple(
-                by_name.get(name, first).new_empty(
-                    [sizes[axis] for axis in self.op.inputs[name].axes]
-                )
-                for name in wanted
+            return _bare(
+                [
+                    by_name.get(name, first).new_empty(
+                        [size_of(axis, sizes) for axis in self.op.inputs[name].axes]
+                    )
+                    for name in wanted
+                ]
             )
 
         backward.register_fake(fake_backward)
@@ -126,7 +137,9 @@ class Derived:
 
         def autograd_backward(ctx: Any, *grads: Any) -> Any:
             used = grads[: len(self.op.outputs)]
-            found = dict(zip(wanted, backward(*used, *ctx.saved_tensors, *ctx.params), strict=True))
+            results = backward(*used, *ctx.saved_tensors, *ctx.params)
+            results = results if isinstance(results, tuple) else (results,)
+            found = dict(zip(wanted, results, strict=True))
             return (*(found.get(name) for name in self.op.inputs), *[None] * len(ctx.params))
 
         forward.register_autograd(autograd_backward, setup_context=setup_context)
@@ -176,7 +189,8 @@ class Derived:
         first = inputs[0]
         return tuple(
             first.new_empty(
-                [sizes[axis] for axis in declared.axes], dtype=declared.dtype or first.dtype
+                [size_of(axis, sizes) for axis in declared.axes],
+                dtype=declared.dtype or first.dtype,
             )
             for declared in [*self.op.outputs.values(), *self.saved.values()]
         )
@@ -188,6 +202,7 @@ class Derived:
             axis: size
             for name, tensor in tensors.items()
             for axis, size in zip(declared[name].axes, tensor.shape, strict=True)
+            if axis.isidentifier()
         }
 
     def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -208,6 +223,33 @@ def derive(op: Op, name: str, implementation: Any, traits: dict[str, Any]) -> De
     keep = tuple(traits.pop("keep", ()))
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
     return Derived(op, name, forward, backward, keep, saved)
+
+
+def size_of(axis: str, sizes: Mapping[str, int]) -> int:
+    """The size of a declared axis: a dimension's name, or a sum of terms such as Q+2*R, Q/C."""
+
+    def value(name: str) -> int:
+        return sizes[name] if name.isidentifier() else int(name)
+
+    total = 0
+    for term in axis.split("+"):
+        over, *under = term.split("/")
+        total += math.prod(map(value, over.split("*"))) // math.prod(map(value, under))
+    return total
+
+
+def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
+    """Floating-point tensors in autocast's dtype, where it is on: what the compiler sees of an
+    opaque op has one dtype. Uncompiled, a provider decides for itself what it computes in."""
+    return [
+        arg.to(compute_dtype(arg)) if isinstance(arg, torch.Tensor) and arg.requires_grad else arg
+        for arg in args
+    ]
+
+
+def _bare(results: Sequence[torch.Tensor]) -> Any:
+    """What an operator with these results returns: one of them alone, without a tuple."""
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _schema_type(value: Any) -> str:

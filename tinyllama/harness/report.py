@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -203,6 +204,23 @@ def parts_markdown(records: Sequence[Record]) -> str:
     )
     rows = [{"name": name, **row} for name, row in cells.items()]
     return "\n".join([_markdown(columns, rows), "", *_sources(records)])
+
+
+def ops_markdown(records: Sequence[Record]) -> str:
+    """A row for each op, case and dtype, a column for each provider: forward + backward on the
+    device, microseconds and the share of the roofline of the same run."""
+    entries = [entry for record in records for entry in last_passes(record)]
+    entries = [entry for entry in entries if "cannot" not in entry]
+    rows: dict[tuple[str, str, str], Entry] = {}
+    for entry in entries:
+        key = (entry["op"], entry["case"], entry["dtype"])
+        row = rows.setdefault(key, dict(zip(("op", "case", "dtype"), key, strict=True)))
+        share = f" ({_number(entry, 'roofline_share', 100, '.0f')}%)" if _percent(entry) else ""
+        row[entry["provider"]] = _number(entry, "seconds", 1e6, ".1f") + share
+    providers = dict.fromkeys(entry["provider"] for entry in entries)
+    names = ("op", "case", "dtype", *sorted(providers, key="eager".__ne__))
+    columns = [(name, functools.partial(_text, field=name)) for name in names]
+    return "\n".join([_markdown(columns, list(rows.values())), "", *_sources(records)])
 
 
 def _sources(records: Sequence[Record]) -> list[str]:

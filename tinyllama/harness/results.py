@@ -75,7 +75,7 @@ def new_record(device: torch.device, group: str) -> Record:
         device=device_name(device),
         machine=describe(device),
         versions=versions(),
-        commit=_commit(),
+        commit=current_commit(),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         command=_command(),
     )
@@ -277,7 +277,7 @@ def _command() -> str:
     return folder_of_records.sub("", shlex.join([name, *sys.argv[1:]]))
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """The commit of the tree, with ``+dirty`` when tracked files differ from it.
 
     Where the tree was copied without its history, TINYLLAMA_COMMIT says which it is.

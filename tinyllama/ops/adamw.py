@@ -14,6 +14,11 @@ import torch
 from torch.optim.adamw import adamw as torch_adamw
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.addresses import TABLES
+from tinyllama.harness.cases import SHORT
+from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.layout import contiguous
 from tinyllama.harness.values import constant, normal, uniform
 
 Tensors = list[torch.Tensor]
@@ -38,6 +43,8 @@ adamw = Op(
         Case(P=(64, 7), params={"lr": 0.05, "weight_decay": 0.5}, why="decay that dominates"),
         Case(P=(64,), params={"lr": 0.05, "eps": 0.1}, why="epsilon that matters"),
         Case(P=(33,), params={"lr": 0.05, "beta1": 0.5, "beta2": 0.7}, why="other betas"),
+        Case(P=(2048, 2047, 2049), params={"lr": 0.05}, why="tensors that end beside a block"),
+        Case(P=tuple(range(1, 20)), params={"lr": 0.05}, why="many tensors"),
     ],
     timed=[
         Case(P=(128_000, 32_768, 128)),
@@ -196,3 +203,185 @@ def optimizer(
     for p in param:
         p.grad = None
     step.add_(1)
+
+
+# -- one launch for all tensors ---------------------------------------------------------------
+
+UPDATE = Space(
+    "adamw.update",
+    default=lambda grad: Config(BLOCK=2048, num_warps=4),
+    configs=lambda grad: [
+        Config(BLOCK=block, num_warps=warps)
+        for block in (1024, 2048, 4096, 8192)
+        for warps in (2, 4, 8)
+        if 512 <= block * 2 // warps <= 2048
+    ],
+)
+
+
+@jit
+def _advance(
+    step,
+    found_inf,
+    lr,
+    weight_decay,
+    factors,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LR_ON_DEVICE: tl.constexpr,
+):
+    """One program: count the step, and write what all elements share into factors (3):
+    1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t); in float64, where 1 - b^t loses nothing."""
+    t = tl.load(step) + tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
+    tl.store(step, t)
+    count = tl.maximum(t, 1.0).to(tl.int32)  # 0 only where nothing will be updated
+    base1 = tl.full((), BETA1, tl.float64)
+    base2 = tl.full((), BETA2, tl.float64)
+    power1 = tl.full((), 1.0, tl.float64)
+    power2 = tl.full((), 1.0, tl.float64)
+    for _ in range(24):  # the bits of a count that float32 holds
+        odd = (count & 1) == 1
+        power1 = tl.where(odd, power1 * base1, power1)
+        power2 = tl.where(odd, power2 * base2, power2)
+        base1 *= base1
+        base2 *= base2
+        count >>= 1
+    one = tl.full((), 1.0, tl.float64)
+    rate = one * tl.load(lr) if LR_ON_DEVICE else one * lr
+    tl.store(factors, (one - rate * weight_decay).to(tl.float32))
+    tl.store(factors + 1, (rate / (one - power1)).to(tl.float32))
+    tl.store(factors + 2, (one / tl.sqrt(one - power2)).to(tl.float32))
+
+
+@jit
+def _elements(param, grad, exp_avg, exp_avg_sq, factors, inside, rest1, beta2, rest2, eps):
+    """Update the elements at these addresses; ``inside`` masks them, or is None for all."""
+    p = tl.load(param, mask=inside).to(tl.float32)
+    g = tl.load(grad, mask=inside).to(tl.float32)
+    m = tl.load(exp_avg, mask=inside).to(tl.float32)
+    v = tl.load(exp_avg_sq, mask=inside).to(tl.float32)
+    m = m + (g - m) * rest1
+    v = v * beta2 + g * g * rest2
+    size = tl.sqrt(v) * tl.load(factors + 2) + eps
+    p = p * tl.load(factors) - tl.load(factors + 1) * (m / size)
+    tl.store(param, p.to(param.dtype.element_ty), mask=inside)
+    tl.store(exp_avg, m.to(exp_avg.dtype.element_ty), mask=inside)
+    tl.store(exp_avg_sq, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
+
+
+@jit
+def _at(address, like, start, ALIGNED: tl.constexpr):
+    """The element ``start`` of the tensor at an address, whose dtype is that of ``like``."""
+    pointer = address.to(like.dtype)
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer + start
+
+
+@jit
+def _update(
+    table,
+    factors,
+    found_inf,
+    param,
+    grad,
+    exp_avg,
+    exp_avg_sq,
+    rest1,
+    beta2,
+    rest2,
+    eps,
+    TENSORS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a block of one tensor, found in the table (6, TENSORS): for each tensor
+    its first block, its size and four addresses."""
+    if tl.load(found_inf) == 0:
+        block = tl.program_id(0)
+        firsts = tl.load(table + tl.arange(0, TENSORS))
+        entry = table + tl.sum((firsts <= block).to(tl.int32), 0) - 1
+        start = (block - tl.load(entry)) * BLOCK
+        size = tl.load(entry + TENSORS) - start
+        offsets = tl.arange(0, BLOCK)
+        p = _at(tl.load(entry + 2 * TENSORS), param, start, ALIGNED) + offsets
+        g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
+        m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
+        v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
+        if size >= BLOCK:  # without a mask, so that accesses are as wide as they can be
+            _elements(p, g, m, v, factors, None, rest1, beta2, rest2, eps)
+        else:
+            _elements(p, g, m, v, factors, offsets < size, rest1, beta2, rest2, eps)
+
+
+def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
+    """Raise ValueError for lists that do not fit each other: the kernel trusts addresses."""
+    device = tensors["param"][0].device
+    for name, given in tensors.items():
+        if [t.numel() for t in given] != sizes:
+            raise ValueError(f"adamw: {name} has other sizes than param")
+        if len({t.dtype for t in given}) > 1 or any(t.device != device for t in given):
+            raise ValueError(f"adamw: tensors of {name} differ in dtype or device: update apart")
+
+
+@adamw.provider("triton", requires=("triton",))
+def one_launch(
+    param: Tensors,
+    grad: Tensors,
+    exp_avg: Tensors,
+    exp_avg_sq: Tensors,
+    step: torch.Tensor,
+    found_inf: torch.Tensor,
+    lr: float | torch.Tensor = 3e-4,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> None:
+    """One launch for all tensors, after one of a single program that counts the step.
+
+    Everything is on one device; each list has one dtype (computed in float32). A state that is
+    not dense is updated in a copy and written back.
+    """
+    factors = torch.empty(3, dtype=torch.float32, device=step.device)
+    _advance[(1,)](
+        step,
+        found_inf,
+        lr,
+        weight_decay,
+        factors,
+        BETA1=beta1,
+        BETA2=beta2,
+        LR_ON_DEVICE=isinstance(lr, torch.Tensor),
+        num_warps=1,
+    )
+    if not param:
+        return
+    given = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    sizes = [p.numel() for p in param]
+    _check(given, sizes)
+    dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
+    config = UPDATE.choose(step.device, grad=SHORT[grad[0].dtype])
+    firsts, blocks = [], 0
+    for size in sizes:
+        firsts.append(blocks)
+        blocks += cdiv(size, config["BLOCK"])
+    addresses = [tuple(t.data_ptr() for t in tensors) for tensors in dense.values()]
+    if blocks:
+        _update[(blocks,)](
+            TABLES.table((tuple(firsts), tuple(sizes), *addresses), step.device),
+            factors,
+            found_inf,
+            *(tensors[0] for tensors in dense.values()),
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            eps,
+            TENSORS=next_power_of_2(len(param)),
+            ALIGNED=all(address % 16 == 0 for row in addresses for address in row),
+            **config.kwargs(),
+        )
+    for name in ("param", "exp_avg", "exp_avg_sq"):
+        for state, copy in zip(given[name], dense[name], strict=True):
+            if copy is not state:
+                state.copy_(copy)

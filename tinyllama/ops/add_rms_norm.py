@@ -6,12 +6,23 @@ sum of a model feeds only a norm.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.layout import contiguous
+from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal, scaled_rows
 from tinyllama.ops import rms_norm as rms_norm_file
+from tinyllama.ops.rms_norm_kernels import (
+    launch_backward,
+    launch_forward,
+    new_partials,
+    sum_rows,
+    too_wide,
+)
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -69,3 +80,72 @@ def fused(
 def stock(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> Pair:
     total = torch.add(x, residual)
     return F.rms_norm(total, (x.shape[-1],), weight, eps), total
+
+
+def add_norm_forward(
+    x_ND: torch.Tensor,
+    residual_ND: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, residual (N D), weight (D), of any float dtypes -> y (N D) in ``out_dtype``,
+    sum = x + residual (N D) in residual's dtype, rstd (N) float32.
+
+    y is the norm of the sum as it is rounded. One launch; the backward pass is `norm_backward`,
+    with the sum for x and the gradient of the sum for ``dresidual_ND``.
+    """
+    y_ND, sum_ND, rstd_N = launch_forward(x_ND, residual_ND, weight_D, eps, out_dtype)
+    assert sum_ND is not None
+    return y_ND, sum_ND, rstd_N
+
+
+@add_rms_norm.provider(
+    "triton",
+    keep=("sum", "weight"),
+    saved={"rstd": Tensor("B*T", dtype=torch.float32), "like_x": Tensor("0")},
+    requires=("triton",),
+    supports=too_wide,
+)
+class Triton:
+    """One launch forward, two backward, where x and residual get one gradient, or the same one
+    in two dtypes. Under autocast y has autocast's dtype; the sum has residual's."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, ...]:
+        x_ND, residual_ND = (contiguous(t).flatten(0, 1) for t in (x, residual))
+        y_ND, sum_ND, rstd_N = add_norm_forward(
+            x_ND, residual_ND, weight, eps, compute_dtype(residual)
+        )
+        return y_ND.view(x.shape), sum_ND.view(x.shape), rstd_N, x.new_empty(0)
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor | None],
+        kept: Mapping[str, torch.Tensor],
+        saved: Mapping[str, torch.Tensor],
+        needs: set[str],
+        eps: float,
+    ) -> dict[str, torch.Tensor]:
+        dy, dsum = grads
+        total, weight = kept["sum"], kept["weight"]
+        dtypes = {"residual": total.dtype, "x": saved["like_x"].dtype}
+        dtypes = {name: dtype for name, dtype in dtypes.items() if name in needs}
+        if dy is None:
+            assert dsum is not None  # without any gradient autograd does not call this
+            found = {name: dsum.to(dtype) for name, dtype in dtypes.items()}
+            return {**found, "weight": torch.zeros_like(weight)}
+        dy_ND, sum_ND = contiguous(dy).flatten(0, 1), total.flatten(0, 1)
+        dsum_ND = None if dsum is None else contiguous(dsum).flatten(0, 1)
+        made = {dtype: torch.empty_like(total, dtype=dtype) for dtype in dtypes.values()}
+        dx_ND, low_ND = [*(dx.flatten(0, 1) for dx in made.values()), None, None][:2]
+        partials = new_partials(sum_ND) if "weight" in needs else None
+        launch_backward(dy_ND, sum_ND, weight, saved["rstd"], dsum_ND, dx_ND, low_ND, partials)
+        # One tensor for both inputs, as torch's own addition returns it: autograd counts who holds
+        # a gradient before it adds to one in place.
+        found = {name: made[dtype] for name, dtype in dtypes.items()}
+        if partials is not None:
+            found["weight"] = sum_rows(partials[None], weight.dtype)[0]
+        return found

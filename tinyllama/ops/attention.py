@@ -5,11 +5,28 @@ Query head h reads key/value head h // (H / G)  (Ainslie et al., arXiv 2305.1324
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.configs import Space
+from tinyllama.harness.kernels import cdiv, next_power_of_2
+from tinyllama.harness.layout import contiguous, dense_rows
+from tinyllama.harness.precision import input_precision
 from tinyllama.harness.values import normal
+from tinyllama.ops.attention_kernels import (
+    BACKWARD,
+    BACKWARD_KEYS,
+    BACKWARD_QUERIES,
+    FORWARD,
+    backward_kernel,
+    forward_kernel,
+)
 
 # On a GPU its fp32 kernel makes each product of three tf32 ones: errors up to 8.4 times what is
 # otherwise allowed were seen on an H200, with keys far from zero (docs/LOG.md).
@@ -30,10 +47,22 @@ attention = Op(
         Case(B=1, T=33, H=6, G=2, K=32, why="three query heads a group; 32 + 1 tokens"),
         Case(B=1, T=31, H=4, G=4, K=64, why="no grouping; 32 - 1 tokens"),
         Case(B=1, T=130, H=2, G=1, K=16, why="several blocks of any kernel"),
+        Case(B=2, T=64, H=2, G=1, K=16, why="whole blocks: nothing to mask but the diagonal"),
+        Case(B=1, T=65, H=8, G=1, K=24, why="eight query heads a group; no power of two; 64 + 1"),
+        Case(B=1, T=127, H=1, G=1, K=64, why="128 - 1 tokens"),
+        Case(B=2, T=63, H=2, G=2, K=128, why="64 - 1 tokens, wide heads"),
+        Case(B=1, T=35, H=2, G=1, K=256, why="the widest heads"),
+        Case(B=1, T=9, H=2, G=1, K=5, why="heads narrower than any block"),
+        Case(B=1, T=257, H=3, G=1, K=32, why="long enough for kernels in parts; 256 + 1 tokens"),
+        Case(B=1, T=384, H=1, G=1, K=16, why="long, whole blocks"),
+        Case(B=1, T=258, H=1, G=1, K=64, why="long, the model's heads"),
+        Case(B=1, T=258, H=1, G=1, K=128, why="long, wide heads"),
+        Case(B=1, T=258, H=1, G=1, K=256, why="long, the widest heads"),
     ],
     timed=[
         Case(B=4, T=64, H=4, G=2, K=32),
         Case(B=8, T=128, H=8, G=4, K=64),
+        Case(B=16, T=512, H=16, G=8, K=64),
         Case(B=1, T=4096, H=32, G=8, K=128),
     ],
     extremes={
@@ -95,6 +124,164 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
         q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=grouped
     )
     return o_BHTK.transpose(1, 2)
+
+
+# -- kernels ----------------------------------------------------------------------------------
+
+MAX_HEAD_DIM = 256
+# Up to here a launch costs more than the work that it saves: one loop, with a mask, and one launch
+# backward, unless the two kinds of programs in it would spill each other's registers.
+FEW_TOKENS = 256
+NARROW_HEAD = 64
+# Wider heads, in products of three tf32 halves, have 1.4 times the error that is allowed.
+WIDEST_IN_THREE = 128
+# Within a block of rows offsets have 32 bits.
+FARTHEST_ROW = 2**31 // 256
+
+
+def _readable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x in this dtype, as `_tile` reads it; itself where it is so already."""
+    x = dense_rows(x.to(dtype))
+    return x if x.stride(1) <= FARTHEST_ROW else contiguous(x)
+
+
+def _operands(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """q, k and v in one dtype, the widest of theirs."""
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    return [_readable(x, dtype) for x in tensors]
+
+
+def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Constants of the kernels, and the key of their configurations."""
+    T, _, K = q_BTHK.shape[1:]
+    if K > MAX_HEAD_DIM:
+        raise ValueError(f"attention has head dimension {K}: up to {MAX_HEAD_DIM} is supported")
+    D, precision = max(16, next_power_of_2(K)), input_precision(q_BTHK)
+    if precision == "tf32x3" and D > WIDEST_IN_THREE:
+        precision = "ieee"
+    kind = {"ieee": "fp32"}.get(precision, precision) if q_BTHK.dtype is torch.float32 else "16bit"
+    constants = {"K": K, "D": D, "PRECISION": precision, "SPLIT": T > FEW_TOKENS}
+    return constants, {"D": D, "kind": kind}
+
+
+def _strides(*tensors: torch.Tensor | None) -> list[int]:
+    """Of batch, token and head, for each tensor."""
+    return [s for x in tensors for s in ((0, 0, 0) if x is None else x.stride()[:3])]
+
+
+def attend(
+    q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (B T H K), k and v (B T G K), any strides -> o (B T H K), contiguous, and lse (B H T).
+
+    o has q's dtype (the widest of the three, should they differ); lse is float32, the logarithm
+    to base 2 of sum(exp(q k / sqrt(K))).
+    """
+    q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
+    (B, T, H, K), G = q.shape, k.shape[2]
+    o = torch.empty((B, T, H, K), dtype=q.dtype, device=q.device)
+    lse = torch.empty((B, H, T), dtype=torch.float32, device=q.device)
+    if o.numel() == 0:
+        return o, lse
+    constants, key = _statics(q)
+    length = "long" if constants["SPLIT"] else "short"
+    config = FORWARD.choose(q.device, **key, length=length)
+    forward_kernel[(cdiv(T, config["QM"]) * B * H,)](
+        *(q, k, v, o, lse, math.log2(math.e) * K**-0.5, T, H, G),
+        *_strides(q, k, v),
+        **constants,
+        EVEN=T % max(config["QM"], config["QN"]) == 0,
+        **config.kwargs(),
+    )
+    return o, lse
+
+
+def attend_backward(
+    do_BTHK: torch.Tensor,
+    q_BTHK: torch.Tensor,
+    k_BTGK: torch.Tensor,
+    v_BTGK: torch.Tensor,
+    o_BTHK: torch.Tensor,
+    lse_BHT: torch.Tensor,
+    dq_BTHK: torch.Tensor | None,
+    dk_BTGK: torch.Tensor | None,
+    dv_BTGK: torch.Tensor | None,
+) -> None:
+    """Write the gradients of `attend`, every element, given that of o (any strides).
+
+    dq (B T H K), dk and dv (B T G K) have a dense last axis and otherwise any strides. dq, or both
+    dk and dv, may be None: then they are not computed.
+    """
+    q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
+    do, o, lse = _readable(do_BTHK, do_BTHK.dtype), contiguous(o_BTHK), contiguous(lse_BHT)
+    (B, T, H, K), G = q.shape, k.shape[2]
+    if q.numel() == 0:
+        return
+    constants, key = _statics(q)
+    gradients = (dq_BTHK, dk_BTGK, dv_BTGK)
+    if any(x is not None and dense_rows(x) is not x for x in gradients):
+        raise ValueError("attend_backward writes tensors with a dense last axis")
+    queries, keys = dq_BTHK is not None, dk_BTGK is not None and dv_BTGK is not None
+
+    def launch(space: Space, delta: torch.Tensor | None, *, queries: bool, keys: bool) -> None:
+        config = space.choose(q.device, **key)
+        blocks = dict(config.constants)
+        key_programs = cdiv(T, blocks["KN"]) * B * G if keys else 0
+        query_programs = cdiv(T, blocks["QM"]) * B * H if queries else 0
+        backward_kernel[(key_programs + query_programs,)](
+            *(q, k, v, o, do, lse, delta, *gradients),
+            *(math.log2(math.e) * K**-0.5, K**-0.5, T, H, G, key_programs),
+            *_strides(q, k, v, do, *gradients),
+            **constants,
+            KEYS=keys,
+            QUERIES=queries,
+            EVEN=T % max(blocks.values()) == 0,
+            **config.kwargs(),
+        )
+
+    if queries and keys and T <= FEW_TOKENS and constants["D"] <= NARROW_HEAD:
+        launch(BACKWARD, None, queries=True, keys=True)
+        return
+    delta = torch.empty_like(lse) if queries and keys else None
+    if queries:
+        launch(BACKWARD_QUERIES, delta, queries=True, keys=False)
+    if keys:
+        launch(BACKWARD_KEYS, delta, queries=False, keys=True)
+
+
+@attention.provider(
+    "triton",
+    keep=("q", "k", "v", "o"),
+    saved={"lse": Tensor("B H T", dtype=torch.float32)},
+    requires=("triton",),
+    supports=lambda dims: None if dims["K"] <= MAX_HEAD_DIM else f"K is at most {MAX_HEAD_DIM}",
+)
+class Flash:
+    """One launch forward; backward one for short sequences, else two. No T x T scores are stored,
+    K and V are not expanded."""
+
+    @staticmethod
+    def forward(
+        q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(q_BTHK, k_BTGK, v_BTGK)
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor],
+        kept: Mapping[str, torch.Tensor],
+        saved: Mapping[str, torch.Tensor],
+        needs: set[str],
+    ) -> dict[str, torch.Tensor | None]:
+        q, k, v, o = (kept[name] for name in ("q", "k", "v", "o"))
+
+        def wanted(x: torch.Tensor, *names: str) -> torch.Tensor | None:
+            return x.new_empty(x.shape) if needs & {*names} else None
+
+        # dk and dv come from one pass, so one is not made without the other.
+        dq, dk, dv = wanted(q, "q"), wanted(k, "k", "v"), wanted(v, "k", "v")
+        attend_backward(grads[0], q, k, v, o, saved["lse"], dq, dk, dv)
+        return {"q": dq, "k": dk, "v": dv}
 
 
 @attention.independent("torch.nn.functional.multi_head_attention_forward")

@@ -9,21 +9,25 @@ oracle, from a tier's providers it is what the model runs. A provider may replac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.layout import contiguous, joined
+from tinyllama.harness.precision import compute_dtype, product
 from tinyllama.harness.values import normal
-from tinyllama.ops.add_rms_norm import add_rms_norm
-from tinyllama.ops.attention import SDPA_SLACK, attention
+from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
+from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention
 from tinyllama.ops.qkv import qkv
-from tinyllama.ops.rms_norm import rms_norm
-from tinyllama.ops.rope import COS, SIN, rope
-from tinyllama.ops.swiglu import swiglu
+from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
+from tinyllama.ops.rope import COS, SIN, rope, rotate
+from tinyllama.ops.swiglu import activate, activate_backward, swiglu
 
+WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
 PARTS: Mapping[str, Op] = {
     op.name: op for op in (rms_norm, qkv, rope, attention, add_rms_norm, swiglu)
 }
@@ -123,6 +127,167 @@ eager = block.reference(compose({name: op["eager"].call for name, op in PARTS.it
 block.provider("torch", deterministic=frozenset({"cpu"}), double_backward=False, slack=SDPA_SLACK)(
     compose({name: op["torch"].call for name, op in PARTS.items()})
 )
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of a block in the dtype of its products, those of one input stacked."""
+
+    qkv: torch.Tensor  # (Q + 2 R, D)
+    out: torch.Tensor  # (D Q)
+    gate_up: torch.Tensor  # (2 F, D)
+    down: torch.Tensor  # (D F)
+
+    @staticmethod
+    def of(weights: Sequence[torch.Tensor], flat: torch.Tensor | None) -> Matrices:
+        """Views of ``flat``, all seven side by side; None: of the weights where they lie, with
+        a copy (counted) only where two that are read as one do not lie side by side."""
+        q, k, v, out, gate, up, down = weights
+        width = q.shape[1]
+        if flat is not None:
+            rows = [w.numel() for w in weights]
+            parts = flat.split([sum(rows[:3]), rows[3], sum(rows[4:6]), rows[6]])
+        else:
+            parts = tuple(map(joined, ((q, k, v), (out,), (gate, up), (down,))))
+        shapes = ((-1, width), out.shape, (-1, width), down.shape)
+        return Matrices(*(p.view(shape) for p, shape in zip(parts, shapes, strict=True)))
+
+
+@block.provider(
+    "triton",
+    requires=("triton",),
+    keep=("x", "cos", "sin", "attention_norm", "mlp_norm", *WEIGHTS),
+    saved={
+        "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
+        "normed_1": Tensor("B*T D"),
+        "rstd_1": Tensor("B*T", dtype=torch.float32),
+        "qkv": Tensor("B T Q+2*R"),
+        "o": Tensor("B T Q"),
+        "lse": Tensor("B Q/2/C T", dtype=torch.float32),
+        "sum": Tensor("B*T D"),
+        "normed_2": Tensor("B*T D"),
+        "rstd_2": Tensor("B*T", dtype=torch.float32),
+        "gate_up": Tensor("B*T 2*F"),
+    },
+)
+class Triton:
+    """The kernels of the other ops, put together by hand: projections of one input are one
+    product, rotation works in place, residual gradients are added inside the norms' kernels.
+
+    Products are the vendor's BLAS, in autocast's dtype where it is on; the residual stream and
+    all statistics keep x's dtype or float32.
+    """
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attention_norm: torch.Tensor,
+        w_q: torch.Tensor,
+        w_k: torch.Tensor,
+        w_v: torch.Tensor,
+        w_o: torch.Tensor,
+        mlp_norm: torch.Tensor,
+        w_gate: torch.Tensor,
+        w_up: torch.Tensor,
+        w_down: torch.Tensor,
+        eps: float,
+    ) -> tuple[torch.Tensor, ...]:
+        dtype = compute_dtype(x)
+        weights = (w_q, w_k, w_v, w_o, w_gate, w_up, w_down)
+        narrow = x.new_empty(0)
+        if dtype is not w_q.dtype:
+            narrow = joined(weights).to(dtype)
+        matrices = Matrices.of(weights, narrow if narrow.numel() else None)
+        x_ND = contiguous(x).flatten(0, 1)
+
+        n1_ND, rstd1_N = norm_forward(x_ND, attention_norm, eps, dtype)
+        qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
+        q, k, v = _heads(qkv_BTE, w_q.shape[0], 2 * cos.shape[-1])
+        rotate(q, k, cos, sin, q, k)
+        o_BTHK, lse_BHT = attend(q, k, v)
+        attended_ND = F.linear(o_BTHK.flatten(0, 1).flatten(1), matrices.out)
+        n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, mlp_norm, eps, dtype)
+        gate_up = F.linear(n2_ND, matrices.gate_up)
+        h_NF = activate(*gate_up.chunk(2, -1))
+        y = torch.add(sum_ND, F.linear(h_NF, matrices.down)).view_as(x)
+        o_BTQ = o_BTHK.flatten(2)
+        return y, narrow, n1_ND, rstd1_N, qkv_BTE, o_BTQ, lse_BHT, sum_ND, n2_ND, rstd2_N, gate_up
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor],
+        kept: dict[str, torch.Tensor],
+        saved: dict[str, torch.Tensor],
+        needs: set[str],
+        eps: float,
+    ) -> dict[str, torch.Tensor]:
+        x, cos, sin = kept["x"], kept["cos"], kept["sin"]
+        weights = [kept[name] for name in WEIGHTS]
+        narrow, qkv_BTE = saved["narrow"], saved["qkv"]
+        matrices = Matrices.of(weights, narrow if narrow.numel() else None)
+        dtype, wide = qkv_BTE.dtype, weights[0].dtype
+        low = None if x.dtype is dtype else dtype  # the residual's gradient, for the products
+        rows_q, width = weights[0].shape[0], 2 * cos.shape[-1]
+        n_rows = x.shape[0] * x.shape[1]
+        gains_SPD = x.new_empty(
+            (2, partial_rows(n_rows, x.device), x.shape[-1]), dtype=torch.float32
+        )
+
+        dy_ND = contiguous(grads[0]).flatten(0, 1)
+        dy_low_ND = dy_ND.to(dtype)
+        h_NF = torch.mm(dy_low_ND, matrices.down)  # its gradient, which h then replaces
+        gate, up = saved["gate_up"].chunk(2, -1)
+        dgate_up = torch.empty_like(saved["gate_up"])
+        dgate, dup = dgate_up.chunk(2, -1)
+        activate_backward(h_NF, gate, up, dgate, dup, h_NF)
+        ddown = product(dy_low_ND.T, h_NF, wide)
+        del h_NF
+        dn2_ND = torch.mm(dgate_up, matrices.gate_up)
+        dgate_dup = product(dgate_up.T, saved["normed_2"], wide)
+        del dgate_up, dgate, dup
+        dsum_ND, dsum_low_ND, _ = norm_backward(
+            dn2_ND, saved["sum"], kept["mlp_norm"], saved["rstd_2"], dy_ND, low, gains_SPD[1]
+        )
+        dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
+        dout = product(dsum_low_ND.T, saved["o"].flatten(0, 1), wide)
+        do_BTHK = torch.mm(dsum_low_ND, matrices.out).view(*x.shape[:2], -1, width)
+
+        dqkv_BTE = torch.empty_like(qkv_BTE)
+        dq, dk, dv = _heads(dqkv_BTE, rows_q, width)
+        o_BTHK = saved["o"].unflatten(-1, (-1, width))
+        q, k, v = _heads(qkv_BTE, rows_q, width)
+        attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv)
+        rotate(dq, dk, cos, sin, dq, dk, inverse=True)
+        dqkv_NE = dqkv_BTE.flatten(0, 1)
+        dqkv = product(dqkv_NE.T, saved["normed_1"], wide)
+        dx_ND, _, _ = norm_backward(
+            torch.mm(dqkv_NE, matrices.qkv),
+            contiguous(x).flatten(0, 1),
+            kept["attention_norm"],
+            saved["rstd_1"],
+            dsum_ND,
+            None,
+            gains_SPD[0],
+        )
+        dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(kept["mlp_norm"].dtype)
+        dq_QD, dk_RD, dv_RD = dqkv.split([w.shape[0] for w in weights[:3]])
+        found = (dq_QD, dk_RD, dv_RD, dout, *dgate_dup.chunk(2), ddown)
+        return {
+            "x": dx_ND.view_as(x),
+            "attention_norm": dattention_norm,
+            "mlp_norm": dmlp_norm,
+            **dict(zip(WEIGHTS, found, strict=True)),
+        }
+
+
+def _heads(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor, ...]:
+    """Views of q (B T H K), k and v (B T G K) in the packed result of one product."""
+    heads = qkv_BTE.unflatten(-1, (-1, width))
+    n_q = rows_q // width
+    n_kv = (heads.shape[2] - n_q) // 2
+    return heads.split((n_q, n_kv, n_kv), 2)
 
 
 @block.independent("torch.nn.functional, end to end")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.cases import SHORT
+from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.layout import contiguous
 from tinyllama.harness.values import Values, constant, integers, normal
 
 TARGETS = Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"]))
@@ -28,6 +35,9 @@ cross_entropy = Op(
         Case(N=1, V=64, why="one token"),
         Case(N=5, V=1000, why="the model's vocabulary"),
         Case(N=3, V=2, why="two classes"),
+        Case(N=2, V=4096, why="a row that fills a block"),
+        Case(N=2, V=4097, why="a row that is one longer than a block"),
+        Case(N=2, V=9000, why="several blocks, the last one ragged"),
     ],
     timed=[Case(N=256, V=1000), Case(N=1024, V=1000), Case(N=8192, V=32000)],
     extremes={
@@ -60,3 +70,285 @@ def stock(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
 @cross_entropy.independent("torch.distributions.Categorical")
 def categorical(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return -torch.distributions.Categorical(logits=logits).log_prob(targets).mean()
+
+
+# -- kernels ----------------------------------------------------------------------------------
+
+
+def _configs(V: int, dtype: str) -> list[Config]:
+    """At least 256 elements a warp, so that no two threads hold one and a row may be replaced in
+    place; at most as many as registers hold beside the next block."""
+    return [
+        Config(BLOCK=block, num_warps=warps)
+        for block in sorted({min(V, size) for size in (1024, 2048, 4096, 8192)})
+        for warps in (1, 2, 4, 8, 16)
+        if 256 * warps <= block <= 512 * warps or (warps == 1 and block < 256)
+    ]
+
+
+def _default(V: int, dtype: str) -> Config:
+    block = min(V, 4096)
+    return Config(BLOCK=block, num_warps=max(1, min(8, block // 512)))
+
+
+STATISTICS = Space("cross_entropy.statistics", default=_default, configs=_configs)
+GRADIENT = Space("cross_entropy.gradient", default=_default, configs=_configs)
+BOTH = Space("cross_entropy.losses_and_gradient", default=_default, configs=_configs)
+
+
+@jit
+def _statistics(line, V: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest m of V logits at ``line``, and the sum of exp(logit - m). The next block is
+    asked for before this one is used."""
+    columns = tl.arange(0, BLOCK)
+    ahead = tl.load(line + columns, mask=columns < V, other=float("-inf"))
+    top = tl.full((), float("-inf"), tl.float32)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, V, BLOCK):
+        x = ahead.to(tl.float32)
+        following = first + BLOCK + columns
+        ahead = tl.load(line + following, mask=following < V, other=float("-inf"))
+        new = tl.maximum(top, tl.max(x, 0))
+        finite = tl.where(new == float("-inf"), 0.0, new)  # -inf - -inf would be NaN
+        sums = sums * tl.exp(top - finite) + tl.exp(x - finite)
+        top = new
+    return tl.where(top == float("-inf"), 0.0, top), tl.sum(sums, 0)
+
+
+@jit
+def _true_logit(line, target, V: tl.constexpr):
+    """The true class's logit; NaN, and nothing read, where the target is no class."""
+    known = (target >= 0) & (target < V)
+    return tl.load(line + target, mask=known, other=float("nan")).to(tl.float32)
+
+
+@jit
+def _row_losses(
+    logits,
+    targets,
+    losses,
+    lses,
+    stride,
+    target_stride,
+    V: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row: its loss and its log-sum-exp."""
+    row = tl.program_id(0).to(tl.int64)
+    line = logits + tl.multiple_of(row * stride, ALIGNED)
+    true = _true_logit(line, tl.load(targets + row * target_stride), V)
+    top, total = _statistics(line, V, BLOCK)
+    log = tl.log(total)
+    tl.store(losses + row, log + (top - true))
+    tl.store(lses + row, top + log)
+
+
+@jit
+def _gradients(
+    logits,
+    targets,
+    lses,
+    upstream,
+    gradients,
+    N,
+    stride,
+    out_stride,
+    target_stride,
+    V: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a block of a row: (softmax - onehot) * upstream / N, in float32 to the end."""
+    BLOCKS: tl.constexpr = (V + BLOCK - 1) // BLOCK
+    program = tl.program_id(0)
+    row = (program // BLOCKS).to(tl.int64)
+    columns = (program % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < V
+    x = tl.load(logits + tl.multiple_of(row * stride, ALIGNED) + columns, mask=inside, other=0.0)
+    target = tl.load(targets + row * target_stride)
+    factor = tl.load(upstream).to(tl.float32) / N
+    p = tl.exp(x.to(tl.float32) - tl.load(lses + row))
+    gradient = tl.where(columns == target, p - 1.0, p) * factor
+    out = gradients + tl.multiple_of(row * out_stride, ALIGNED) + columns
+    tl.store(out, gradient.to(gradients.dtype.element_ty), mask=inside)
+
+
+@jit
+def _row_losses_and_gradients(
+    logits,
+    targets,
+    losses,
+    gradients,
+    scale,
+    stride,
+    out_stride,
+    target_stride,
+    V: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row, which is read twice only if it is longer than a block."""
+    row = tl.program_id(0).to(tl.int64)
+    line = logits + tl.multiple_of(row * stride, ALIGNED)
+    out = gradients + tl.multiple_of(row * out_stride, ALIGNED)
+    target = tl.load(targets + row * target_stride)
+    true = _true_logit(line, target, V)
+    columns = tl.arange(0, BLOCK)
+    if V <= BLOCK:
+        x = tl.load(line + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+        top = tl.max(x, 0)
+        e = tl.exp(x - top)
+        total = tl.sum(e, 0)
+        gradient = tl.where(columns == target, e / total - 1.0, e / total) * scale
+        tl.debug_barrier()  # in place: every thread has read before one writes
+        tl.store(out + columns, gradient.to(gradients.dtype.element_ty), mask=columns < V)
+    else:
+        top, total = _statistics(line, V, BLOCK)
+        inverse = 1.0 / total
+        tl.debug_barrier()
+        for first in range(0, V, BLOCK):
+            here = first + columns
+            x = tl.load(line + here, mask=here < V, other=0.0).to(tl.float32)
+            p = tl.exp(x - top) * inverse
+            gradient = tl.where(here == target, p - 1.0, p) * scale
+            tl.store(out + here, gradient.to(gradients.dtype.element_ty), mask=here < V)
+    tl.store(losses + row, tl.log(total) + (top - true))
+
+
+def _rows(logits_NV: torch.Tensor) -> torch.Tensor:
+    """The same with neighbouring logits of a row beside each other; rows may be anywhere."""
+    dense = logits_NV.stride(1) == 1 or logits_NV.shape[1] == 1
+    return logits_NV if dense else contiguous(logits_NV)
+
+
+def _key(logits_NV: torch.Tensor) -> dict[str, Any]:
+    V = min(next_power_of_2(logits_NV.shape[1]), 2**17)
+    return {"V": max(V, 16), "dtype": SHORT[logits_NV.dtype]}
+
+
+def row_losses(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, loss_N: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits (N V) of any float dtype, targets (N) -> each row's loss and log-sum-exp (N, float32).
+
+    loss_N: where the losses go. A target outside [0, V) gives a loss of NaN.
+    """
+    N, V = logits_NV.shape
+    logits_NV = _rows(logits_NV)
+    lse_N = torch.empty(N, dtype=torch.float32, device=logits_NV.device)
+    loss_N = torch.empty_like(lse_N) if loss_N is None else loss_N
+    if N:
+        stride = logits_NV.stride(0)
+        _row_losses[(N,)](
+            logits_NV,
+            targets_N,
+            loss_N,
+            lse_N,
+            stride,
+            targets_N.stride(0),
+            V=V,
+            ALIGNED=math.gcd(stride, 16),
+            **STATISTICS.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
+        )
+    return loss_N, lse_N
+
+
+def loss_forward(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> the mean loss (a float32 scalar) and the log-sum-exp of each row; two launches."""
+    loss_N, lse_N = row_losses(logits_NV, targets_N)
+    return loss_N.mean(), lse_N
+
+
+def loss_backward(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    lse_N: torch.Tensor,
+    dloss: torch.Tensor,
+    out_NV: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradient (softmax - onehot) * dloss / N (N V) in logits' dtype; one launch.
+
+    dloss: a scalar tensor on the device. out_NV: where it goes, neighbours of a row beside each
+    other; ``logits_NV`` itself for a caller who owns that memory.
+    """
+    N, V = logits_NV.shape
+    logits_NV = _rows(logits_NV)
+    if out_NV is None:
+        out_NV = torch.empty((N, V), dtype=logits_NV.dtype, device=logits_NV.device)
+    if N:
+        config = GRADIENT.choose(logits_NV.device, **_key(logits_NV))
+        strides = logits_NV.stride(0), out_NV.stride(0)
+        _gradients[(N * cdiv(V, config["BLOCK"]),)](
+            logits_NV,
+            targets_N,
+            lse_N,
+            dloss,
+            out_NV,
+            N,
+            *strides,
+            targets_N.stride(0),
+            V=V,
+            ALIGNED=math.gcd(*strides, 16),
+            **config.kwargs(),
+        )
+    return out_NV
+
+
+def losses_and_gradient(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    scale: float,
+    loss_N: torch.Tensor,
+    out_NV: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Each row's loss into ``loss_N`` (float32), and (softmax - onehot) * scale; one launch.
+
+    out_NV: as in `loss_backward`; None is in place, so the caller must own ``logits_NV``, whose
+    rows must be dense.
+    """
+    out_NV = logits_NV if out_NV is None else out_NV
+    N, V = logits_NV.shape
+    if N:
+        strides = logits_NV.stride(0), out_NV.stride(0)
+        _row_losses_and_gradients[(N,)](
+            logits_NV,
+            targets_N,
+            loss_N,
+            out_NV,
+            scale,
+            *strides,
+            targets_N.stride(0),
+            V=V,
+            ALIGNED=math.gcd(*strides, 16),
+            **BOTH.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
+        )
+    return out_NV
+
+
+@cross_entropy.provider(
+    "triton",
+    requires=("triton",),
+    keep=("logits", "targets"),
+    saved={"lse": Tensor("N", dtype=torch.float32)},
+)
+class Triton:
+    """Two launches forward and one backward, at any vocabulary; see `loss_forward`."""
+
+    @staticmethod
+    def forward(
+        logits_NV: torch.Tensor, targets_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return loss_forward(logits_NV, targets_N)
+
+    @staticmethod
+    def backward(
+        grads: tuple[torch.Tensor],
+        kept: dict[str, torch.Tensor],
+        saved: dict[str, torch.Tensor],
+        needs: set[str],
+    ) -> dict[str, torch.Tensor]:
+        (dloss,) = grads
+        return {"logits": loss_backward(kept["logits"], kept["targets"], saved["lse"], dloss)}

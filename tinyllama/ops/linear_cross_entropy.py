@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.autograd import Derived, derive
+from tinyllama.harness.cases import SHORT
+from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels import cdiv, jit, tl
+from tinyllama.harness.layout import contiguous
+from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import LOSS, TARGETS
@@ -22,6 +30,7 @@ linear_cross_entropy = Op(
         Case(N=7, D=32, V=50),
         Case(N=1, D=16, V=64, why="one token"),
         Case(N=65, D=8, V=1000, why="the model's vocabulary, ragged rows"),
+        Case(N=9, D=4, V=4100, why="a vocabulary longer than a block, ragged rows"),
     ],
     timed=[Case(N=256, D=128, V=1000), Case(N=1024, D=512, V=1000), Case(N=8192, D=4096, V=32000)],
     extremes={"sharp": {"x": normal(8.0)}, "tiny": {"x": normal(1e-3)}},
@@ -50,3 +59,182 @@ def stock(x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor) 
 @linear_cross_entropy.independent("torch.einsum and torch.distributions.Categorical")
 def categorical(x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy_file.categorical(torch.einsum("nd,vd->nv", x, weight), targets)
+
+
+# -- in chunks --------------------------------------------------------------------------------
+
+LOGITS_AT_ONCE = 2**26  # bytes of logits up to which they are held
+LOGITS_TO_X = 64  # times the size of x from which they are not held, however few they are
+CHUNKS = 8  # of tokens. More would round a 16-bit sum over them, the weight's gradient, too often
+
+
+def in_chunks(N: int, D: int, V: int, dtype: torch.dtype) -> bool:
+    """Whether the logits (N V) are never held as a whole.
+
+    Then gradients are computed before the upstream gradient is known, and scaled by it later.
+    float16 has no range for that (1 / N times a probability), and holds its logits always.
+    """
+    large = N * V * dtype.itemsize > LOGITS_AT_ONCE or V >= LOGITS_TO_X * D
+    return large and dtype is not torch.float16
+
+
+def chunk_rows(N: int) -> int:
+    """Tokens in a chunk: whole tiles of a product where there are that many."""
+    rows = cdiv(N, CHUNKS)
+    return rows if rows <= 128 else cdiv(rows, 128) * 128
+
+
+def chunked_loss(
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    wanted: tuple[str, ...] = (),
+) -> tuple[torch.Tensor, ...]:
+    """-> the mean loss (a float32 scalar), then the gradients of the wanted ones of "x" and
+    "weight" (in that order) for an upstream gradient of 1.
+
+    x (N D) and weight (V D) of one dtype, targets (N). A chunk of logits, replaced by its own
+    gradient, is all that is held beside the results. Between chunks the weight's gradient is
+    kept in the weight's dtype; the products themselves accumulate in float32.
+    """
+    N, V = x_ND.shape[0], weight_VD.shape[0]
+    x_ND, weight_VD = contiguous(x_ND), contiguous(weight_VD)
+    loss_N = torch.empty(N, dtype=torch.float32, device=x_ND.device)
+    make = torch.empty_like if N else torch.zeros_like
+    dx_ND = make(x_ND) if "x" in wanted else None
+    dweight_VD = make(weight_VD) if "weight" in wanted else None
+    rows = chunk_rows(N)
+    logits_RV = torch.empty((rows, V), dtype=x_ND.dtype, device=x_ND.device)
+    for start in range(0, N, max(rows, 1)):
+        chunk = slice(start, min(start + rows, N))
+        x_CD, targets_C = x_ND[chunk], targets_N[chunk]
+        logits_CV = logits_RV[: x_CD.shape[0]]
+        torch.mm(x_CD, weight_VD.T, out=logits_CV)
+        if not wanted:
+            cross_entropy_file.row_losses(logits_CV, targets_C, loss_N[chunk])
+            continue
+        cross_entropy_file.losses_and_gradient(logits_CV, targets_C, 1 / N, loss_N[chunk])
+        if dx_ND is not None:
+            torch.mm(logits_CV, weight_VD, out=dx_ND[chunk])
+        if dweight_VD is not None and start == 0:
+            torch.mm(logits_CV.T, x_CD, out=dweight_VD)
+        elif dweight_VD is not None:
+            dweight_VD.addmm_(logits_CV.T, x_CD)
+    found = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
+    return loss_N.mean(), *found
+
+
+SCALED = Space(
+    "linear_cross_entropy.scaled",
+    default=lambda dtype: Config(BLOCK=2048, BLOCKS=8, num_warps=4),
+    configs=lambda dtype: [
+        Config(BLOCK=block, BLOCKS=blocks, num_warps=block // 512)
+        for block in (1024, 2048, 4096)
+        for blocks in (1, 4, 8, 16)
+    ],
+)
+
+
+@jit
+def _scale_blocks(x, by, out, size, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCK * BLOCKS)
+    for block in range(0, BLOCKS):
+        elements = first + block * BLOCK + tl.arange(0, BLOCK)
+        inside = elements < size
+        value = tl.load(x + elements, mask=inside, other=0.0).to(tl.float32) * by
+        tl.store(out + elements, value.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def _scaled(
+    x, factor, out, size, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """out = x * factor, elementwise; in place there is nothing to do for a factor of 1."""
+    by = tl.load(factor).to(tl.float32)
+    if IN_PLACE:
+        if by != 1.0:
+            _scale_blocks(x, by, out, size, BLOCK, BLOCKS)
+    else:
+        _scale_blocks(x, by, out, size, BLOCK, BLOCKS)
+
+
+def scaled(x: torch.Tensor, factor: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+    """x (dense, of any shape) * factor (a scalar on the device) in x's dtype; one launch."""
+    out = x if in_place else torch.empty_like(x)
+    if x.numel():
+        config = SCALED.choose(x.device, dtype=SHORT[x.dtype])
+        programs = cdiv(x.numel(), config["BLOCK"] * config["BLOCKS"])
+        _scaled[(programs,)](x, factor, out, x.numel(), IN_PLACE=in_place, **config.kwargs())
+    return out
+
+
+def _graph_is_kept() -> bool:
+    """Whether the backward pass that is running may run again; True where torch does not say."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+    return ask()
+
+
+def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Derived:
+    """The loss in chunks as an autograd function that computes these gradients.
+
+    owned: what forward saved may be scaled in place and handed out, if the graph is not kept: it
+    is this function's alone, and half of the peak. A custom op may not do so.
+    """
+    shapes = {"x": "N D", "weight": "V D"}
+
+    class Chunked:
+        @staticmethod
+        def forward(
+            x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            return chunked_loss(x_ND, weight_VD, targets_N, wanted)
+
+        @staticmethod
+        def backward(
+            grads: tuple[torch.Tensor],
+            kept: dict[str, torch.Tensor],
+            saved: dict[str, torch.Tensor],
+            needs: set[str],
+        ) -> dict[str, torch.Tensor]:
+            (dloss,) = grads
+            in_place = owned and not _graph_is_kept()
+            return {
+                name: scaled(saved[f"d{name}"], dloss, in_place=in_place)
+                for name in wanted
+                if name in needs
+            }
+
+    traits: dict[str, Any] = {"saved": {f"d{of}": Tensor(shapes[of]) for of in wanted}}
+    if not owned:
+        traits["keep"] = wanted  # for the dtypes of the gradients
+    derived = derive(linear_cross_entropy, name, Chunked, traits)
+    assert derived is not None
+    return derived
+
+
+_CHUNKED = {
+    ("x", "weight"): _chunked("triton_chunks", ("x", "weight"), owned=True),
+    ("x",): _chunked("triton_chunks_x", ("x",), owned=True),
+    ("weight",): _chunked("triton_chunks_weight", ("weight",), owned=True),
+}
+_CHUNKED_COMPILED = _chunked("triton_chunks_compiled", ("x", "weight"), owned=False)
+
+
+@linear_cross_entropy.provider("triton", requires=("triton",), double_backward=False)
+def chunked_or_not(
+    x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+) -> torch.Tensor:
+    """The vendor's products around the fused loss; in chunks where `in_chunks` says so."""
+    dtype = compute_dtype(x_ND)
+    x_ND, weight_VD = x_ND.to(dtype), weight_VD.to(dtype)
+    N, D = x_ND.shape
+    if not in_chunks(N, D, weight_VD.shape[0], dtype):
+        logits_NV = F.linear(x_ND, weight_VD)
+        return cross_entropy_file.cross_entropy["triton"](logits_NV, targets_N)
+    if torch.compiler.is_compiling():
+        return _CHUNKED_COMPILED.call(x_ND, weight_VD, targets_N)
+    inputs = {"x": x_ND, "weight": weight_VD}
+    wanted = tuple(name for name, tensor in inputs.items() if tensor.requires_grad)
+    if not wanted or not torch.is_grad_enabled():
+        return chunked_loss(x_ND, weight_VD, targets_N)[0]
+    return _CHUNKED[wanted].call(x_ND, weight_VD, targets_N)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.layout import contiguous
+from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal, scaled_rows
+from tinyllama.ops.rms_norm_kernels import (
+    launch_backward,
+    new_partials,
+    norm_backward,
+    norm_forward,
+    partial_rows,
+    sum_rows,
+    too_wide,
+)
+
+__all__ = ["norm_backward", "norm_forward", "partial_rows", "rms_norm", "sum_rows"]
 
 rms_norm = Op(
     "rms_norm",
@@ -73,3 +88,42 @@ def terms(
     n = x * rstd
     mean = (n * scaled).square().mean(-1, keepdim=True).sqrt()
     return {"grad x": rstd * (scaled.square() + (n * mean).square()).sqrt()}
+
+
+@rms_norm.provider(
+    "triton",
+    keep=("x", "weight"),
+    saved={"rstd": Tensor("B*T", dtype=torch.float32)},
+    requires=("triton",),
+    supports=too_wide,
+)
+class Triton:
+    """One launch forward, two backward: dx with partial sums of the weight's gradient, and the
+    sum of those. Under autocast y has autocast's dtype."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x_ND = contiguous(x).flatten(0, 1)
+        y_ND, rstd_N = norm_forward(x_ND, weight, eps, compute_dtype(x))
+        return y_ND.view(x.shape), rstd_N
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor],
+        kept: Mapping[str, torch.Tensor],
+        saved: Mapping[str, torch.Tensor],
+        needs: set[str],
+        eps: float,
+    ) -> dict[str, torch.Tensor]:
+        x, weight = kept["x"], kept["weight"]
+        dy_ND, x_ND = (contiguous(t).flatten(0, 1) for t in (grads[0], x))
+        dx = x.new_empty(x.shape) if "x" in needs else None
+        partials = new_partials(x_ND) if "weight" in needs else None
+        dx_ND = None if dx is None else dx.flatten(0, 1)
+        launch_backward(dy_ND, x_ND, weight, saved["rstd"], None, dx_ND, None, partials)
+        found = {} if dx is None else {"x": dx}
+        if partials is not None:
+            found["weight"] = sum_rows(partials[None], weight.dtype)[0]
+        return found

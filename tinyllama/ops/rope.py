@@ -6,9 +6,15 @@ tables of cosines and sines are inputs: they are made once, in float64, and stay
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.cases import SHORT
+from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.layout import contiguous, dense_rows
 from tinyllama.harness.values import Values, normal
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -49,6 +55,8 @@ rope = Op(
         Case(B=1, T=9, H=1, G=1, K=2, C=1, why="one head, one pair"),
         Case(B=1, T=33, H=3, G=3, K=20, C=10, why="no grouping, ragged head width"),
         Case(B=1, T=257, H=2, G=1, K=8, C=4, why="angles of many turns"),
+        Case(B=1, T=2, H=20, G=5, K=128, C=64, why="heads that fill more than one tile"),
+        Case(B=1, T=3, H=2, G=1, K=256, C=128, why="the widest heads"),
     ],
     timed=[
         Case(B=4, T=64, H=4, G=2, K=32, C=16),
@@ -108,3 +116,268 @@ def exponential(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.
         return torch.einsum("tcij,bthcj->bthci", turn_TC22, x.unflatten(-1, (-1, 2))).flatten(-2)
 
     return rotate(q), rotate(k)
+
+
+# -- Triton -------------------------------------------------------------------------------------
+
+
+@jit
+def _turn_heads(
+    x,
+    out,
+    batch,
+    time,
+    inside,
+    cos,
+    sin,
+    n_heads,
+    width,
+    stride_xb,
+    stride_xt,
+    stride_xh,
+    stride_ob,
+    stride_ot,
+    stride_oh,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Rotate all heads of some tokens. batch, time, inside: (tokens); cos, sin: (tokens, pairs).
+
+    A row is read and written whole, and its pairs are taken apart in registers.
+    """
+    columns = tl.arange(0, WIDTH)[None, None, :]
+    batch, time = batch.to(tl.int64)[:, None, None], time.to(tl.int64)[:, None, None]
+    at = batch * stride_xb + time * stride_xt
+    to = batch * stride_ob + time * stride_ot
+    within = inside[:, None, None] & (columns < width)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    for first in range(0, n_heads, HEADS):
+        heads = first + tl.arange(0, HEADS)
+        mask = within & (heads < n_heads)[None, :, None]
+        heads = heads.to(tl.int64)[None, :, None]
+        wide = tl.load(x + (at + heads * stride_xh) + columns, mask=mask, other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(wide, (TOKENS, HEADS, WIDTH // 2, 2)))
+        pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+        turned = tl.reshape(pairs, (TOKENS, HEADS, WIDTH)).to(out.dtype.element_ty)
+        tl.store(out + (to + heads * stride_oh) + columns, turned, mask=mask)
+
+
+@jit
+def rotate_kernel(
+    q,
+    k,
+    cos,
+    sin,
+    q_out,
+    k_out,
+    n_tokens,
+    length,
+    n_q,
+    n_k,
+    width,
+    stride_qb,
+    stride_qt,
+    stride_qh,
+    stride_qob,
+    stride_qot,
+    stride_qoh,
+    stride_kb,
+    stride_kt,
+    stride_kh,
+    stride_kob,
+    stride_kot,
+    stride_koh,
+    TOKENS: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    INVERSE: tl.constexpr,
+):
+    """All heads of q and k of TOKENS tokens, for which the tables are read once; a q or k that is
+    None is left out."""
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    inside = tokens < n_tokens
+    batch, time = tokens // length, tokens % length
+    pairs = tl.arange(0, WIDTH // 2)
+    place = time[:, None] * (width // 2) + pairs[None, :]
+    mask = inside[:, None] & (pairs < width // 2)[None, :]
+    cosine = tl.load(cos + place, mask=mask, other=0.0).to(tl.float32)
+    sine = tl.load(sin + place, mask=mask, other=0.0).to(tl.float32)
+    if INVERSE:
+        sine = -sine
+    if q is not None:
+        _turn_heads(
+            q,
+            q_out,
+            batch,
+            time,
+            inside,
+            cosine,
+            sine,
+            n_q,
+            width,
+            stride_qb,
+            stride_qt,
+            stride_qh,
+            stride_qob,
+            stride_qot,
+            stride_qoh,
+            TOKENS,
+            Q_HEADS,
+            WIDTH,
+        )
+    if k is not None:
+        _turn_heads(
+            k,
+            k_out,
+            batch,
+            time,
+            inside,
+            cosine,
+            sine,
+            n_k,
+            width,
+            stride_kb,
+            stride_kt,
+            stride_kh,
+            stride_kob,
+            stride_kot,
+            stride_koh,
+            TOKENS,
+            K_HEADS,
+            WIDTH,
+        )
+
+
+def _rotation(H: int, G: int, K: int, elements: int, num_warps: int) -> Config:
+    """About so many elements in a tile: some heads of one token, or all of several."""
+    q_heads, k_heads = (min(heads, max(elements // K, 1)) for heads in (H, G))
+    tokens = min(max(elements // (q_heads * K), 1), 16)
+    return Config(TOKENS=tokens, Q_HEADS=q_heads, K_HEADS=k_heads, num_warps=num_warps)
+
+
+def _rotation_of(H: int, G: int, K: int, dtype: str) -> Config:
+    """Chosen so that no chip's compiler spills."""
+    if H * K >= 2048:
+        return _rotation(H, G, K, 2048, 4)
+    return _rotation(H, G, K, max(H * K, 512), 2 if H * K >= 512 else 4)
+
+
+ROTATE = Space(
+    "rope.rotate",
+    default=_rotation_of,
+    configs=lambda H, G, K, dtype: list(
+        dict.fromkeys(
+            _rotation(H, G, K, elements, warps)
+            for elements in (512, 1024, 2048, 4096)
+            for warps in (1, 2, 4, 8)
+            if elements // warps <= 1024
+        )
+    ),
+)
+
+
+def rotate(
+    q_BTHK: torch.Tensor | None,
+    k_BTGK: torch.Tensor | None,
+    cos_TC: torch.Tensor,
+    sin_TC: torch.Tensor,
+    q_out_BTHK: torch.Tensor | None,
+    k_out_BTGK: torch.Tensor | None,
+    inverse: bool = False,
+) -> None:
+    """Write q (B T H K) and k (B T G K), rotated by the tables (T C), into q_out and k_out.
+
+    Any strides in and out (of the outputs, the last is 1), views of one packed buffer among them;
+    an output may be its own input. inverse: rotate back, which is also the gradient. None for q
+    and q_out, or for k and k_out, leaves that one out. One launch.
+    """
+    q, q_out, n_q, q_strides = _rows(q_BTHK, q_out_BTHK)
+    k, k_out, n_k, k_strides = _rows(k_BTGK, k_out_BTGK)
+    first = k if q is None else q
+    if first is None or not first.numel():
+        return
+    B, T, _, K = first.shape
+    key = {"H": next_power_of_2(n_q), "G": next_power_of_2(n_k), "K": next_power_of_2(K)}
+    config = ROTATE.choose(first.device, **key, dtype=SHORT[first.dtype])
+    rotate_kernel[(cdiv(B * T, config["TOKENS"]),)](
+        q,
+        k,
+        contiguous(cos_TC),
+        contiguous(sin_TC),
+        q_out,
+        k_out,
+        B * T,
+        T,
+        n_q,
+        n_k,
+        K,
+        *q_strides,
+        *k_strides,
+        WIDTH=key["K"],
+        INVERSE=inverse,
+        **config.kwargs(),
+    )
+
+
+Rows = tuple[torch.Tensor | None, torch.Tensor | None, int, tuple[int, ...]]
+
+
+def _rows(x: torch.Tensor | None, out: torch.Tensor | None) -> Rows:
+    """x with dense rows, its output, their heads, and the strides of batch, time and heads."""
+    if x is None or out is None:
+        return None, None, 0, (0,) * 6
+    if out.shape[-1] > 1 and out.stride(-1) != 1:
+        raise ValueError(
+            f"rotate writes dense rows, the output has strides {out.stride()}: make the last one 1"
+        )
+    x = dense_rows(x)
+    return x, out, x.shape[2], (*x.stride()[:3], *out.stride()[:3])
+
+
+@rope.provider(
+    "triton",
+    keep=("cos", "sin"),
+    saved={"heads": Tensor("H G 0")},
+    requires=("triton",),
+)
+class Triton:
+    """One launch for q and k, forward and backward; the gradient is the inverse rotation."""
+
+    @staticmethod
+    def forward(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+        rotate(q, k, cos, sin, q_out, k_out)
+        heads = q.new_empty((q.shape[2], k.shape[2], 0))  # read for its shape alone
+        return q_out, k_out, heads
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor | None],
+        kept: Mapping[str, torch.Tensor],
+        saved: Mapping[str, torch.Tensor],
+        needs: set[str],
+    ) -> dict[str, torch.Tensor]:
+        given = next(grad for grad in grads if grad is not None)
+        B, T, _, K = given.shape
+        found: dict[str, torch.Tensor] = {}
+        turned: dict[str, torch.Tensor] = {}
+        for name, grad, heads in zip(("q", "k"), grads, saved["heads"].shape[:2], strict=True):
+            if name in needs and grad is None:
+                found[name] = given.new_zeros((B, T, heads, K))
+            elif name in needs and grad is not None:
+                turned[name] = grad
+                found[name] = given.new_empty((B, T, heads, K))
+        rotate(
+            turned.get("q"),
+            turned.get("k"),
+            kept["cos"],
+            kept["sin"],
+            found.get("q"),
+            found.get("k"),
+            inverse=True,
+        )
+        return found

@@ -1,0 +1,193 @@
+"""Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
+
+The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Three things
+in it are mended here, once, so that no kernel branches on it and no tolerance widens for it:
+
+* it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
+  float32 as bfloat16 by truncation; here a bfloat16 is a float32 rounded to nearest, ties to even;
+* it needs ``TRITON_INTERPRET`` before triton is imported, and then nothing compiles; here a
+  kernel is interpreted when its tensors are on the CPU, in the same process that compiles it;
+* up to triton 3.3 it leaves the language patched behind it; here all is put back.
+
+What it cannot show stays so: programs never overlap, products are never tf32, and a store out of
+bounds ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as stock
+from triton.runtime.jit import JITFunction
+
+Array = Any  # a numpy array
+
+
+def to_bits(values: Array) -> Array:
+    """float32 -> the bits of the nearest bfloat16, ties to even; NaN stays NaN. Same shape."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    chosen = np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+    return chosen.reshape(np.shape(values))
+
+
+def to_values(bits: Array) -> Array:
+    """The bits of bfloat16 (uint16) -> float32. Same shape."""
+    wide = np.ascontiguousarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)
+    return wide.view(np.float32).reshape(np.shape(bits))
+
+
+def run(
+    function: Callable[..., Any], names: list[str], grid: tuple[int, ...], args: Any, kwargs: Any
+) -> None:
+    """Run a kernel's Python function for every program of a grid, on tensors of the CPU."""
+    with _language_put_back(), _device_functions():
+        stock.GridExecutor(_rewritten(function), names, grid)(*args, **kwargs)
+
+
+_REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
+    if function not in _REWRITTEN:
+        _REWRITTEN[function] = stock.InterpretedFunction(function).rewrite()
+    return _REWRITTEN[function]
+
+
+@contextlib.contextmanager
+def _device_functions() -> Iterator[None]:
+    """Functions under ``jit``, those of triton's own library too, can be called meanwhile."""
+    before = JITFunction.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tl.core in self.fn.__globals__.values():  # as in triton's own library
+            stock._patch_lang(self.fn)
+        return _rewritten(self.fn)(*args, **kwargs)
+
+    JITFunction.__call__ = call
+    try:
+        yield
+    finally:
+        JITFunction.__call__ = before
+
+
+_PATCHED = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
+
+
+@contextlib.contextmanager
+def _language_put_back() -> Iterator[None]:
+    before = [(owner, dict(vars(owner))) for owner in _PATCHED]
+    try:
+        yield
+    finally:
+        for owner, members in before:
+            for name, now in list(vars(owner).items()):
+                if name not in members:
+                    delattr(owner, name)
+                elif now is not members[name]:
+                    setattr(owner, name, members[name])
+
+
+# -- bfloat16 ---------------------------------------------------------------------------------
+
+
+def _is_bf16(dtype: Any) -> bool:
+    return not dtype.is_ptr() and dtype.scalar == tl.bfloat16
+
+
+def _mend() -> None:
+    handle, builder = stock.TensorHandle, stock.InterpreterBuilder
+    make, cast, numpy_dtype = handle.__init__, builder.cast_impl, stock._get_np_dtype
+    load, store, bitcast = (
+        builder.create_masked_load,
+        builder.create_masked_store,
+        builder.create_bitcast,
+    )
+
+    def init(self: Any, data: Any, dtype: Any, *rest: Any, **named: Any) -> None:
+        if _is_bf16(dtype):
+            data = to_values(to_bits(np.asarray(data, np.float32)))
+        make(self, data, dtype, *rest, **named)
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        if _is_bf16(dst_type):
+            return handle(src.data.astype(np.float32), dst_type.scalar)
+        return cast(self, _as_float32(src), dst_type)
+
+    def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        if ptrs.get_element_ty() != tl.bfloat16:
+            return load(self, ptrs, mask, other, *rest)
+        bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest)
+        return handle(to_values(bits.data), tl.bfloat16)
+
+    def masked_store(self: Any, ptrs: Any, value: Any, *rest: Any) -> Any:
+        return store(self, ptrs, _as_bits(value), *rest)
+
+    def create_bitcast(self: Any, src: Any, dst_type: Any) -> Any:
+        if _is_bf16(dst_type):
+            return handle(to_values(src.data.view(np.uint16)), dst_type.scalar)
+        return bitcast(self, _as_bits(src), dst_type)
+
+    def atomic(known: Any) -> Any:
+        def checked(self: Any, *args: Any) -> Any:
+            if any(isinstance(arg, handle) and _is_bf16(arg.dtype) for arg in args):
+                raise NotImplementedError("no atomics on bfloat16: accumulate in float32")
+            return known(self, *args)
+
+        return checked
+
+    builder.create_atomic_rmw = atomic(builder.create_atomic_rmw)
+    builder.create_atomic_cas = atomic(builder.create_atomic_cas)
+    handle.__init__ = init
+    builder.cast_impl = cast_impl
+    builder.create_masked_load = masked_load
+    builder.create_masked_store = masked_store
+    builder.create_bitcast = create_bitcast
+    builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)
+    stock._get_np_dtype = lambda dtype: (
+        np.dtype(np.float32) if _is_bf16(dtype) else numpy_dtype(dtype)
+    )
+    if hasattr(stock, "_validate_np_data_size"):  # triton 3.4 and later check the width
+        fits = stock._validate_np_data_size
+        stock._validate_np_data_size = lambda data, dtype: _is_bf16(dtype) or fits(data, dtype)
+
+
+class _Plain:
+    """A handle's data under a dtype that the stock code takes as it is."""
+
+    def __init__(self, data: Any, dtype: Any) -> None:
+        self.data = data
+        self.dtype = dtype
+
+    def get_element_ty(self) -> Any:
+        return self.dtype
+
+
+def _as_bits(handle: Any) -> Any:
+    if handle is None or not _is_bf16(handle.dtype):
+        return handle
+    return _Plain(to_bits(handle.data), tl.uint16)
+
+
+def _as_float32(handle: Any) -> Any:
+    return _Plain(handle.data, tl.float32) if _is_bf16(handle.dtype) else handle
+
+
+def _mend_scalars() -> None:
+    """numpy 2.5 takes no array of one element for a number."""
+    patch = stock._patch_lang_tensor
+
+    def patched(tensor: Any, *rest: Any) -> None:
+        patch(tensor, *rest)
+        tensor.__index__ = lambda self: int(np.asarray(self.handle.data).item())
+
+    stock._patch_lang_tensor = patched
+
+
+_mend()
+_mend_scalars()

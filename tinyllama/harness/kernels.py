@@ -1,0 +1,177 @@
+"""The one door to Triton: `jit`, and what a launch does on each device.
+
+    from tinyllama.harness.kernels import jit, tl
+
+    @jit
+    def double(x, y, n, BLOCK: tl.constexpr): ...
+
+    double[(programs,)](x, y, n, BLOCK=256, num_warps=4)
+
+On a GPU a kernel is compiled and launched; on tensors of the CPU it is interpreted
+(`tinyllama.harness.interpreter`). Inside `recorded` nothing runs: each launch is noted with its
+types, so that every kernel a provider uses can be compiled for any chip, on a machine without
+one (tensors may then be on the ``meta`` device). Without triton a module with kernels still
+imports, and a launch says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# Options whose default differs between triton's versions.
+STATED = {"enable_fp_fusion": True}
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+if TYPE_CHECKING:
+    tl: Any = None
+    jit: Callable[[Callable[..., Any]], Any]
+elif HAS_TRITON:
+    import triton.language as tl
+    from triton.runtime.jit import JITFunction
+else:
+
+    class _Language:
+        """Stands for `triton.language`, so that modules with kernels can be imported."""
+
+        def __getattr__(self, name: str) -> Any:
+            return self
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self
+
+    tl = _Language()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch that was recorded: the kernel, its grid, and its arguments by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+_RECORDS: list[list[Launch]] = []
+_CHIPS: list[str] = []
+
+
+@contextlib.contextmanager
+def recorded(chip: str | None = None) -> Iterator[list[Launch]]:
+    """Note launches instead of running them, with the configurations chosen for ``chip``
+    (such as ``gfx942`` or ``sm_90``; None: those that hold for every chip)."""
+    launches: list[Launch] = []
+    _RECORDS.append(launches)
+    _CHIPS.append(chip or "")
+    try:
+        yield launches
+    finally:
+        _RECORDS.pop()
+        _CHIPS.pop()
+
+
+def chip_of(device: torch.device) -> str:
+    """The chip that configurations are chosen for: the recorded one, the GPU's (``sm_90``,
+    ``gfx942``), or "" on a CPU."""
+    if _CHIPS:
+        return _CHIPS[-1]
+    return _gpu_chip(device) if device.type == "cuda" else ""
+
+
+@functools.cache
+def _gpu_chip(device: torch.device) -> str:
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:  # elsewhere gcnArchName is there too, and means nothing
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def target_of(chip: str) -> Any:
+    """Triton's name for a chip."""
+    from triton.backends.compiler import GPUTarget
+
+    if chip.startswith("sm_"):
+        return GPUTarget("cuda", int(chip.removeprefix("sm_")), 32)
+    return GPUTarget("hip", chip, 64 if chip.startswith("gfx9") else 32)
+
+
+@functools.cache
+def dot_precisions(chip: str) -> tuple[str, ...]:
+    """What ``input_precision`` of `tl.dot` may be for a chip, as its compiler says."""
+    if not chip:
+        return ("ieee",)
+    from triton.compiler import make_backend
+
+    allowed: tuple[str, ...] = (
+        make_backend(target_of(chip)).parse_options(dict(STATED)).allowed_dot_input_precisions
+    )
+    return allowed
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+if HAS_TRITON and not TYPE_CHECKING:
+
+    class Kernel(JITFunction):
+        """A jitted function that picks its way by where its tensors are."""
+
+        def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            if _RECORDS:
+                _RECORDS[-1].append(_launch(self, grid, args, kwargs))
+                return None
+            first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+            if first is None or first.device.type == "cuda":
+                return super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
+            if first.device.type != "cpu":
+                raise RuntimeError(f"{self.__name__} cannot run on {first.device.type} tensors")
+            from tinyllama.harness import interpreter
+
+            if callable(grid):
+                grid = grid(_named(self, args, kwargs))
+            return interpreter.run(self.fn, self.arg_names, tuple(grid), args, kwargs)
+
+    def jit(function: Callable[..., Any]) -> Kernel:
+        """Make a kernel of a function (or of one that kernels call)."""
+        return Kernel(function)
+
+    def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
+        named = _named(kernel, args, kwargs)
+        options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
+        shape = grid(named) if callable(grid) else grid
+        return Launch(kernel, tuple(shape), named, options)
+
+    def _named(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
+        """A kernel's arguments by name, defaults included."""
+        given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+        bound = kernel.signature.bind(*args, **given)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+elif not TYPE_CHECKING:
+
+    class _Missing:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self.__name__ = function.__name__
+
+        def __getitem__(self, grid: Any) -> Any:
+            raise RuntimeError(f"{self.__name__} needs triton: pip install 'tinyllama[triton]'")
+
+    def jit(function: Callable[..., Any]) -> _Missing:
+        """Stands for a kernel where triton is not installed."""
+        return _Missing(function)

@@ -1,0 +1,53 @@
+"""Contiguity at the boundary: the one place where a kernel's input is copied, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+copies = 0  # made by `contiguous` so far; a test reads it before and after
+
+
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """x itself where its memory is dense and in order, else a copy that is; copies count."""
+    global copies
+    if x.is_contiguous():
+        return x
+    copies += 1
+    return x.contiguous()
+
+
+def as_one(*tensors: torch.Tensor) -> torch.Tensor | None:
+    """The tensors as one flat view, where they lie side by side in memory in this order; None
+    where they do not. The view is outside autograd."""
+    first = tensors[0]
+    end = first.storage_offset()
+    for tensor in tensors:
+        beside = tensor.storage_offset() == end and _same_storage(tensor, first)
+        if not (beside and tensor.is_contiguous() and tensor.dtype is first.dtype):
+            return None
+        end += tensor.numel()
+    start = first.storage_offset()
+    return first.detach().as_strided((end - start,), (1,), start)
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors' elements one after the other, flat: a view where they lie so, else a copy,
+    which counts."""
+    global copies
+    view = as_one(*tensors)
+    if view is not None:
+        return view
+    copies += 1
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """x itself where its last axis is dense, whatever its other strides; else a copy, which
+    counts. For kernels that take the strides of the other axes."""
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else contiguous(x)

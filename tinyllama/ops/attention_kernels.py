@@ -1,0 +1,403 @@
+"""Causal flash attention in Triton: the kernels of `attention`, and their configurations.
+
+The online softmax of Dao (arXiv 2307.08691): scores live in registers, memory is linear in T. The
+backward makes the weights again from the saved log-sum-exp. A program owns a block of queries (o,
+dq) or a block of keys of one key/value head, for all query heads that read it (dk, dv): nothing
+is added through memory, and equal inputs give equal bits.
+
+Exponentials have base 2: with slope = log2(e) / sqrt(K), softmax(q k / sqrt(K)) = 2^(slope q k -
+lse), lse = log2(sum(2^(slope q k))). Operands of products are in the inputs' dtype (P and dS are
+rounded to it), sums in float32. Strides are in elements, of batch, token and head; K is the head
+dimension, D the next power of two. EVEN: all blocks divide T. SPLIT: blocks off the diagonal go
+through a loop of their own, without a mask.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels import jit, tl
+
+
+@jit
+def _tile(
+    x, stride, start, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Rows start to start + ROWS of x (T K) as (ROWS D): zeros past row T (unless all rows are
+    known to exist: WHOLE) and past column K."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, D)[None, :]
+    at = x + tl.cast(start, tl.int64) * stride + (row * stride + column)
+    if WHOLE:
+        tile = tl.load(at) if K == D else tl.load(at, mask=column < K, other=0.0)
+    else:
+        tile = tl.load(at, mask=(row < T - start) & (column < K), other=0.0)
+    return tile
+
+
+@jit
+def _vector(x, start, T, ROWS: tl.constexpr, WHOLE: tl.constexpr):
+    """Elements start to start + ROWS of x (T), zeros past T."""
+    row = tl.arange(0, ROWS)
+    at = x + start + row
+    return tl.load(at) if WHOLE else tl.load(at, mask=row < T - start, other=0.0)
+
+
+@jit
+def _put(x, stride, start, tile, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.constexpr):
+    """Store a tile (ROWS D) as rows start to start + ROWS of x (T K)."""
+    row = start + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, D)[None, :]
+    at = x + row.to(tl.int64) * stride + column
+    tl.store(at, tile.to(x.dtype.element_ty), mask=(row < T) & (column < K))
+
+
+@jit
+def _attend_to(
+    acc, highest, total, q, k, v, k_t, v_t, slope, start, first, last, T,
+    CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax for each block of keys from first to last."""
+    row = start + tl.arange(0, QM)[:, None]
+    for n in range(first, last, QN):
+        k_ND = _tile(k, k_t, n, T, QN, K, D, WHOLE)
+        s = tl.dot(q, tl.trans(k_ND), input_precision=PRECISION)
+        if CAUSAL:
+            s = tl.where(row >= n + tl.arange(0, QN)[None, :], s, float("-inf"))
+        raised = tl.maximum(highest, tl.max(s, 1) * slope)
+        p = tl.exp2(s * slope - raised[:, None])
+        shrink = tl.exp2(highest - raised)
+        total = total * shrink + tl.sum(p, 1)
+        v_ND = _tile(v, v_t, n, T, QN, K, D, WHOLE)
+        acc = tl.dot(p.to(v_ND.dtype), v_ND, acc * shrink[:, None], input_precision=PRECISION)
+        highest = raised
+    return acc, highest, total
+
+
+@jit
+def forward_kernel(
+    q, k, v, o, lse, slope, T, H, G,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
+    K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o and lse for QM queries of one head; the last queries, which see most, come first."""
+    blocks = tl.cdiv(T, QM)
+    program = tl.program_id(0)
+    start = (blocks - 1 - program % blocks) * QM
+    batch = (program // blocks // H).to(tl.int64)
+    head = (program // blocks % H).to(tl.int64)
+    group = head // (H // G)
+    q_MD = _tile(q + batch * q_b + head * q_h, q_t, start, T, QM, K, D, EVEN)
+    k += batch * k_b + group * k_h
+    v += batch * v_b + group * v_h
+
+    acc = tl.zeros((QM, D), tl.float32)
+    highest = tl.full((QM,), float("-inf"), tl.float32)
+    total = tl.zeros((QM,), tl.float32)
+    diagonal = 0
+    if SPLIT:  # key blocks that all of these queries see need no mask
+        diagonal = start // QN * QN
+        acc, highest, total = _attend_to(
+            acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, 0, diagonal, T,
+            False, True, K, D, QM, QN, PRECISION,
+        )  # fmt: skip
+    # Every query sees key 0, so the first block leaves a finite maximum in each row.
+    acc, highest, total = _attend_to(
+        acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, diagonal,
+        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION,
+    )  # fmt: skip
+
+    o += (batch * T * H + head) * K
+    _put(o, tl.cast(H, tl.int64) * K, start, acc / total[:, None], T, QM, K, D)
+    row = start + tl.arange(0, QM)
+    at = lse + (batch * H + head) * T + row
+    tl.store(at, highest + tl.log2(total), mask=row < T)
+
+
+@jit
+def _to_queries(
+    dq, q, do, lse, delta, k, v, k_t, v_t, slope, start, first, last, T,
+    CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq (QM D) += dS k over the key blocks from first to last."""
+    row = start + tl.arange(0, QM)[:, None]
+    for n in range(first, last, QN):
+        k_ND = _tile(k, k_t, n, T, QN, K, D, WHOLE)
+        v_ND = _tile(v, v_t, n, T, QN, K, D, WHOLE)
+        s = tl.dot(q, tl.trans(k_ND), input_precision=PRECISION)
+        if CAUSAL:
+            s = tl.where(row >= n + tl.arange(0, QN)[None, :], s, float("-inf"))
+        p = tl.exp2(s * slope - lse[:, None])
+        dp = tl.dot(do, tl.trans(v_ND), input_precision=PRECISION)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k_ND.dtype), k_ND, dq, input_precision=PRECISION)
+    return dq
+
+
+@jit
+def _to_keys(
+    dk, dv, k, v, q, o, do, lse, delta, q_t, q_h, do_t, do_h, slope, start, first, last, T, H,
+    heads, CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk += dS^T q and dv += P^T do (KN D) over the query blocks from first to last of all heads
+    that read these keys: one loop, so that loads run ahead across heads. All is transposed, keys
+    by queries, which spares transposing P and dS."""
+    column = start + tl.arange(0, KN)[:, None]
+    steps = tl.cdiv(tl.maximum(last - first, 0), KM)
+    for i in range(0, heads * steps):
+        # At least 1: no division by zero may be hoisted out of a loop that does not run.
+        head = tl.cast(i // tl.maximum(steps, 1), tl.int64)
+        m = first + i % tl.maximum(steps, 1) * KM
+        q_MD = _tile(q + head * q_h, q_t, m, T, KM, K, D, WHOLE)
+        do_MD = _tile(do + head * do_h, do_t, m, T, KM, K, D, WHOLE)
+        lse_M = _vector(lse + head * T, m, T, KM, WHOLE)
+        if delta is None:
+            o_MD = _tile(o + head * K, H * K, m, T, KM, K, D, WHOLE)
+            delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
+        else:
+            delta_M = _vector(delta + head * T, m, T, KM, WHOLE)
+        s = tl.dot(k, tl.trans(q_MD), input_precision=PRECISION)
+        if CAUSAL:
+            s = tl.where(m + tl.arange(0, KM)[None, :] >= column, s, float("-inf"))
+        p = tl.exp2(s * slope - lse_M[None, :])
+        do_MD = do_MD.to(q_MD.dtype)
+        dv = tl.dot(p.to(do_MD.dtype), do_MD, dv, input_precision=PRECISION)
+        dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
+        ds = p * (dp - delta_M[None, :])
+        dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@jit
+def _queries(
+    program, q, k, v, o, do, lse, delta, dq, slope, scale, T, H, G,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, dq_b, dq_t, dq_h,
+    K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq for QM queries of one head. Their delta = sum(do o) is stored where `_keys` is to read
+    it, in a later launch."""
+    blocks = tl.cdiv(T, QM)
+    start = (blocks - 1 - program % blocks) * QM
+    batch = (program // blocks // H).to(tl.int64)
+    head = (program // blocks % H).to(tl.int64)
+    group = head // (H // G)
+    q_MD = _tile(q + batch * q_b + head * q_h, q_t, start, T, QM, K, D, EVEN)
+    do_MD = _tile(do + batch * do_b + head * do_h, do_t, start, T, QM, K, D, EVEN)
+    o_MD = _tile(o + (batch * T * H + head) * K, H * K, start, T, QM, K, D, EVEN)
+    delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
+    lse_M = _vector(lse + (batch * H + head) * T, start, T, QM, EVEN)
+    if delta is not None:
+        row = start + tl.arange(0, QM)
+        tl.store(delta + (batch * H + head) * T + row, delta_M, mask=row < T)
+    do_MD = do_MD.to(q_MD.dtype)
+    k += batch * k_b + group * k_h
+    v += batch * v_b + group * v_h
+
+    dq_MD = tl.zeros((QM, D), tl.float32)
+    diagonal = 0
+    if SPLIT:
+        diagonal = start // QN * QN
+        dq_MD = _to_queries(
+            dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_t, v_t, slope, start, 0, diagonal, T,
+            False, True, K, D, QM, QN, PRECISION,
+        )  # fmt: skip
+    dq_MD = _to_queries(
+        dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_t, v_t, slope, start, diagonal,
+        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION,
+    )  # fmt: skip
+    _put(dq + batch * dq_b + head * dq_h, dq_t, start, dq_MD * scale, T, QM, K, D)
+
+
+@jit
+def _keys(
+    program, q, k, v, o, do, lse, delta, dk, dv, slope, scale, T, H, G,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+    dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv for KN keys of one key/value head; the first keys, which most queries see, come
+    first. delta is made here from o where it was not stored."""
+    blocks = tl.cdiv(T, KN)
+    start = program % blocks * KN
+    batch = (program // blocks // G).to(tl.int64)
+    group = (program // blocks % G).to(tl.int64)
+    heads = H // G
+    first_head = group * heads
+    k_ND = _tile(k + batch * k_b + group * k_h, k_t, start, T, KN, K, D, EVEN)
+    v_ND = _tile(v + batch * v_b + group * v_h, v_t, start, T, KN, K, D, EVEN)
+    q += batch * q_b + first_head * q_h
+    do += batch * do_b + first_head * do_h
+    o += (batch * T * H + first_head) * K
+    lse += (batch * H + first_head) * T
+    if delta is not None:
+        delta += (batch * H + first_head) * T
+
+    dk_ND = tl.zeros((KN, D), tl.float32)
+    dv_ND = tl.zeros((KN, D), tl.float32)
+    first = start // KM * KM
+    last = T
+    if SPLIT:
+        last = tl.minimum(tl.cdiv(start + KN, KM) * KM, T)
+    dk_ND, dv_ND = _to_keys(
+        dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_t, q_h, do_t, do_h, slope, start,
+        first, last, T, H, heads, True, EVEN, K, D, KM, KN, PRECISION,
+    )  # fmt: skip
+    if SPLIT:  # query blocks that see all of these keys
+        dk_ND, dv_ND = _to_keys(
+            dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_t, q_h, do_t, do_h, slope, start,
+            last, T, T, H, heads, False, EVEN, K, D, KM, KN, PRECISION,
+        )  # fmt: skip
+    _put(dk + batch * dk_b + group * dk_h, dk_t, start, dk_ND * scale, T, KN, K, D)
+    _put(dv + batch * dv_b + group * dv_h, dv_t, start, dv_ND, T, KN, K, D)
+
+
+@jit
+def backward_kernel(
+    q, k, v, o, do, lse, delta, dq, dk, dv, slope, scale, T, H, G, key_programs,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+    dq_b, dq_t, dq_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    QM: tl.constexpr = 16, QN: tl.constexpr = 16, KM: tl.constexpr = 16, KN: tl.constexpr = 16,
+):  # fmt: skip
+    """Programs for keys, which take longer, then those for queries, or one kind of them alone."""
+    program = tl.program_id(0)
+    if KEYS:  # noqa: SIM102 - this one is decided when the kernel is compiled
+        if program < key_programs:
+            _keys(
+                program, q, k, v, o, do, lse, delta, dk, dv, slope, scale, T, H, G,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+                dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, K, D, EVEN, SPLIT, KM, KN, PRECISION,
+            )  # fmt: skip
+    if QUERIES:  # noqa: SIM102
+        if program >= key_programs:
+            _queries(
+                program - key_programs, q, k, v, o, do, lse, delta, dq, slope, scale, T, H, G,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+                dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION,
+            )  # fmt: skip
+
+
+# -- configurations ---------------------------------------------------------------------------
+
+# A block: its own rows, rows that a step of its loop takes, warps, stages. Keys of the spaces: D,
+# the kind of product ("16bit", "fp32", "tf32", "tf32x3"), and forward "short" or "long".
+Block = tuple[int, int, int, int]
+
+DEFAULTS: dict[str, dict[str, tuple[Block, ...]]] = {  # up to D = 64, 128, 256
+    "16bit": {
+        "long": ((128, 32, 4, 3), (128, 32, 8, 2), (64, 32, 8, 2)),
+        "short": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 8, 2)),
+        "queries": ((128, 64, 8, 2), (64, 32, 4, 2), (64, 16, 4, 2)),
+        "keys": ((64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2)),
+    },
+    "tf32x3": {  # a product holds both halves of its operands in registers
+        "long": ((64, 32, 8, 2), (32, 32, 8, 2)),
+        "short": ((64, 32, 8, 2), (32, 32, 8, 2)),
+        # Eight warps on 64 rows of width 32 gave wrong results (triton 3.6, sm_90; docs/LOG.md).
+        "queries": ((32, 32, 4, 2), (16, 32, 8, 2)),
+        "keys": ((32, 16, 4, 2), (16, 16, 4, 2)),
+    },
+    "tf32": {
+        "long": ((128, 32, 8, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
+        "short": ((64, 32, 4, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
+        "queries": ((64, 32, 4, 2), (64, 16, 4, 2), (32, 16, 4, 2)),
+        "keys": ((64, 16, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2)),
+    },
+}
+DEFAULTS["fp32"] = DEFAULTS["tf32"]
+
+# How many elements of accumulators and scores a thread may hold before registers spill (sm_90), in
+# programs forward, for queries, and for keys.
+ROOM = {"16bit": (144, 128, 160), "tf32": (80, 128, 144), "fp32": (80, 128, 144)}
+ROOM_TF32X3 = {True: (64, 64, 48), False: (37, 22, 37)}  # D up to 64, and beyond
+
+
+def _default(D: int, kind: str, what: str) -> Block:
+    return DEFAULTS[kind][what][0 if D <= 64 else 1 if D <= 128 else 2]
+
+
+def _config(block: Block, own: str, step: str) -> Config:
+    rows, taken, warps, stages = block
+    return Config(num_warps=warps, num_stages=stages, **{own: rows, step: taken})
+
+
+def _default_pair(D: int, kind: str) -> Config:
+    if kind == "tf32x3" and D > 32:
+        return Config(QM=32, QN=16, KN=32, KM=16, num_warps=4, num_stages=2)
+    step = 32 if kind == "16bit" else 16
+    return Config(QM=64, QN=2 * step, KN=64, KM=step, num_warps=4, num_stages=2)
+
+
+def _blocks(D: int, kind: str, which: int, warps: tuple[int, ...] = (4, 8)) -> list[Block]:
+    """What fits in registers and shared memory. which: programs forward, for queries, for keys."""
+    tiles, sums, scores = ((1, 1, 1), (2, 1, 2), (2, 2, 2))[which]
+    room = ROOM_TF32X3[D <= 64][which] if kind == "tf32x3" else ROOM[kind][which]
+    shared = (64 if kind == "fp32" else 227) * 1024  # IEEE products are for chips with less
+    size = 2 if kind == "16bit" else 4
+    steps = {"16bit": (32, 64, 128), "tf32x3": (16, 32)}.get(kind, (16, 32, 64))
+    found = []
+    for rows, step, warp, stages in product((16, 32, 64, 128), steps, warps, (2, 3)):
+        held = rows * (sums * D + scores * step) // (32 * warp)
+        buffers = stages - 1 if kind == "fp32" else stages
+        memory = (tiles * rows + 2 * step * buffers) * D * size
+        cramped = size > 2 and D > 64
+        if rows >= (2 if cramped else 8) * warp and 16 <= held <= room and memory <= shared:
+            found.append((rows, step, warp, stages))
+    return found
+
+
+def _pairs(D: int, kind: str) -> list[Config]:
+    """A block of queries and one of keys for one launch, on short sequences."""
+    longest = {"16bit": 64, "tf32x3": 16}.get(kind, 32)
+    queries, keys = (
+        [block for block in _blocks(D, kind, which, (2, 4)) if block[0] <= 64 and block[1] <= step]
+        for which, step in ((1, max(32, longest)), (2, longest))
+    )
+    return [
+        Config(QM=QM, QN=QN, KN=KN, KM=KM, num_warps=warps, num_stages=stages)
+        for (QM, QN, warps, stages), (KN, KM, *same) in product(queries, keys)
+        if same == [warps, stages] and 16 * warps >= QM >= KN >= 32
+        if KM < 64 or same == [4, 2]  # others were seen to spill
+    ]
+
+
+# Fastest on an H200 of what an earlier, wider search tried (docs/LOG.md).
+FOUND_FORWARD = [(32, 32, 4, 3), (64, 64, 4, 3), (128, 32, 4, 3), (128, 64, 8, 3)]
+FOUND_QUERIES = [(32, 32, 4, 3), (128, 64, 8, 3)]
+FOUND_KEYS = [(32, 32, 4, 3)]
+FOUND_PAIRS = [Config(QM=n, QN=n, KN=n, KM=n, num_warps=4, num_stages=3) for n in (32, 64)]
+
+FORWARD = Space(
+    "attention.forward",
+    default=lambda D, kind, length: _config(_default(D, kind, length), "QM", "QN"),
+    configs=lambda D, kind, length: [
+        _config(b, "QM", "QN") for b in dict.fromkeys([*_blocks(D, kind, 0), *FOUND_FORWARD])
+    ],
+)
+BACKWARD_QUERIES = Space(
+    "attention.backward_queries",
+    default=lambda D, kind: _config(_default(D, kind, "queries"), "QM", "QN"),
+    configs=lambda D, kind: [
+        _config(b, "QM", "QN") for b in dict.fromkeys([*_blocks(D, kind, 1), *FOUND_QUERIES])
+    ],
+)
+BACKWARD_KEYS = Space(
+    "attention.backward_keys",
+    default=lambda D, kind: _config(_default(D, kind, "keys"), "KN", "KM"),
+    configs=lambda D, kind: [
+        _config(b, "KN", "KM") for b in dict.fromkeys([*_blocks(D, kind, 2), *FOUND_KEYS])
+    ],
+)
+BACKWARD = Space(
+    "attention.backward",
+    default=_default_pair,
+    configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS])),
+)
