@@ -12,8 +12,7 @@ import torch
 from correctness_tests.contenders import FILES, PACKAGE, Call, Contender, contenders, weighed
 from tinyllama.harness import cache
 from tinyllama.harness.clock import Reading
-from tinyllama.harness.device import cannot
-from tinyllama.harness.op_contender import BOTH, FORWARD, ops_of
+from tinyllama.harness.op_contender import BOTH, FORWARD, ops_of, untimed
 from tinyllama.ops import OPS
 
 
@@ -44,11 +43,8 @@ TREE = [(op.name, name) for op in OPS.values() for name in op.providers if op.ti
 def test_the_providers_of_the_tree_raise_no_false_alarm(
     contender: Contender, device: torch.device, op: str, provider: str
 ) -> None:
-    for need in OPS[op][provider].requires:
-        if reason := cannot(need, device):
-            pytest.skip(reason)
-    if device.type != "cpu" and (op, provider) == ("adamw", "default"):
-        pytest.skip("it reads the device's values on the host, and cannot be enqueued")
+    if reason := untimed(op, provider, OPS[op][provider].requires, device):
+        pytest.skip(reason)
     right = contender(provider, op)
     for _ in range(3):
         assert set(right.turn()) == set(right.passes)

@@ -58,8 +58,9 @@ def test_is_as_accurate_in_combination(
 
 def test_every_op_of_the_tree_is_found_with_reference_and_stock_provider() -> None:
     files = {path.stem for path in Path(ops.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files <= set(OPS), f"not discovered: {sorted(files - set(OPS))}"
-    for name in files:
+    kernels = {name for name in files if name.endswith("_kernels")}  # what an op's file launches
+    assert {name.removesuffix("_kernels") for name in files} <= set(OPS)
+    for name in files - kernels:
         assert {"eager", "torch"} <= set(OPS[name].providers), name
 
 

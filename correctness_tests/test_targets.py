@@ -70,8 +70,10 @@ BARS = [
     ("v4", "medium", "tf32", "speed", "fastest peer", 1.4),
     *(("v4", w, "fp32", "kernels", "v1", 0.05) for w in ("small", "medium")),
     *(("v4", w, "bf16", "joules_per_sample", "v1", 0.68) for w in ("small", "medium")),
-    ("v3", "small", "fp32", "peak_bytes", "v1", 0.54),
-    ("v3", "medium", "fp32", "peak_bytes", "v1", 0.45),
+    *(("v2", w, "fp32", "speed", "v1", 1.0) for w in ("small", "medium")),
+    *(("v3", w, p, "speed", "v2", 1.0) for w in ("small", "medium") for p in ("tf32", "bf16")),
+    ("v3-small", "small", "fp32", "peak_bytes", "v1", 0.54),
+    ("v3-small", "medium", "fp32", "peak_bytes", "v1", 0.45),
     ("v4", "small", "fp32", "peak_bytes", "v1", 0.45),
     ("v4", "medium", "fp32", "peak_bytes", "v1", 0.25),
 ]

@@ -18,9 +18,8 @@ import torch
 from perf_tests.conftest import Ceilings
 from tinyllama.harness.cases import SHORT
 from tinyllama.harness.clock import Reading
-from tinyllama.harness.device import cannot
 from tinyllama.harness.op import Op
-from tinyllama.harness.op_contender import BOTH, Timed, ops_of, passes_of
+from tinyllama.harness.op_contender import BOTH, Timed, ops_of, passes_of, untimed
 from tinyllama.harness.registry import Registry
 from tinyllama.harness.rounds import interleaved, ratio, summary
 from tinyllama.harness.worker import Worker, WorkerError
@@ -145,13 +144,7 @@ class Bench:
 
     def _can(self, run: OpCaseRun, name: str) -> bool:
         needs = ("compile",) if name == "compile" else run.op[name].requires
-        reason = next(filter(None, (cannot(need, self.device) for need in needs)), None)
-        if name == "compile" and self.device.type == "cpu":
-            reason = reason or "compiled ops are timed on a GPU; on a CPU compiling takes minutes"
-        if (run.op.name, name) == ("adamw", "default") and self.device.type != "cpu":
-            reason = "it reads its step count on the host: no device time can be told apart"
-        if "triton" in needs and self.device.type == "cpu":
-            reason = reason or "on a CPU its kernels are interpreted, and no time counts"
+        reason = untimed(run.op.name, name, needs, self.device)
         if name not in PEERS and reason is None:
             dtype = next(dtype for dtype, short in SHORT.items() if short == self.dtype)
             if dtype not in run.op[name].dtypes:

@@ -19,7 +19,7 @@ from tinyllama.harness.cache import Flush
 from tinyllama.harness.cases import SHORT, OpCase
 from tinyllama.harness.clock import Clock, Reading, queue_of
 from tinyllama.harness.compare import SLACK
-from tinyllama.harness.device import synchronize
+from tinyllama.harness.device import cannot, synchronize
 from tinyllama.harness.evaluate import (
     Inputs,
     Leaves,
@@ -71,6 +71,19 @@ class _Bound:
 def passes_of(op: Op) -> tuple[str, ...]:
     """What of an op is timed; the last one is what is gated."""
     return (FORWARD, BOTH) if op.differentiable else (FORWARD,)
+
+
+def untimed(op: str, provider: str, requires: Sequence[str], device: torch.device) -> str | None:
+    """Why a provider gives no time on a device; None when it does."""
+    reason = next(filter(None, (cannot(need, device) for need in requires)), None)
+    if reason is None and device.type == "cpu":
+        if provider == "compile":
+            return "compiled ops are timed on a GPU; on a CPU compiling takes minutes"
+        if "triton" in requires:
+            return "on a CPU its kernels are interpreted, and no time counts"
+    if device.type != "cpu" and (op, provider) == ("adamw", "default"):
+        return "it reads its step count on the host: no device time can be told apart"
+    return reason
 
 
 @functools.cache
