@@ -26,16 +26,17 @@ def weighed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def contenders(device: torch.device) -> Iterator[Contender]:
-    """Makes contenders whose first call is checked; a call is a provider for as long."""
+    """Makes contenders whose first call is checked; a call is a provider, with these traits, for
+    as long."""
     ops = ops_of(PACKAGE, FILES)
     tried: set[str] = set()
 
     def make(
-        call: Call | str, op: str = "weigh_rows", dtype: str = "fp32", case: int = 0
+        call: Call | str, op: str = "weigh_rows", dtype: str = "fp32", case: int = 0, **traits: Any
     ) -> OpContender:
         name = call if isinstance(call, str) else "tried"
         if not isinstance(call, str):
-            ops[op].providers[name] = replace(ops[op]["eager"], name=name, call=call)
+            ops[op].providers[name] = replace(ops[op]["eager"], name=name, call=call, **traits)
             tried.add(op)
         made = OpContender(Timed(op, name, case, dtype), str(device), PACKAGE, FILES)
         made.check_first()

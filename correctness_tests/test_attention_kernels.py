@@ -21,7 +21,7 @@ from tinyllama.harness.kernels import recorded
 from tinyllama.harness.values import normal
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.attention_kernels import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
 
 pytestmark = pytest.mark.skipif(
     cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"

@@ -67,6 +67,16 @@ def test_quartiles_that_overlap_are_11(baseline: Suite) -> None:
     assert sum(record["group"] == "one" for record in baseline.records()) == 1
 
 
+@pytest.mark.parametrize(("statement", "failed"), [("assert True", False), ("assert False", True)])
+def test_the_table_says_whether_a_run_that_is_not_recorded_failed(
+    suite: Suite, statement: str, failed: bool
+) -> None:
+    suite.right(statement)
+    text = suite.run().stdout.str()
+    assert "ladder" in text
+    assert ("INCOMPLETE" in text) is failed
+
+
 @pytest.mark.parametrize("seconds", [float("nan"), 0, -1.0, "fast", None])
 def test_what_is_no_measurement_is_never_green(baseline: Suite, seconds: Any) -> None:
     baseline.measure(seconds)

@@ -280,13 +280,16 @@ def test_ctrl_c_in_a_real_process(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    drawn = ""
-    while "training" not in drawn:
-        character = process.stderr.read(1)
-        assert character, f"the run ended by itself: {drawn}"
-        drawn += character
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        drawn = ""
+        while "training" not in drawn:
+            character = process.stderr.read(1)
+            assert character, f"the run ended by itself: {drawn}"
+            drawn += character
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "interrupted: Ctrl-C after" in out
     assert "Traceback" not in err

@@ -17,14 +17,15 @@ from tinyllama.ops import rms_norm_kernels as norms
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
 from tinyllama.ops.rope import rope, rope_tables, rotate
-from tinyllama.ops.swiglu import activate, activate_backward, swiglu
+from tinyllama.ops.silu_mul import activate, activate_backward, silu_mul
+from tinyllama.ops.swiglu import swiglu
 
 pytestmark = pytest.mark.skipif(
     cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
 )
 
 FP32, BF16 = torch.float32, torch.bfloat16
-OURS = [rms_norm, add_rms_norm, rope, swiglu]
+OURS = [rms_norm, add_rms_norm, rope, silu_mul, swiglu]
 EPS = 1e-5
 
 
@@ -323,7 +324,8 @@ def test_a_gradient_alone_is_what_it_is_among_all(op: Op, device: torch.device) 
 
 @pytest.mark.parametrize("op", OURS, ids=lambda op: op.name)
 def test_no_rows_are_no_work(op: Op, device: torch.device) -> None:
-    dims = {**op.cases[0].dims, "B": 0}
+    rows = {"B", "N"} & set(op.cases[0].dims)
+    dims = {**op.cases[0].dims, **dict.fromkeys(rows, 0)}
     args = [
         torch.ones([dims[a] for a in t.axes], device=device, requires_grad=t.grad)
         for t in op.inputs.values()
@@ -338,7 +340,7 @@ def test_no_rows_are_no_work(op: Op, device: torch.device) -> None:
 
 @pytest.mark.parametrize(
     ("op", "forward", "backward"),
-    [(rms_norm, 1, 2), (add_rms_norm, 1, 2), (rope, 1, 1), (swiglu, 1, 1)],
+    [(rms_norm, 1, 2), (add_rms_norm, 1, 2), (rope, 1, 1), (silu_mul, 1, 1), (swiglu, 1, 1)],
     ids=lambda value: value.name if isinstance(value, Op) else "",
 )
 def test_kernels_are_launched_so_often(op: Op, forward: int, backward: int) -> None:

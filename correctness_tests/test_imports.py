@@ -20,7 +20,7 @@ LAYERS = [
     {"step"},
     {"data", "checkpoint", "diagnose", "memory", "result"},
     {"train"},
-    {"doctor", "record_commands", "report_command", "summary", "tune_command"},
+    {"check_command", "doctor", "record_commands", "report_command", "summary", "tune_command"},
     {"cli"},
     {"__main__"},
 ]

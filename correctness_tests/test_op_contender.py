@@ -90,6 +90,19 @@ def test_what_a_provider_does_not_cover_has_a_reason(contender: Contender) -> No
     )
 
 
+def test_a_call_that_waits_is_timed_by_what_the_device_does(contender: Contender) -> None:
+    """Its gaps are the host's, and no queue runs ahead of it."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert x.sum().item() != 0
+        time.sleep(0.05)
+        return weighed(x, weight)
+
+    for reading in contender(call, waits=True).turn().values():
+        assert 0 < reading.device < 0.05 <= reading.host
+        assert not reading.queued
+
+
 def test_layouts_see_a_provider_that_is_slow_on_strided_inputs(contender: Contender) -> None:
     """The documented fault: 20 times slower on inputs that are not contiguous."""
 

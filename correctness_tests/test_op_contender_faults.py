@@ -114,6 +114,39 @@ def test_a_wrong_first_call_is_found_before_anything_is_timed(contender: Contend
         contender(lambda x, weight: weighed(x, weight) * 1.001)
 
 
+class _Overwriting(torch.autograd.Function):
+    """Right, but its backward leaves x scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (dy,), (x, weight) = grads, ctx.saved_tensors
+        dweight = (dy * x).sum(0)
+        x.data.mul_(2)
+        return dy * weight, dweight
+
+
+def test_inputs_are_overwritten_by_no_backward_that_does_not_say_so(contender: Contender) -> None:
+    for said in ((), ("weight",)):
+        with pytest.raises(AssertionError, match="backward changed its input x"):
+            contender(_Overwriting.apply, overwrites=said)
+    says = contender(_Overwriting.apply, overwrites=("x",))
+    for _ in range(3):
+        assert set(says.turn()) == set(says.passes)
+    with pytest.raises(AssertionError, match="forward changed its input x"):
+        contender(overwritten, overwrites=("x",))
+
+
+def test_a_call_that_waits_is_checked_as_well(contender: Contender) -> None:
+    waits = contender(after_the_first(LATER["zeros"]), waits=True)
+    with pytest.raises(WrongResultError):
+        waits.turn()
+
+
 @pytest.mark.parametrize("left_out", ["everything", "one_moment", "last_parameter", "step"])
 def test_an_op_in_place_is_checked_by_what_it_wrote(contender: Contender, left_out: str) -> None:
     eager = OPS["adamw"]["eager"].call

@@ -1,242 +1,117 @@
-"""The suite catches what it claims to catch: right implementations, changed in one thing.
+"""The checks catch what they claim to catch: right implementations, changed in one thing.
 
-Each saboteur is tried twice: as a provider, where the cases of its op must catch it, and as
-the reference, where the comparison with independent code must. One caught only because it
-raises does not count.
+Each saboteur must be found by a check that it names, in a result that it names; one that only
+raises is not found. Where that is possible it is tried as the reference too, which code that is
+not ours must then contradict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 
+from correctness_tests.op_saboteurs import of_ops
+from correctness_tests.saboteurs import EAGER, Saboteur, of_calling, of_values
 from correctness_tests.test_references import disagreements
-from tinyllama.harness import Op, Provider
-from tinyllama.harness.cases import op_cases
+from tinyllama.harness import Provider
+from tinyllama.harness.checks import CHECKS, Candidate, Finding, Outcome, run
 from tinyllama.harness.evaluate import make_inputs
+from tinyllama.harness.kernels import jit, tl
 from tinyllama.ops import OPS
-from tinyllama.ops.block import PARTS, compose
 
-Call = Callable[..., Any]
-
-EAGER = {name: op["eager"].call for name, op in OPS.items()}
+QUICK = ("rms_norm", "attention", "cross_entropy")  # ops that get every fault of the calling here
 
 
-@dataclass(frozen=True)
-class Saboteur:
-    """A wrong implementation of an op, and the words its discovery must contain."""
-
-    op: Op
-    fault: str
-    call: Call
-    found_in: tuple[str, ...]
-
-    def reported(self, text: str) -> bool:
-        return any(words in text for words in self.found_in)
-
-    def __str__(self) -> str:
-        return f"{self.op.name}-{self.fault}"
-
-
-def on_input(op: Op, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-    """The reference with one input changed on its way in."""
-    index, reference = list(op.inputs).index(name), EAGER[op.name]
-
-    def call(*args: Any, **params: Any) -> Any:
-        changed = [change(arg) if i == index else arg for i, arg in enumerate(args)]
-        return reference(*changed, **params)
-
-    return call
-
-
-def on_output(op: Op, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-    """The reference with one output changed on its way out."""
-    index, reference = list(op.outputs).index(name), EAGER[op.name]
-
-    def call(*args: Any, **params: Any) -> Any:
-        results = reference(*args, **params)
-        if not isinstance(results, tuple):
-            return change(results)
-        return tuple(change(r) if i == index else r for i, r in enumerate(results))
-
-    return call
-
-
-def with_params(op: Op, **forced: Any) -> Call:
-    """The reference, deaf to some of its parameters."""
-    reference = EAGER[op.name]
-    return lambda *args, **params: reference(*args, **{**params, **forced})
-
-
-def gradient_times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same value with a scaled gradient."""
-    return lambda x: x.detach() + (x - x.detach()) * factor
-
-
-def last_row_forgotten(x: torch.Tensor) -> torch.Tensor:
-    """A tail that nothing wrote: the last element of the last row stays as allocated."""
-    written = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    written.view(-1)[:-1] = x.reshape(-1)[:-1]
-    return written
-
-
-def attention_without_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    groups = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(groups, 2).transpose(1, 2) for x in (k, v))
-    scores = q.transpose(1, 2) @ k.mT * q.shape[-1] ** -0.5
-    return (torch.softmax(scores, -1) @ v).transpose(1, 2)
-
-
-def attention_with_groups_interleaved(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> torch.Tensor:
-    """Query head h reads group h mod G instead of h // (H / G)."""
-    groups = q.shape[2] // k.shape[2]
-    k, v = (x.repeat(1, 1, groups, 1) for x in (k, v))
-    return EAGER["attention"](q, k, v)
-
-
-def attention_scaled_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return EAGER["attention"](q * q.shape[-1] ** -0.5, k, v)
-
-
-def rope_one_position_late(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Any:
-    return EAGER["rope"](q, k, cos.roll(-1, 0), sin.roll(-1, 0))
-
-
-def rope_of_halves(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-    """Pairs (i, i + K / 2) instead of (2i, 2i + 1)."""
-
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, -1)
-        c, s = cos[:, None], sin[:, None]
-        return torch.cat((a * c - b * s, a * s + b * c), -1).to(x.dtype)
-
-    return rotate(q), rotate(k)
-
-
-def adamw_without(part: str) -> Call:
-    """AdamW with its bias correction dropped, or with the decay added to the gradient."""
-
-    def call(
-        param: Any,
-        grad: Any,
-        exp_avg: Any,
-        exp_avg_sq: Any,
-        step: torch.Tensor,
-        found_inf: torch.Tensor,
-        weight_decay: float,
-        **settings: float,
-    ) -> None:
-        count = step.clone()
-        if part == "bias correction":
-            step.fill_(1e6)
-        if part == "decoupled decay":
-            grad = [g + weight_decay * p for g, p in zip(grad, param, strict=True)]
-            weight_decay = 0.0
-        EAGER["adamw"](
-            param, grad, exp_avg, exp_avg_sq, step, found_inf, weight_decay=weight_decay, **settings
-        )
-        step.copy_(count + (found_inf == 0))
-
-    return call
-
-
-def block_with(**parts: Call) -> Call:
-    """The block composed of the references, some of them replaced."""
-    return compose({**{name: EAGER[name] for name in PARTS}, **parts})
-
-
-def saboteurs() -> Iterator[Saboteur]:
+def everyone() -> list:
+    """All saboteurs; a fault of the calling on every op takes minutes."""
+    slow = pytest.mark.slow("the same faults on the other ops")
+    found = [pytest.param(s, id=str(s)) for op in OPS.values() for s in of_values(op)]
+    found += [pytest.param(s, id=str(s)) for s in of_ops()]
     for op in OPS.values():
-        for name in op.differentiable:
-            deleted = on_input(op, name, torch.Tensor.detach)
-            yield Saboteur(op, f"grad_{name}_deleted", deleted, (f"grad {name}", "detached"))
-            for fault, factor in (("zero", 0.0), ("times_1.01", 1.01)):
-                call = on_input(op, name, gradient_times(factor))
-                yield Saboteur(op, f"grad_{name}_{fault}", call, (f"grad {name}",))
-        for name in op.outputs:
-            yield Saboteur(
-                op, f"{name}_times_1.01", on_output(op, name, lambda x: x * 1.01), (name,)
-            )
-            if op.outputs[name].axes:
-                call = on_output(op, name, last_row_forgotten)
-                yield Saboteur(op, f"{name}_tail_forgotten", call, (name,))
-        if "eps" in op.params:
-            found = "param" if op.mutated else "grad"
-            yield Saboteur(op, "epsilon_dropped", with_params(op, eps=0.0), (found,))
-    attention, rope, adamw, block = (OPS[n] for n in ("attention", "rope", "adamw", "block"))
-    for call in (attention_without_mask, attention_with_groups_interleaved, attention_scaled_twice):
-        yield Saboteur(attention, call.__name__, call, ("o",))
-    yield Saboteur(block, "mask_dropped", block_with(attention=attention_without_mask), ("y",))
-    for call in (rope_one_position_late, rope_of_halves):
-        yield Saboteur(rope, call.__name__, call, ("q_rotated",))
-    yield Saboteur(adamw, "bias_correction_dropped", adamw_without("bias correction"), ("param",))
-    yield Saboteur(adamw, "decay_coupled", adamw_without("decoupled decay"), ("param",))
-    yield Saboteur(adamw, "decay_dropped", with_params(adamw, weight_decay=0.0), ("param",))
-    yield Saboteur(adamw, "betas_swapped", with_params(adamw, beta1=0.999, beta2=0.9), ("exp_avg",))
+        if op.differentiable:
+            marks = () if op.name in QUICK else slow
+            found += [pytest.param(s, id=str(s), marks=marks) for s in of_calling(op)]
+    return found
 
 
-ALL = list(saboteurs())
+ALL = everyone()
+REFERENCES = [param for param in ALL if param.values[0].reference]
 
 
-def found_by_cases(saboteur: Saboteur) -> str | None:
-    """The first failed comparison over the cases of the op, as the suite would report it."""
-    op = saboteur.op
-    wrong = Provider(op.name, "saboteur", saboteur.call, dtypes=op.dtypes)
-    for case in op_cases([op], providers=["eager"]):
-        try:
-            failed = [c for c in case.compare(provider=wrong) if not c.passed]
-        except AssertionError as error:
-            if saboteur.reported(str(error)):
-                return f"{case}: {error}"
-            continue
-        named = [str(c) for c in failed if saboteur.reported(c.name)]
-        if named:
-            return f"{case}: {named[0]}"
-    return None
+def found_by(saboteur: Saboteur) -> list[Finding]:
+    candidate = Candidate(saboteur.op, saboteur.provider())
+    return list(run(candidate, only=saboteur.checks))
 
 
-def found_by_independent_code(saboteur: Saboteur) -> str | None:
-    """The same fault in the reference itself, found by the check of the references."""
+@pytest.mark.parametrize("saboteur", ALL)
+def test_a_saboteur_is_found_by_its_check(saboteur: Saboteur) -> None:
+    findings = found_by(saboteur)
+    failed = [one for one in findings if one.outcome is Outcome.FAILED]
+    assert failed, f"{saboteur} passes: {findings}"
+    assert any(saboteur.result in one.message for one in failed), failed
+    assert all(one.message for one in failed)
+    assert any(one.case for one in failed), "no case is named"
+
+
+@pytest.mark.parametrize("saboteur", REFERENCES)
+def test_a_reference_is_contradicted_by_independent_code(saboteur: Saboteur) -> None:
     op = saboteur.op
     right = op.providers["eager"]
-    op.providers["eager"] = Provider(op.name, "eager", saboteur.call, dtypes=op.dtypes)
+    op.providers["eager"] = Provider(op.name, "eager", saboteur.make(), dtypes=op.dtypes)
     try:
-        for case in op.cases:
-            for extreme in (None, *op.extremes):
-                inputs = make_inputs(op, case, torch.float64, extreme=extreme)
-                for source in op.independents:
-                    try:
-                        found = disagreements(op, source, inputs)
-                    except AssertionError as error:
-                        found = [str(error)]
-                    if named := [text for text in found if saboteur.reported(text)]:
-                        return f"{case}: {named[0]}"
+        assert contradicted(saboteur), f"{saboteur} as a reference goes unnoticed"
     finally:
         op.providers["eager"] = right
+
+
+def contradicted(saboteur: Saboteur) -> str | None:
+    """The first disagreement about a result that the saboteur spoils."""
+    op = saboteur.op
+    for case in op.cases:
+        for extreme in (None, *op.extremes):
+            inputs = make_inputs(op, case, torch.float64, extreme=extreme)
+            for source in op.independents:
+                try:
+                    found = disagreements(op, source, inputs)
+                except AssertionError as error:
+                    found = [str(error)]
+                if named := [text for text in found if saboteur.result in text]:
+                    return named[0]
     return None
 
 
-@pytest.mark.parametrize("saboteur", ALL, ids=str)
-def test_provider_is_caught(saboteur: Saboteur) -> None:
-    assert found_by_cases(saboteur), f"{saboteur} passes every case"
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_what_is_right_passes_every_check(op: object) -> None:
+    """No false alarm: the machinery finds nothing wrong with the reference itself."""
+    right = Saboteur(op, "none", lambda: EAGER[op.name], CHECKS)
+    wrong = [one for one in found_by(right) if not one.outcome.good]
+    assert not wrong
+    assert contradicted(right) is None
 
 
-@pytest.mark.parametrize("saboteur", [s for s in ALL if "tail_forgotten" not in s.fault], ids=str)
-def test_reference_is_caught(saboteur: Saboteur) -> None:
-    assert found_by_independent_code(saboteur), f"{saboteur} as a reference goes unnoticed"
+def test_each_check_finds_some_saboteur() -> None:
+    """A check that nothing fails would prove nothing."""
+    used = {check for param in ALL for check in param.values[0].checks}
+    elsewhere = {"captured", "side stream", "resources"}  # on a GPU; below
+    assert set(CHECKS) - used == elsewhere
 
 
-def test_right_implementations_are_not_caught() -> None:
-    """The same machinery finds nothing wrong with what is right."""
-    for op in OPS.values():
-        right = Saboteur(op, "none", EAGER[op.name], ("",))
-        assert found_by_cases(right) is None
-        assert found_by_independent_code(right) is None
+@jit
+def copy_kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@pytest.mark.parametrize(("warps", "outcome"), [(4, Outcome.PASSED), (32, Outcome.FAILED)])
+def test_a_kernel_that_no_chip_can_run_is_found(warps: int, outcome: Outcome) -> None:
+    """32 waves of 64 are more threads than a program may have."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        copy_kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=64, num_warps=warps)
+        return EAGER["rms_norm"](x, weight, eps)
+
+    op = OPS["rms_norm"]
+    provider = Provider("rms_norm", "copying", call, dtypes=op.dtypes, requires=("triton",))
+    (finding,) = run(Candidate(op, provider), only=["resources"])
+    assert finding.outcome is outcome, finding
+    assert ("threads" in finding.message) is (outcome is Outcome.FAILED)

@@ -28,10 +28,10 @@ from tinyllama.harness.device import cannot
 from tinyllama.memory import MemoryMeter
 from tinyllama.model import TinyLlama
 from tinyllama.step import TrainStep, products
-from tinyllama.tiers import TIERS, V2, StepPlan
+from tinyllama.tiers import TIERS, V2, V3, StepPlan
 
 CPU = torch.device("cpu")
-SMALL = StepPlan(memory="small")
+SMALL, SELECTIVE = StepPlan(memory="small"), StepPlan(memory="selective")
 COUNT = 2 + 9 * SHAPE.num_layers
 
 
@@ -47,6 +47,26 @@ def test_small_memory_gives_the_same_bits(tier: str, precision: str) -> None:
     assert got.state["steps"] == steps
     assert got.grads.keys() == expected.grads.keys()
     assert all(torch.equal(got.grads[name], g) for name, g in expected.grads.items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_selective_memory_gives_the_same_bits(precision: str, device: torch.device) -> None:
+    """What attention gave is kept, the rest of a block is computed again."""
+    if precision != "fp32":
+        leave_to_gpu(V3, device)
+    options = {"steps": 1, "precision": precision}
+    expected = run(V3, device, plan=StepPlan(), **options)
+    got = run(V3.with_memory("selective"), device, plan=SELECTIVE, **options)
+    assert_equal_bits(got, expected)
+    assert all(torch.equal(got.grads[name], g) for name, g in expected.grads.items())
+
+
+def test_selective_memory_needs_its_blocks() -> None:
+    with pytest.raises(ConfigError, match="one op, and tier v2 has none: use tier v3, or memory"):
+        V2.with_memory("selective")
+    for tier, plan in ((V3, SELECTIVE), (V3.with_memory("selective"), StepPlan())):
+        with pytest.raises(ConfigError, match=f"'{plan.memory}' and the blocks of tier v3 do not"):
+            TrainStep(TinyLlama(SHAPE, tier), TrainConfig(), plan)
 
 
 @pytest.mark.gpu

@@ -10,9 +10,13 @@ import pytest
 
 import tinyllama
 from correctness_tests.test_target_files import written
-from tinyllama.harness.targets import Target, load, of_group
+from perf_tests.measure_ops import DTYPES, PEERS
+from tinyllama.harness.op_contender import passes_of
+from tinyllama.harness.targets import OpTarget, Target, load, load_ops, of_group
+from tinyllama.ops import OPS
 
 SHIPPED = load(Path(tinyllama.__file__).parent / "targets.toml")
+SHIPPED_OF_OPS = load_ops(Path(tinyllama.__file__).parent / "targets.toml")
 H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
 
 
@@ -63,6 +67,8 @@ BARS = [
     ("v3", "medium", "fp32", "speed", "fastest peer", 1.0),
     ("v3", "medium", "bf16", "speed", "fastest peer", 1.0),
     ("v3", "medium", "tf32", "speed", "fastest peer", 1.3),
+    ("v3", "large", "bf16", "speed", "fastest peer", 1.05),
+    ("v3", "large", "bf16", "mfu", None, 0.70),
     ("v4", "small", "bf16", "speed", "fastest peer", 1.5),
     ("v4", "small", "tf32", "speed", "fastest peer", 1.4),
     ("v4", "small", "fp32", "speed", "floor", 1 / 1.12),
@@ -78,6 +84,41 @@ BARS = [
     ("v4", "medium", "fp32", "peak_bytes", "v1", 0.25),
 ]
 
+# Op, case, dtype, passes, metric, what it is over, bound.
+BOTH = "forward+backward"
+THREE = ("torch", "compile", "liger")
+LARGE_LOSS = ("linear_cross_entropy", "N8192D4096V32000", "bf16", BOTH)
+OP_BARS = [
+    ("rms_norm", "B8T4096D4096", "bf16", BOTH, "bandwidth_share", None, 0.90),
+    ("silu_mul", "N16384F11008", "bf16", BOTH, "bandwidth_share", None, 0.90),
+    ("adamw", "P32500000", "fp32", "forward", "bandwidth_share", None, 0.90),
+    *(
+        ("attention", str(case), "bf16", BOTH, "speed", ("flash",), 1.0)
+        for case in OPS["attention"].timed[1:]
+    ),
+    *(
+        ("attention", str(case), "bf16", "forward", "speed", ("torch", "flash", "cudnn"), 0.85)
+        for case in OPS["attention"].timed[1:]
+        if case.dims["K"] == 64
+    ),
+    (*LARGE_LOSS, "speed", THREE, 1.0),
+    (*LARGE_LOSS, "peak_bytes", ("liger",), 1.0),
+    *(
+        (
+            op.name,
+            str(case),
+            "fp32" if op.name == "adamw" else "bf16",
+            passes_of(op)[-1],
+            "speed",
+            THREE,
+            1.0,
+        )
+        for op in OPS.values()
+        if "triton" in op.providers
+        for case in op.timed[1:2]  # the shapes of the workload small
+    ),
+]
+
 
 def test_every_documented_figure_is_there_with_a_caveat_and_no_other() -> None:
     documented = [t for t in SHIPPED if t.documented]
@@ -91,7 +132,7 @@ def test_every_documented_figure_is_there_with_a_caveat_and_no_other() -> None:
 
 @pytest.mark.parametrize(("tier", "workload", "precision", "metric", "over", "bound"), BARS)
 def test_a_bar_is_asserted_where_it_was_set(
-    tier: str, workload: str, precision: str, metric: str, over: str, bound: float
+    tier: str, workload: str, precision: str, metric: str, over: str | None, bound: float
 ) -> None:
     found = [
         one
@@ -99,8 +140,49 @@ def test_a_bar_is_asserted_where_it_was_set(
         if (one.tier, one.metric, one.over) == (tier, metric, over) and one.holds_on(H200)
     ]
     assert [one.bound for one in found] == [pytest.approx(bound, abs=5e-4)]
-    more_is_better = metric == "speed"
+    more_is_better = metric in ("speed", "mfu")
     assert found[0].direction == (">=" if more_is_better else "<=")
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "dtype", "passes", "metric", "over", "bound"),
+    OP_BARS,
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bar_of_an_op_is_asserted_where_it_was_set(
+    op: str,
+    case: str,
+    dtype: str,
+    passes: str,
+    metric: str,
+    over: tuple[str, ...] | None,
+    bound: float,
+) -> None:
+    entry = {"op": op, "case": case, "dtype": dtype, "passes": passes}
+    found = [
+        one
+        for one in SHIPPED_OF_OPS
+        if one.covers(entry) and (one.provider, one.metric, one.over) == ("triton", metric, over)
+    ]
+    assert [one.bound for one in found] == [bound]
+    assert found[0].direction == ("<=" if metric == "peak_bytes" else ">=")
+    assert found[0].holds_on(H200)
+    assert not found[0].holds_on(MI325X)
+
+
+@pytest.mark.parametrize("target", SHIPPED_OF_OPS, ids=str)
+def test_a_bar_of_an_op_names_what_is_timed(target: OpTarget) -> None:
+    """A name that is misspelt would be held by nothing."""
+    named = [OPS[name] for name in target.op]
+    assert named
+    assert set(target.dtype) <= set(DTYPES)
+    timed_cases = {str(case) for op in named for case in op.timed[1:]}
+    assert set(target.case) <= timed_cases
+    for op in named:
+        assert target.provider in op.providers
+        assert target.passes in passes_of(op)
+        assert set(target.over or ()) <= {*op.providers, *PEERS}
+        assert not target.case or any(str(case) in target.case for case in op.timed[1:])
 
 
 def test_a_claim_is_asserted_on_its_own_device_and_only_where_that_is_said() -> None:

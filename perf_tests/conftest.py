@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     from perf_tests.measure_ops import groups as ops
     from perf_tests.test_curves import groups as curves
+    from perf_tests.test_longest import groups as longest
     from perf_tests.test_sweep import groups as sweeps
     from perf_tests.test_switches import GROUPS as PARTS
 
@@ -33,7 +34,7 @@ def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     if "slow" in (config.option.markexpr or ""):
         return PARTS if device.type != "cpu" else []
     steps = [str(group) for group in ALL if not_here(group, device) is None]
-    return [*steps, *ops(device), *sweeps(device), *curves(device)]
+    return [*steps, *ops(device), *sweeps(device), *curves(device), *longest(device)]
 
 
 class Ceilings:

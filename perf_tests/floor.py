@@ -19,6 +19,7 @@ from tinyllama.harness.clock import queue_of, wall_seconds
 from tinyllama.harness.device import synchronize
 from tinyllama.step import capture_graphs
 
+UNCACHED = 2**30  # bytes that no cache of a device holds a part of that would matter
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
@@ -93,12 +94,15 @@ class Floor:
             **{shape: model.num_layers for shape in layer},
             (model.vocab_size, d): 1,
         }
-        # Weights of their own for each layer: a step does not find them in the cache either.
-        work = [
-            (self._random(n, i), self._random(o, i), self._random(n, o))
-            for (o, i), count in shapes.items()
-            for _ in range(count)
-        ]
+        # Operands of their own for each layer: a step does not find them in the cache either.
+        # Activations that are larger than any cache come round again.
+        work = []
+        for (o, i), count in shapes.items():
+            sets = min(count, 1 + UNCACHED // (n * (i + o) * self.dtype.itemsize))
+            activations = [(self._random(n, i), self._random(n, o)) for _ in range(sets)]
+            for layer in range(count):
+                x_NI, dy_NO = activations[layer % sets]
+                work.append((x_NI, self._random(o, i), dy_NO))
 
         def products() -> None:
             for x_NI, w_OI, dy_NO in work:

@@ -197,18 +197,21 @@ class _Run:
         entry["losses"] = self._ask(name, "loss_series")
 
     def _must_learn(self) -> None:
-        """On the same batches each learns what V1 learns, up to rounding."""
+        """On the same batches each learns what V1 learns, up to rounding; where V1 does not
+        run, what the first peer learns."""
         series = {n: e.pop("losses") for n, e in self.measured.entries.items() if "losses" in e}
-        if "v1" not in series:
+        base = next((n for n in ("v1", *(peer.name for peer in PEERS)) if n in series), None)
+        if base is None:
             return
         steps = min(map(len, series.values()))
         drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
         for name, losses in series.items():
             entry = self.measured.entries[name]
             entry.update(first_loss=losses[0], last_loss=losses[steps - 1], steps=steps)
-            if not drops[name] >= LEARNED * drops["v1"] > 0:
+            if not drops[name] >= LEARNED * drops[base] > 0:
                 message = (
-                    f"its loss falls by {drops[name]:.3g} where V1's falls by {drops['v1']:.3g}"
+                    f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
+                    f"{drops[base]:.3g}"
                 )
                 self._drop(name, WorkerError(f"{message} in {steps} steps: it does not learn"))
 

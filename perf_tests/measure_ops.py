@@ -7,7 +7,7 @@ Caches are cold and inputs fresh in every round, and each timed call's outputs a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +16,18 @@ from typing import Any
 import torch
 
 from perf_tests.conftest import Ceilings
-from tinyllama.harness.cases import SHORT
+from tinyllama.harness.cases import SHORT, OpCase
 from tinyllama.harness.clock import Reading
 from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import BOTH, Timed, ops_of, passes_of, untimed
 from tinyllama.harness.registry import Registry
 from tinyllama.harness.rounds import interleaved, ratio, summary
+from tinyllama.harness.targets import OpTarget
 from tinyllama.harness.worker import Worker, WorkerError
 
 PACKAGE = "tinyllama.ops"
-PEERS = ("compile", "liger")
-PEER_FILES = (str(Path(__file__).with_name("liger_ops.py")),)
+PEERS = ("compile", "liger", "flash", "cudnn")
+PEER_FILES = tuple(str(Path(__file__).with_name(f"{name}_ops.py")) for name in ("liger", "sdpa"))
 DTYPES = ("bf16", "fp32")
 STATE = {"adamw": ("fp32",)}  # parameters and states of an optimizer are float32 in every tier
 COMPILING = 6  # cases at a time
@@ -145,10 +146,10 @@ class Bench:
     def _can(self, run: OpCaseRun, name: str) -> bool:
         needs = ("compile",) if name == "compile" else run.op[name].requires
         reason = untimed(run.op.name, name, needs, self.device)
-        if name not in PEERS and reason is None:
+        if name != "compile" and reason is None:
             dtype = next(dtype for dtype, short in SHORT.items() if short == self.dtype)
-            if dtype not in run.op[name].dtypes:
-                reason = f"{name} does not support {self.dtype}"
+            case = run.op.timed[run.case]
+            reason = OpCase(run.op, run.op[name], case, dtype).unsupported()
         if reason:
             run.cannot[name] = reason
         return reason is None
@@ -212,6 +213,34 @@ def entries_of(run: OpCaseRun, dtype: str, ceilings: Ceilings) -> dict[str, dict
     return found
 
 
+def missed(
+    targets: Iterable[OpTarget], runs: Mapping[str, OpCaseRun], found: Mapping[str, dict[str, Any]]
+) -> list[str]:
+    """The targets that entries do not hold, each at the cases that it covers; one that cannot be
+    told counts as missed, unless what it is over cannot run here."""
+    calls: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for entry in found.values():
+        call = tuple(entry[name] for name in ("op", "case", "dtype", "passes"))
+        calls.setdefault(call, {})[entry["provider"]] = entry
+    lines = []
+    for target in targets:
+        for (op, case, *rest), entries in calls.items():
+            covered = target.covers(next(iter(entries.values())))
+            if not covered or _not_here(target, runs[f"{op}-{case}"]):
+                continue
+            measured = target.measured(entries)
+            if measured is None or not target.met(measured):
+                lines.append(f"{op}-{case}, {', '.join(rest)}: {target}: measured {measured}")
+    return lines
+
+
+def _not_here(target: OpTarget, run: OpCaseRun) -> bool:
+    """Whether none of those that it is over can run here (not installed, say), which their
+    entries say. One that runs and fails is no reason."""
+    others = set(target.over or ()) & set(providers_of(run.op))
+    return bool(others) and others <= set(run.cannot)
+
+
 def _values(op: Op, case: Any) -> str:
     """The distributions of the inputs, the usual one left out; "normal(0,1)" if that is all."""
     named = {
@@ -257,9 +286,22 @@ def _measured(
     }
     if op.tolerances:
         entry["tolerances"] = dict(op.tolerances)
-    eager = run.readings.get("eager", {}).get(passes)
-    if eager is not None:
-        entry["over_eager"] = ratio([r.device for r in eager], seconds).as_list()
+    if not all(reading.queued for reading in readings):
+        entry["queued"] = False
+    entry |= _ratios(run, provider, passes)
     if provider in run.layouts and passes == passes_of(op)[-1]:
         entry["layouts"] = run.layouts[provider]
     return entry
+
+
+def _ratios(run: OpCaseRun, provider: str, passes: str) -> dict[str, Any]:
+    """How many times longer the others take than this one, round by round."""
+    seconds = {
+        name: [reading.device for reading in readings[passes]]
+        for name, readings in run.readings.items()
+    }
+    over = {name: ratio(theirs, seconds[provider]).as_list() for name, theirs in seconds.items()}
+    found: dict[str, Any] = {"over_eager": over["eager"]} if "eager" in over else {}
+    if provider not in PEERS:
+        found["over"] = {name: times for name, times in over.items() if name != provider}
+    return found

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from correctness_tests.peers import as_hugging_face, as_ours, hugging_face_llama, hugging_face_names
 from perf_tests.steps import AUTOCAST, StepContender
+from perf_tests.workloads import not_beside
 from tinyllama.harness.device import cannot
 from tinyllama.harness.memory import forget_peak
 from tinyllama.model import TinyLlama
@@ -45,6 +46,8 @@ class Contender:
         """Why it is not run on a device; None when it is."""
         if self.only is not None and group not in self.only[0]:
             return self.only[1]
+        if reason := not_beside(self.name, group):
+            return reason
         return next(filter(None, (cannot(need, device) for need in self.requires)), None)
 
 

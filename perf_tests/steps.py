@@ -38,6 +38,7 @@ BATCHES = 8  # different ones, taken in turn
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
 NOT_APART = "the step waits for the device, or fills its queue: the clocks are not told apart"
+SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -130,15 +131,20 @@ class StepContender:
     def _reference_gradients(
         self, weights: Mapping[str, torch.Tensor], batch: torch.Tensor, dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """V1's gradients: in float64, or as V1 computes them in this precision."""
+        """V1's gradients: in float64, or as V1 computes them in this precision; some samples at
+        a time, and a layer's scores at a time."""
         model = TinyLlama(self.shape, "v1").to(self.device, dtype)
+        model.recompute = True
+        samples, length = batch.shape[0], batch.shape[1] - 1
+        part = max(1, SCORES // (8 * self.shape.num_heads * length**2))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
         cast = AUTOCAST.get(self.group.precision) if dtype is torch.float32 else None
-        with torch.autocast(self.device.type, cast, enabled=cast is not None):
-            loss = model.loss(batch[:, :-1], batch[:, 1:])
-        loss.backward()
+        for some in batch.split(part):
+            with torch.autocast(self.device.type, cast, enabled=cast is not None):
+                loss = model.loss(some[:, :-1], some[:, 1:])
+            (loss * (len(some) / samples)).backward()
         return {
             name: parameter.grad.double()
             for name, parameter in model.named_parameters()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tinyllama
 from perf_tests.conftest import Ceilings
 from perf_tests.measure_ops import (
     DTYPES,
@@ -16,12 +18,17 @@ from perf_tests.measure_ops import (
     OpCaseRun,
     entries_of,
     groups,
+    missed,
     ops_with,
     providers_of,
 )
 from perf_tests.table import show
 from tinyllama.harness.ceilings import CLEARANCE
+from tinyllama.harness.device import device_name
 from tinyllama.harness.op import Op
+from tinyllama.harness.targets import load_ops
+
+TARGETS = load_ops(Path(tinyllama.__file__).parent / "targets.toml")
 
 Measured = tuple[dict[str, OpCaseRun], dict[str, dict[str, Any]]]
 
@@ -83,3 +90,9 @@ def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
     for name, entry in timed.items():
         share = entry["roofline_share"]
         assert 0 < share <= CLEARANCE, f"{name} takes {entry['seconds']} s: {share:.2f} of the roof"
+
+
+def test_targets(group: Measured, device: torch.device) -> None:
+    """The bars of ops in targets.toml that hold on this device, at each case that they cover."""
+    here = [target for target in TARGETS if target.holds_on(device_name(device))]
+    assert not missed(here, *group), "\n".join(missed(here, *group))

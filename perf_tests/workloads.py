@@ -11,6 +11,11 @@ from tinyllama.harness.device import cannot
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 ON_GPU, ON_CPU = ("small", "medium"), ("tiny",)
+LARGE = "large-bf16"  # in the precision that models of its size are trained in
+
+# Where the models of all contenders do not fit on one card beside each other: those that are
+# compared. The scores of materialised attention alone would not.
+TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v3", "hf-compile", "floor")}
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,19 @@ class Group:
         return WORKLOADS[self.workload]
 
 
-ALL = [Group(w, p) for w in (*ON_CPU, *ON_GPU) for p in PRECISIONS]
+ALL = [
+    *(Group(w, p) for w in (*ON_CPU, *ON_GPU) for p in PRECISIONS),
+    Group.parse(LARGE),
+]
+
+
+def not_beside(contender: str, group: str) -> str | None:
+    """Why a contender is left out of a group by name; None when it is not."""
+    workload = group.partition("-")[0]
+    if contender in TOGETHER.get(workload, (contender,)):
+        return None
+    together = ", ".join(TOGETHER[workload])
+    return f"one card does not hold every contender of {workload}: {together} are compared"
 
 
 def not_here(group: Group, device: torch.device) -> str | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tinyllama
+from tinyllama.check_command import add_check
 from tinyllama.config import MEMORY, PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.record_commands import add_commands
 from tinyllama.report_command import add_command as add_report
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands)
     add_report(commands)
     add_tune(commands)
+    add_check(commands)
     return parser
 
 
@@ -116,7 +118,8 @@ def _add_train_options(parser: argparse.ArgumentParser) -> None:
         "--memory",
         choices=MEMORY,
         default="fast",
-        help="small: compute blocks again in backward and update as gradients come (default fast)",
+        help="selective: compute all but attention again in backward (v3); small: all of a block, "
+        "and update as gradients come (default fast)",
     )
     add("--preset", choices=PRESETS, help="shape of the model; options override it (default small)")
     add("--hidden-dim", type=_whole, metavar="D", help=f"default {model.hidden_dim}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-MEMORY = ("fast", "small")  # what a `tinyllama.tiers.StepPlan` may do with memory
+MEMORY = ("fast", "selective", "small")  # what a `tinyllama.tiers.StepPlan` may do with memory
 
 
 class ConfigError(ValueError):
@@ -119,6 +119,7 @@ WORKLOADS: dict[str, Workload] = {
     "tiny": Workload(model=PRESETS["tiny"], batch_size=4, seq_len=64),
     "small": Workload(model=PRESETS["small"], batch_size=8, seq_len=128),
     "medium": Workload(model=PRESETS["medium"], batch_size=16, seq_len=512),
+    "large": Workload(model=PRESETS["large"], batch_size=4, seq_len=4096),
 }
 
 

@@ -95,9 +95,15 @@ class TrainStep:
     def _runnable(self, plan: StepPlan | None) -> StepPlan:
         wanted = plan or self.model.tier.plan(self.device.type)
         if wanted.memory not in MEMORY:
-            raise ConfigError(f"memory {wanted.memory!r} is unknown: use {' or '.join(MEMORY)}")
+            raise ConfigError(f"memory {wanted.memory!r} is unknown: use {', '.join(MEMORY)}")
         if wanted.memory == "small":
             self._refuse_with_small_memory()
+        selective = self.model.tier.table.get("block") == "selective"
+        if selective != (wanted.memory == "selective"):
+            raise ConfigError(
+                f"memory {wanted.memory!r} and the blocks of tier {self.model.tier.name} do not "
+                "belong together: take the tier's own plan, from Tier.with_memory"
+            )
         possible = {}
         for way in ("compile", "capture"):
             reason = cannot(way, self.device)

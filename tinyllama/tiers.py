@@ -23,8 +23,9 @@ class StepPlan:
 
     compile: the loss and its backward go through torch.compile.
     capture: the whole step is captured once as a device graph and replayed.
-    memory: "fast" keeps what saves time; "small" saves block inputs only, computes the rest
-        again in the backward pass, and releases each gradient as soon as it is used.
+    memory: "fast" keeps what saves time; "selective" keeps of a block its input and what
+        attention gave, and computes the rest again in the backward pass; "small" keeps inputs of
+        blocks only, and releases each gradient as soon as it is used.
     """
 
     compile: bool = False
@@ -98,14 +99,23 @@ class Tier:
         return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
 
     def with_memory(self, memory: str) -> Tier:
-        """This tier with plans of this memory mode, "fast" or "small".
+        """This tier with plans of this memory mode, one of `tinyllama.config.MEMORY`.
 
         Little memory is not captured: the pool of a graph keeps more than the step's peak.
+        Raises ConfigError where the tier has no such mode.
         """
+        table = dict(self.table)
+        if memory == "selective":
+            if "block" not in table:
+                raise ConfigError(
+                    f"memory selective needs a block that is one op, and tier {self.name} has "
+                    "none: use tier v3, or memory small"
+                )
+            table["block"] = "selective"
         plans = [replace(plan, memory=memory) for plan in (self.gpu, self.cpu)]
         if memory == "small":
             plans = [replace(plan, capture=False) for plan in plans]
-        return replace(self, gpu=plans[0], cpu=plans[1])
+        return replace(self, table=table, gpu=plans[0], cpu=plans[1])
 
 
 V1 = Tier(

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
 
 import model_tables
+import result_figures
 import result_tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "ladder": result_tables.ladder,
     "ops": result_tables.ops,
     "parts": result_tables.parts,
+    "curves": result_figures.curves,
 }
 
 
@@ -82,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     check = parser.parse_args(argv).check
     failed = False
+    if not check:
+        result_figures.write()
     for path in documents():
         name = str(path.relative_to(ROOT))
         try:

@@ -48,10 +48,13 @@ class Derived:
     keep: tuple[str, ...]
     saved: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        _ = self.custom_op  # declared at once: while it traces, the compiler cannot
+
     def call(self, *args: Any, **params: Any) -> Any:
         params = {**self.op.params, **params}
         if torch.compiler.is_compiling():
-            outputs = self.custom_op(*cast_by_autocast(args), *params.values())
+            outputs = _several(self.custom_op(*cast_by_autocast(args), *params.values()))
             outputs = outputs[: len(self.op.outputs)]
         else:
             outputs = self.function.apply(*args, *params.values())
@@ -97,11 +100,11 @@ class Derived:
         results = ", ".join(["Tensor"] * (len(self.op.outputs) + len(self.saved)))
         forward = torch.library.custom_op(
             qualified,
-            self.run_forward,
+            lambda *args: _bare(self.run_forward(*args)),
             mutates_args=(),
             schema=f"({tensors}{params}) -> ({results})",
         )
-        forward.register_fake(self.fake_forward)
+        forward.register_fake(lambda *args: _bare(self.fake_forward(*args)))
 
         grads = ", ".join(f"Tensor? g{i}" for i in range(len(self.op.outputs)))
         kept = "".join(f", Tensor s{i}" for i in range(len(self.keep) + len(self.saved)))
@@ -132,14 +135,14 @@ class Derived:
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.params = inputs[len(self.op.inputs) :]
             ctx.set_materialize_grads(False)
-            outputs = output[: len(self.op.outputs)]
-            ctx.save_for_backward(*self.kept(inputs, outputs), *output[len(outputs) :])
+            results = _several(output)
+            outputs = results[: len(self.op.outputs)]
+            ctx.save_for_backward(*self.kept(inputs, outputs), *results[len(outputs) :])
 
         def autograd_backward(ctx: Any, *grads: Any) -> Any:
             used = grads[: len(self.op.outputs)]
             results = backward(*used, *ctx.saved_tensors, *ctx.params)
-            results = results if isinstance(results, tuple) else (results,)
-            found = dict(zip(wanted, results, strict=True))
+            found = dict(zip(wanted, _several(results), strict=True))
             return (*(found.get(name) for name in self.op.inputs), *[None] * len(ctx.params))
 
         forward.register_autograd(autograd_backward, setup_context=setup_context)
@@ -149,9 +152,8 @@ class Derived:
 
     def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         inputs, params = self.split(args)
-        results = self.forward(*inputs, **params)
+        results = _several(self.forward(*inputs, **params))
         expected = len(self.op.outputs) + len(self.saved)
-        results = results if isinstance(results, tuple) else (results,)
         if len(results) != expected:
             raise TypeError(
                 f"{self.op.name}-{self.name}: forward returned {len(results)} tensors, "
@@ -250,6 +252,11 @@ def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
 def _bare(results: Sequence[torch.Tensor]) -> Any:
     """What an operator with these results returns: one of them alone, without a tuple."""
     return tuple(results) if len(results) > 1 else results[0]
+
+
+def _several(results: Any) -> tuple[torch.Tensor, ...]:
+    """The results of an operator as a tuple, one alone too."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _schema_type(value: Any) -> str:

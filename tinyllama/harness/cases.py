@@ -51,6 +51,12 @@ class OpCase:
             parts.append(f"no_{self.absent}_grad")
         return "-".join(parts)
 
+    @property
+    def varied(self) -> bool:
+        """Whether it differs from the plain case of its shape and dtype."""
+        layouts = {self.layout, self.upstream}
+        return bool(self.extreme or self.absent) or layouts != {"contiguous"}
+
     def unsupported(self) -> str | None:
         """Why the provider does not cover this case; None when it does."""
         if self.dtype not in self.provider.dtypes:
@@ -88,7 +94,7 @@ class OpCase:
         inputs = self.inputs(device, seed)
         tried = provider or self.provider
         with PoisonedMemory():
-            results = evaluate(self.op, tried.call, inputs)
+            results = evaluate(self.op, tried.call, inputs, tried.overwrites)
         return self.judge(results, inputs, slack=slack * tried.slack.get(self.dtype, 1.0))
 
     def judge(

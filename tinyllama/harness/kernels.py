@@ -33,6 +33,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 if TYPE_CHECKING:
     tl: Any = None
     jit: Callable[[Callable[..., Any]], Any]
+    adopted: Callable[[], contextlib.AbstractContextManager[None]]
 elif HAS_TRITON:
     import triton.language as tl
     from triton.runtime.jit import JITFunction
@@ -150,6 +151,25 @@ if HAS_TRITON and not TYPE_CHECKING:
         """Make a kernel of a function (or of one that kernels call)."""
         return Kernel(function)
 
+    @contextlib.contextmanager
+    def adopted() -> Iterator[None]:
+        """Make what is imported meanwhile under ``triton.jit`` kernels of this module, which are
+        interpreted on a CPU and compiled for any chip."""
+        import triton
+
+        before = triton.jit
+
+        def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+            if function is None:
+                return lambda function: Kernel(function, **options)
+            return Kernel(function, **options)
+
+        triton.jit = made
+        try:
+            yield
+        finally:
+            triton.jit = before
+
     def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
         named = _named(kernel, args, kwargs)
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
@@ -175,3 +195,7 @@ elif not TYPE_CHECKING:
     def jit(function: Callable[..., Any]) -> _Missing:
         """Stands for a kernel where triton is not installed."""
         return _Missing(function)
+
+    def adopted() -> contextlib.AbstractContextManager[None]:
+        """Nothing to adopt where triton is not installed."""
+        return contextlib.nullcontext()

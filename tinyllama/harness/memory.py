@@ -1,4 +1,4 @@
-"""Bytes of a device, a captured graph's own pool among them.
+"""Bytes of a device, a captured graph's own pool among them, and bytes of tensors anywhere.
 
 What a captured step allocates lies in a pool that belongs to its graph. The allocator counts
 those blocks while it captures; afterwards they count as free although nobody else can have
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import resource
 import sys
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def pool_bytes(graphs: Sequence[torch.cuda.CUDAGraph]) -> tuple[int, int]:
@@ -53,3 +57,57 @@ def resident_peak_bytes() -> int:
     """The most memory that this process has had; it never falls."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the tensors that are made while this is active, on any device: for those whose
+    allocator cannot be asked.
+
+    It sees what operators return, in the backward pass too, and when nobody holds it any more, an
+    autograd graph included. It does not see what an operator takes and gives back inside, nor
+    tensors that are taken from other libraries.
+
+    total, largest: of all that were made. live: of those that are still there, which falls when
+    this is no longer active, too. peak: the most of them at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.largest = self.live = self.peak = 0
+        self._there: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # A tensor of Python numbers comes from no operator; this one is called with it.
+        made_before = [] if func is torch.ops.aten.lift_fresh.default else [args, kwargs]
+        given = {storage._cdata for storage in _storages(made_before)}
+        for storage in _storages(result):
+            if storage._cdata not in given and storage._cdata not in self._there:
+                self._count(storage)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        size, key = storage.nbytes(), storage._cdata
+        self.total += size
+        self.largest = max(self.largest, size)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def freed(_: Any) -> None:
+            self.live -= size
+            del self._there[key]
+
+        self._there[key] = weakref.ref(storage, freed)
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    """The memory of all tensors in a structure."""
+    found = []
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf.untyped_storage())
+        elif isinstance(leaf, torch.UntypedStorage):
+            found.append(leaf)
+    return found

@@ -86,6 +86,11 @@ class Case:
         set_field(self, "params", dict(params or {}))
         set_field(self, "values", dict(values or {}))
 
+    def resized(self, **dims: int | tuple[int, ...]) -> Case:
+        """The same case with other sizes of some dimensions."""
+        sizes = {**self.dims, **dims}
+        return Case(why=self.why, params=self.params, values=self.values, **sizes)
+
     def __str__(self) -> str:
         def size(value: int | tuple[int, ...]) -> str:
             return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -107,6 +112,8 @@ class Provider:
     slack: by dtype, multiple of the error otherwise allowed; declared with its reason beside it.
     requires: capabilities of `tinyllama.harness.device` without which it cannot run.
     supports: None when a case's dims are supported, else the reason why they are not.
+    overwrites: inputs that its backward leaves changed, which a peer's may; ours never do.
+    waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
     """
 
     op: str
@@ -118,6 +125,8 @@ class Provider:
     slack: Mapping[torch.dtype, float] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
     supports: Callable[[Mapping[str, Any]], str | None] = lambda dims: None
+    overwrites: tuple[str, ...] = ()
+    waits: bool = False
     derived: Derived | None = None
 
     def __call__(self, *args: Any, **params: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_EMPTY = {
+UNINITIALISED = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_like.default,
     torch.ops.aten.empty_strided.default,
@@ -22,14 +22,20 @@ _EMPTY = {
 
 class PoisonedMemory(TorchDispatchMode):
     """While active, every uninitialised tensor asked for in Python holds NaN (or the
-    largest value of an integral dtype)."""
+    largest value of an integral dtype); with ``clean``, zeros."""
+
+    def __init__(self, *, clean: bool = False) -> None:
+        super().__init__()
+        self.clean = clean
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _EMPTY and result.numel():
-            if result.dtype.is_floating_point or result.dtype.is_complex:
+        if func in UNINITIALISED and result.numel():
+            if self.clean:
+                result.zero_()
+            elif result.dtype.is_floating_point or result.dtype.is_complex:
                 result.fill_(float("nan"))
             elif result.dtype is not torch.bool:
                 result.fill_(torch.iinfo(result.dtype).max)

@@ -216,6 +216,7 @@ class Recording:
             return
         state.finished = True
         if not self.active:
+            state.measured.record.complete = state.passed  # what the table says of it
             if state.disturbed:
                 self.lines.append(f"{Outcome.BUSY.title} {state.name}: {state.disturbed}")
             return

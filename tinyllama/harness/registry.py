@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+from tinyllama.harness.kernels import adopted
 from tinyllama.harness.op import DeclarationError, Op
 
 ENTRY_POINTS = "tinyllama.ops"
@@ -81,8 +82,9 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
 def load_file(path: str | Path, registry: Registry) -> ModuleType:
     """Import a user's file and register what it declares.
 
-    Raises ValueError when there is no such file, DeclarationError when a declaration in it
-    is wrong.
+    Its kernels, those under ``triton.jit`` too, are interpreted on a CPU and can be compiled for
+    any chip. Raises ValueError when there is no such file, DeclarationError when a declaration in
+    it is wrong.
     """
     path = Path(path).resolve()
     if not path.is_file():
@@ -94,7 +96,8 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with adopted():
+            spec.loader.exec_module(module)
         registry.add_module(module)
     except BaseException:
         del sys.modules[name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,6 +25,7 @@ METRICS = (
     "joules_per_sample",
     "mfu",
 )
+OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes")
 NEVER_RUN = "never run on AMD hardware"
 
 
@@ -35,26 +36,32 @@ class TargetError(ValueError):
     """A target that cannot be used; the message names file, target and fix."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """A bound on a metric of one tier; the fields are explained in targets.toml.
+# What a key takes that may hold several names.
+ANY_NAMES, NAMES = 'a name, a list of names, or "any"', "a name, or a list of names"
 
-    workload, precision: those it is for; empty for all.
-    """
 
-    tier: str
-    workload: tuple[str, ...]
-    precision: tuple[str, ...]
+@dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """A bound on a metric of one contender; the fields are explained in targets.toml."""
+
+    CONTENDER: ClassVar[str]  # the field that names it
+    METRICS: ClassVar[tuple[str, ...]]
+    LISTS: ClassVar[Mapping[str, str]]  # fields of several names, () for "any", and what they take
+
     metric: str
     device: str
     source: str
     at_least: float | None = None
     at_most: float | None = None
-    over: str | None = None
-    documented: bool = False
+    over: str | tuple[str, ...] | None = None
     asserted: bool = True
     judged_by: str = INTERVAL
     caveat: str = ""
+
+    @property
+    def contender(self) -> str:
+        """Whose metric it is."""
+        return str(getattr(self, self.CONTENDER))
 
     @property
     def bound(self) -> float:
@@ -67,14 +74,9 @@ class Target:
         return ">=" if self.at_least is not None else "<="
 
     def __str__(self) -> str:
-        over = f" over {self.over}" if self.over else ""
-        return f"{self.tier} {self.metric}{over} {self.direction} {self.bound:g}"
-
-    def covers(self, workload: str, precision: str) -> bool:
-        """Whether it is about this workload and precision, on whatever device."""
-        return (not self.workload or workload in self.workload) and (
-            not self.precision or precision in self.precision
-        )
+        over = " / ".join(self.over) if isinstance(self.over, tuple) else self.over
+        beside = f" over {over}" if over else ""
+        return f"{self.contender} {self.metric}{beside} {self.direction} {self.bound:g}"
 
     def holds_on(self, device: str) -> bool:
         """Whether it is asserted on a device of that name."""
@@ -86,7 +88,7 @@ class Target:
         A ratio of times is measured round by round and has an interval; where entries hold
         only medians, and for counts, the three are equal.
         """
-        own = entries.get(self.tier, {})
+        own = entries.get(self.contender, {})
         other = self._other(entries)
         if self.over is None:
             return _thrice(_value(own, self.metric))
@@ -100,10 +102,14 @@ class Target:
         return _thrice(mine / theirs) if mine and theirs else None
 
     def _other(self, entries: Mapping[str, Mapping[str, Any]]) -> str | None:
-        if self.over != FASTEST_PEER:
+        if isinstance(self.over, tuple):
+            names = list(self.over)
+        elif self.over == FASTEST_PEER:
+            names = [name for name, entry in entries.items() if entry.get("role") == "peer"]
+        else:
             return self.over
-        peers = {n: e for n, e in entries.items() if e.get("role") == "peer" and "seconds" in e}
-        return min(peers, key=lambda name: peers[name]["seconds"], default=None)
+        ran = {n: entries[n]["seconds"] for n in names if "seconds" in entries.get(n, {})}
+        return min(ran, key=lambda name: ran[name], default=None)
 
     def met(self, found: list[float]) -> bool:
         """Whether a measurement holds the bound: at the worse end of its interval, or where
@@ -116,6 +122,55 @@ class Target:
         return high <= self.bound
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target(Bounded):
+    """A bound on a training step of one tier.
+
+    workload, precision: those it is for; empty for all.
+    """
+
+    CONTENDER = "tier"
+    METRICS = METRICS
+    LISTS: ClassVar[Mapping[str, str]] = {"workload": ANY_NAMES, "precision": ANY_NAMES}
+
+    tier: str
+    workload: tuple[str, ...]
+    precision: tuple[str, ...]
+    documented: bool = False
+
+    def covers(self, workload: str, precision: str) -> bool:
+        """Whether it is about this workload and precision, on whatever device."""
+        return (not self.workload or workload in self.workload) and (
+            not self.precision or precision in self.precision
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTarget(Bounded):
+    """A bound on one provider of ops, at each of their cases on its own.
+
+    op, case, dtype: those it is for; empty for all.
+    """
+
+    CONTENDER = "provider"
+    METRICS = OP_METRICS
+    LISTS: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("op", "case", "dtype"), ANY_NAMES),
+        "over": NAMES,
+    }
+
+    op: tuple[str, ...]
+    provider: str
+    case: tuple[str, ...]
+    dtype: tuple[str, ...]
+    passes: str
+
+    def covers(self, entry: Mapping[str, Any]) -> bool:
+        """Whether it is about the op, case, dtype and passes of an entry, on whatever device."""
+        named = {"op": self.op, "case": self.case, "dtype": self.dtype, "passes": (self.passes,)}
+        return all(not names or entry[field] in names for field, names in named.items())
+
+
 def _value(entry: Mapping[str, Any], metric: str) -> float | None:
     if metric == SPEED:
         return 1 / entry["seconds"] if "seconds" in entry else None
@@ -126,32 +181,53 @@ def _thrice(value: float | None) -> list[float] | None:
     return None if value is None else [value] * 3
 
 
+Kind = TypeVar("Kind", Target, OpTarget)
+
+
 def load(path: Path) -> list[Target]:
-    """The targets of a file. Raises TargetError for one that cannot be used."""
+    """The targets of steps in a file. Raises TargetError for one that cannot be used."""
+    return _load(path, "target", Target)
+
+
+def load_ops(path: Path) -> list[OpTarget]:
+    """The targets of ops in a file. Raises TargetError for one that cannot be used."""
+    return _load(path, "op", OpTarget)
+
+
+def _load(path: Path, key: str, kind: type[Kind]) -> list[Kind]:
+    found: list[Kind] = []
+    for number, table in enumerate(_tables(path).get(key, ()), 1):
+        target = _target(kind, f"{path}, {key} {number}", table)
+        if target in found:
+            raise TargetError(f"{path}, {key} {number}: {target} is there twice: remove one")
+        found.append(target)
+    return found
+
+
+def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a file by their name."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise TargetError(f"{path}: {error}") from error
-    tables = data.get("target")
-    several = isinstance(tables, list) and tables and all(isinstance(t, dict) for t in tables)
-    if set(data) != {"target"} or not several:
-        raise TargetError(f"{path}: use [[target]] tables and nothing else")
-    found = [_target(f"{path}, target {i}", t) for i, t in enumerate(data["target"], 1)]
-    for index, target in enumerate(found):
-        if target in found[:index]:
-            raise TargetError(f"{path}, target {index + 1}: {target} is there twice: remove one")
-    return found
+    several = all(
+        isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+        for tables in data.values()
+    )
+    if not data or not set(data) <= {"target", "op"} or not several:
+        raise TargetError(f"{path}: use [[target]] and [[op]] tables and nothing else")
+    return data
 
 
-def _target(where: str, table: Mapping[str, Any]) -> Target:
-    known = {field.name for field in fields(Target)}
-    for name in sorted(set(table) - known):
+def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
+    known = {field.name: field for field in fields(kind)}
+    for name in sorted(set(table) - set(known)):
         raise TargetError(f"{where}: unknown key {name!r}: use {', '.join(sorted(known))}")
-    for name in ("tier", "workload", "precision", "metric", "device", "source"):
-        if name not in table:
+    for name, field in known.items():
+        if field.default is MISSING and name not in table:
             raise TargetError(f"{where}: it lacks {name!r}: add it")
     for name, value in table.items():
-        if wrong := _mistyped(name, value):
+        if wrong := _mistyped(name, value, kind.LISTS.get(name)):
             raise TargetError(f"{where}: {name} is {value!r}: use {wrong}")
     if ("at_least" in table) == ("at_most" in table):
         raise TargetError(f"{where}: give at_least or at_most, and not both")
@@ -159,32 +235,37 @@ def _target(where: str, table: Mapping[str, Any]) -> Target:
     number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
     if not number or not math.isfinite(bound) or bound <= 0:
         raise TargetError(f"{where}: its bound is {bound!r}: use a number above 0")
-    if table["metric"] not in METRICS:
-        raise TargetError(f"{where}: unknown metric {table['metric']!r}: use {', '.join(METRICS)}")
+    if table["metric"] not in kind.METRICS:
+        raise TargetError(
+            f"{where}: unknown metric {table['metric']!r}: use {', '.join(kind.METRICS)}"
+        )
     if table["metric"] == SPEED and "over" not in table:
         raise TargetError(f"{where}: a speed is a ratio: say over what")
     if table.get("judged_by", INTERVAL) not in (INTERVAL, MEDIAN):
         raise TargetError(
             f"{where}: judged_by is {table['judged_by']!r}: use {INTERVAL} or {MEDIAN}"
         )
-    lists = {name: _listed(table[name]) for name in ("workload", "precision")}
+    lists = {name: _listed(table[name]) for name in kind.LISTS if name in table}
     # A documented claim is shown; it is asserted only where that is said.
     asserted = {"asserted": table.get("asserted", not table.get("documented", False))}
-    return Target(**{**table, **lists, **asserted})
+    return kind(**{**table, **lists, **asserted})
 
 
-def _mistyped(name: str, value: Any) -> str | None:
-    """What a key takes, where this value is not of that kind; bounds are looked at apart."""
+def _mistyped(name: str, value: Any, several: str | None) -> str | None:
+    """What a key takes, where this value is not of that kind; bounds are looked at apart.
+
+    several: what it takes in words, where that may be a list of names.
+    """
     if name in ("at_least", "at_most"):
         return None
     if name in ("documented", "asserted"):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(value, str) and (value or name == "caveat"):
-        return None
-    if name not in ("workload", "precision"):
+        return several if value == "any" and several == NAMES else None
+    if several is None:
         return "a text"
-    several = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
-    return None if several and "any" not in value else 'a name, a list of names, or "any"'
+    names = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+    return None if names and "any" not in value else several
 
 
 def _listed(value: str | list[str]) -> tuple[str, ...]:

@@ -19,14 +19,8 @@ from tinyllama.harness.kernels import cdiv, next_power_of_2
 from tinyllama.harness.layout import contiguous, dense_rows
 from tinyllama.harness.precision import input_precision
 from tinyllama.harness.values import normal
-from tinyllama.ops.attention_kernels import (
-    BACKWARD,
-    BACKWARD_KEYS,
-    BACKWARD_QUERIES,
-    FORWARD,
-    backward_kernel,
-    forward_kernel,
-)
+from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.attention_kernels import backward_kernel, forward_kernel
 
 # On a GPU its fp32 kernel makes each product of three tf32 ones: errors up to 8.4 times what is
 # otherwise allowed were seen on an H200, with keys far from zero (docs/LOG.md).

@@ -1,4 +1,4 @@
-"""Causal flash attention in Triton: the kernels of `attention`, and their configurations.
+"""Causal flash attention in Triton: the kernels of `attention`.
 
 The online softmax of Dao (arXiv 2307.08691): scores live in registers, memory is linear in T. The
 backward makes the weights again from the saved log-sum-exp. A program owns a block of queries (o,
@@ -14,9 +14,6 @@ through a loop of their own, without a mask.
 
 from __future__ import annotations
 
-from itertools import product
-
-from tinyllama.harness.configs import Config, Space
 from tinyllama.harness.kernels import jit, tl
 
 
@@ -283,121 +280,3 @@ def backward_kernel(
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
                 dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION,
             )  # fmt: skip
-
-
-# -- configurations ---------------------------------------------------------------------------
-
-# A block: its own rows, rows that a step of its loop takes, warps, stages. Keys of the spaces: D,
-# the kind of product ("16bit", "fp32", "tf32", "tf32x3"), and forward "short" or "long".
-Block = tuple[int, int, int, int]
-
-DEFAULTS: dict[str, dict[str, tuple[Block, ...]]] = {  # up to D = 64, 128, 256
-    "16bit": {
-        "long": ((128, 32, 4, 3), (128, 32, 8, 2), (64, 32, 8, 2)),
-        "short": ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 8, 2)),
-        "queries": ((128, 64, 8, 2), (64, 32, 4, 2), (64, 16, 4, 2)),
-        "keys": ((64, 32, 4, 2), (32, 32, 4, 2), (32, 16, 4, 2)),
-    },
-    "tf32x3": {  # a product holds both halves of its operands in registers
-        "long": ((64, 32, 8, 2), (32, 32, 8, 2)),
-        "short": ((64, 32, 8, 2), (32, 32, 8, 2)),
-        # Eight warps on 64 rows of width 32 gave wrong results (triton 3.6, sm_90; docs/LOG.md).
-        "queries": ((32, 32, 4, 2), (16, 32, 8, 2)),
-        "keys": ((32, 16, 4, 2), (16, 16, 4, 2)),
-    },
-    "tf32": {
-        "long": ((128, 32, 8, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
-        "short": ((64, 32, 4, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
-        "queries": ((64, 32, 4, 2), (64, 16, 4, 2), (32, 16, 4, 2)),
-        "keys": ((64, 16, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2)),
-    },
-}
-DEFAULTS["fp32"] = DEFAULTS["tf32"]
-
-# How many elements of accumulators and scores a thread may hold before registers spill (sm_90), in
-# programs forward, for queries, and for keys.
-ROOM = {"16bit": (144, 128, 160), "tf32": (80, 128, 144), "fp32": (80, 128, 144)}
-ROOM_TF32X3 = {True: (64, 64, 48), False: (37, 22, 37)}  # D up to 64, and beyond
-
-
-def _default(D: int, kind: str, what: str) -> Block:
-    return DEFAULTS[kind][what][0 if D <= 64 else 1 if D <= 128 else 2]
-
-
-def _config(block: Block, own: str, step: str) -> Config:
-    rows, taken, warps, stages = block
-    return Config(num_warps=warps, num_stages=stages, **{own: rows, step: taken})
-
-
-def _default_pair(D: int, kind: str) -> Config:
-    if kind == "tf32x3" and D > 32:
-        return Config(QM=32, QN=16, KN=32, KM=16, num_warps=4, num_stages=2)
-    step = 32 if kind == "16bit" else 16
-    return Config(QM=64, QN=2 * step, KN=64, KM=step, num_warps=4, num_stages=2)
-
-
-def _blocks(D: int, kind: str, which: int, warps: tuple[int, ...] = (4, 8)) -> list[Block]:
-    """What fits in registers and shared memory. which: programs forward, for queries, for keys."""
-    tiles, sums, scores = ((1, 1, 1), (2, 1, 2), (2, 2, 2))[which]
-    room = ROOM_TF32X3[D <= 64][which] if kind == "tf32x3" else ROOM[kind][which]
-    shared = (64 if kind == "fp32" else 227) * 1024  # IEEE products are for chips with less
-    size = 2 if kind == "16bit" else 4
-    steps = {"16bit": (32, 64, 128), "tf32x3": (16, 32)}.get(kind, (16, 32, 64))
-    found = []
-    for rows, step, warp, stages in product((16, 32, 64, 128), steps, warps, (2, 3)):
-        held = rows * (sums * D + scores * step) // (32 * warp)
-        buffers = stages - 1 if kind == "fp32" else stages
-        memory = (tiles * rows + 2 * step * buffers) * D * size
-        cramped = size > 2 and D > 64
-        if rows >= (2 if cramped else 8) * warp and 16 <= held <= room and memory <= shared:
-            found.append((rows, step, warp, stages))
-    return found
-
-
-def _pairs(D: int, kind: str) -> list[Config]:
-    """A block of queries and one of keys for one launch, on short sequences."""
-    longest = {"16bit": 64, "tf32x3": 16}.get(kind, 32)
-    queries, keys = (
-        [block for block in _blocks(D, kind, which, (2, 4)) if block[0] <= 64 and block[1] <= step]
-        for which, step in ((1, max(32, longest)), (2, longest))
-    )
-    return [
-        Config(QM=QM, QN=QN, KN=KN, KM=KM, num_warps=warps, num_stages=stages)
-        for (QM, QN, warps, stages), (KN, KM, *same) in product(queries, keys)
-        if same == [warps, stages] and 16 * warps >= QM >= KN >= 32
-        if KM < 64 or same == [4, 2]  # others were seen to spill
-    ]
-
-
-# Fastest on an H200 of what an earlier, wider search tried (docs/LOG.md).
-FOUND_FORWARD = [(32, 32, 4, 3), (64, 64, 4, 3), (128, 32, 4, 3), (128, 64, 8, 3)]
-FOUND_QUERIES = [(32, 32, 4, 3), (128, 64, 8, 3)]
-FOUND_KEYS = [(32, 32, 4, 3)]
-FOUND_PAIRS = [Config(QM=n, QN=n, KN=n, KM=n, num_warps=4, num_stages=3) for n in (32, 64)]
-
-FORWARD = Space(
-    "attention.forward",
-    default=lambda D, kind, length: _config(_default(D, kind, length), "QM", "QN"),
-    configs=lambda D, kind, length: [
-        _config(b, "QM", "QN") for b in dict.fromkeys([*_blocks(D, kind, 0), *FOUND_FORWARD])
-    ],
-)
-BACKWARD_QUERIES = Space(
-    "attention.backward_queries",
-    default=lambda D, kind: _config(_default(D, kind, "queries"), "QM", "QN"),
-    configs=lambda D, kind: [
-        _config(b, "QM", "QN") for b in dict.fromkeys([*_blocks(D, kind, 1), *FOUND_QUERIES])
-    ],
-)
-BACKWARD_KEYS = Space(
-    "attention.backward_keys",
-    default=lambda D, kind: _config(_default(D, kind, "keys"), "KN", "KM"),
-    configs=lambda D, kind: [
-        _config(b, "KN", "KM") for b in dict.fromkeys([*_blocks(D, kind, 2), *FOUND_KEYS])
-    ],
-)
-BACKWARD = Space(
-    "attention.backward",
-    default=_default_pair,
-    configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS])),
-)

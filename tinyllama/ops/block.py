@@ -9,6 +9,7 @@ oracle, from a tier's providers it is what the model runs. A provider may replac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attenti
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
 from tinyllama.ops.rope import COS, SIN, rope, rotate
-from tinyllama.ops.swiglu import activate, activate_backward, swiglu
+from tinyllama.ops.silu_mul import activate, activate_backward
+from tinyllama.ops.swiglu import swiglu
 
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
 PARTS: Mapping[str, Op] = {
@@ -153,21 +155,31 @@ class Matrices:
         return Matrices(*(p.view(shape) for p, shape in zip(parts, shapes, strict=True)))
 
 
+# What a block keeps of its first half, of attention, and of its second half.
+BEFORE = {
+    "normed_1": Tensor("B*T D"),
+    "rstd_1": Tensor("B*T", dtype=torch.float32),
+    "qkv": Tensor("B T Q+2*R"),
+}
+ATTENDED = {"o": Tensor("B T Q"), "lse": Tensor("B Q/2/C T", dtype=torch.float32)}
+AFTER = {
+    "sum": Tensor("B*T D"),
+    "normed_2": Tensor("B*T D"),
+    "rstd_2": Tensor("B*T", dtype=torch.float32),
+    "gate_up": Tensor("B*T 2*F"),
+}
+_KEPT = ("x", "cos", "sin", "attention_norm", "mlp_norm", *WEIGHTS)
+
+
 @block.provider(
     "triton",
     requires=("triton",),
-    keep=("x", "cos", "sin", "attention_norm", "mlp_norm", *WEIGHTS),
+    keep=_KEPT,
     saved={
         "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
-        "normed_1": Tensor("B*T D"),
-        "rstd_1": Tensor("B*T", dtype=torch.float32),
-        "qkv": Tensor("B T Q+2*R"),
-        "o": Tensor("B T Q"),
-        "lse": Tensor("B Q/2/C T", dtype=torch.float32),
-        "sum": Tensor("B*T D"),
-        "normed_2": Tensor("B*T D"),
-        "rstd_2": Tensor("B*T", dtype=torch.float32),
-        "gate_up": Tensor("B*T 2*F"),
+        **BEFORE,
+        **ATTENDED,
+        **AFTER,
     },
 )
 class Triton:
@@ -195,25 +207,14 @@ class Triton:
         eps: float,
     ) -> tuple[torch.Tensor, ...]:
         dtype = compute_dtype(x)
-        weights = (w_q, w_k, w_v, w_o, w_gate, w_up, w_down)
-        narrow = x.new_empty(0)
-        if dtype is not w_q.dtype:
-            narrow = joined(weights).to(dtype)
-        matrices = Matrices.of(weights, narrow if narrow.numel() else None)
-        x_ND = contiguous(x).flatten(0, 1)
-
-        n1_ND, rstd1_N = norm_forward(x_ND, attention_norm, eps, dtype)
-        qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
-        q, k, v = _heads(qkv_BTE, w_q.shape[0], 2 * cos.shape[-1])
-        rotate(q, k, cos, sin, q, k)
-        o_BTHK, lse_BHT = attend(q, k, v)
-        attended_ND = F.linear(o_BTHK.flatten(0, 1).flatten(1), matrices.out)
-        n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, mlp_norm, eps, dtype)
-        gate_up = F.linear(n2_ND, matrices.gate_up)
-        h_NF = activate(*gate_up.chunk(2, -1))
-        y = torch.add(sum_ND, F.linear(h_NF, matrices.down)).view_as(x)
+        narrow, matrices = _narrowed((w_q, w_k, w_v, w_o, w_gate, w_up, w_down), dtype)
+        before = _before_attention(x, cos, sin, attention_norm, matrices, w_q.shape[0], eps)
+        o_BTHK, lse_BHT = attend(*_heads(before[-1], w_q.shape[0], 2 * cos.shape[-1]))
         o_BTQ = o_BTHK.flatten(2)
-        return y, narrow, n1_ND, rstd1_N, qkv_BTE, o_BTQ, lse_BHT, sum_ND, n2_ND, rstd2_N, gate_up
+        after = _after_attention(x, o_BTQ, mlp_norm, matrices, eps)
+        h_NF = activate(*after[-1].chunk(2, -1))
+        y = torch.add(after[0], F.linear(h_NF, matrices.down)).view_as(x)
+        return y, narrow, *before, o_BTQ, lse_BHT, *after
 
     @staticmethod
     def backward(
@@ -280,6 +281,79 @@ class Triton:
             "mlp_norm": dmlp_norm,
             **dict(zip(WEIGHTS, found, strict=True)),
         }
+
+
+@block.provider("selective", requires=("triton",), keep=_KEPT, saved=ATTENDED)
+class Selective:
+    """`Triton` that keeps what attention gave and computes all else again in the backward pass:
+    the costly part is done once, the large part is not kept (selective recomputation, Korthikanti
+    et al., arXiv 2205.05198). Its results are those of `Triton`, bit for bit."""
+
+    @staticmethod
+    @functools.wraps(Triton.forward)
+    def forward(*inputs: Any, **params: Any) -> tuple[torch.Tensor, ...]:
+        y, _, *saved = Triton.forward(*inputs, **params)
+        return y, *saved[len(BEFORE) :][: len(ATTENDED)]
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor],
+        kept: dict[str, torch.Tensor],
+        saved: dict[str, torch.Tensor],
+        needs: set[str],
+        eps: float,
+    ) -> dict[str, torch.Tensor]:
+        x, o_BTQ, rows_q = kept["x"], saved["o"], kept["w_q"].shape[0]
+        narrow, matrices = _narrowed([kept[name] for name in WEIGHTS], o_BTQ.dtype)
+        before = _before_attention(
+            x, kept["cos"], kept["sin"], kept["attention_norm"], matrices, rows_q, eps
+        )
+        after = _after_attention(x, o_BTQ, kept["mlp_norm"], matrices, eps)
+        again = zip((*BEFORE, *AFTER), (*before, *after), strict=True)
+        return Triton.backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, needs, eps)
+
+
+def _narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, Matrices]:
+    """The weights in the dtype of the products, flat (empty where that is their own), and the
+    matrices made of them."""
+    if dtype is weights[0].dtype:
+        return weights[0].new_empty(0), Matrices.of(weights, None)
+    narrow = joined(weights).to(dtype)
+    return narrow, Matrices.of(weights, narrow)
+
+
+def _before_attention(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    attention_norm: torch.Tensor,
+    matrices: Matrices,
+    rows_q: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `BEFORE` names: the normalised x (N D), its 1 / rms, and q, k, v, rotated."""
+    x_ND = contiguous(x).flatten(0, 1)
+    n1_ND, rstd1_N = norm_forward(x_ND, attention_norm, eps, matrices.qkv.dtype)
+    qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
+    q, k, _ = _heads(qkv_BTE, rows_q, 2 * cos.shape[-1])
+    rotate(q, k, cos, sin, q, k)
+    return n1_ND, rstd1_N, qkv_BTE
+
+
+def _after_attention(
+    x: torch.Tensor,
+    o_BTQ: torch.Tensor,
+    mlp_norm: torch.Tensor,
+    matrices: Matrices,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """What `AFTER` names: x with attention added (N D), normalised, its 1 / rms, gate and up."""
+    attended_ND = F.linear(o_BTQ.flatten(0, 1), matrices.out)
+    x_ND = contiguous(x).flatten(0, 1)
+    n2_ND, sum_ND, rstd2_N = add_norm_forward(
+        attended_ND, x_ND, mlp_norm, eps, matrices.gate_up.dtype
+    )
+    return sum_ND, n2_ND, rstd2_N, F.linear(n2_ND, matrices.gate_up)
 
 
 def _heads(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor, ...]:

@@ -200,7 +200,7 @@ def rotate_kernel(
     inside = tokens < n_tokens
     batch, time = tokens // length, tokens % length
     pairs = tl.arange(0, WIDTH // 2)
-    place = time[:, None] * (width // 2) + pairs[None, :]
+    place = time.to(tl.int64)[:, None] * (width // 2) + pairs[None, :]
     mask = inside[:, None] & (pairs < width // 2)[None, :]
     cosine = tl.load(cos + place, mask=mask, other=0.0).to(tl.float32)
     sine = tl.load(sin + place, mask=mask, other=0.0).to(tl.float32)

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.cases import SHORT
 from tinyllama.harness.configs import Config, Space
-from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
-from tinyllama.harness.layout import as_one, contiguous, dense_rows
+from tinyllama.harness.kernels import jit, next_power_of_2, tl
+from tinyllama.harness.layout import as_one, contiguous
 from tinyllama.harness.precision import compute_dtype, product
 from tinyllama.harness.values import normal
+from tinyllama.ops.silu_mul import activate, activate_backward, by_glu, sigmoids
 
 swiglu = Op(
     "swiglu",
@@ -64,156 +64,10 @@ def stacked(x_BTD: torch.Tensor, w_gate_FD: torch.Tensor, w_up_FD: torch.Tensor)
 
 @swiglu.independent("torch.nn.functional.glu")
 def gated(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
-    """glu(a, b) = a sigmoid(b), so silu(g) is glu of g beside itself."""
-    gate = x @ w_gate.mT
-    return F.glu(torch.cat((gate, gate), -1)) * (x @ w_up.mT)
+    return by_glu(x @ w_gate.mT, x @ w_up.mT)
 
 
 # -- Triton -------------------------------------------------------------------------------------
-
-
-@jit
-def _sigmoids(x):
-    """sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), without overflow or cancellation."""
-    small = tl.exp(-tl.abs(x))
-    low, high = small / (1 + small), 1 / (1 + small)
-    return tl.where(x < 0, low, high), tl.where(x < 0, high, low)
-
-
-@jit
-def activate_kernel(
-    gate, up, h, n_rows, width, stride_gate, stride_up, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """h = silu(gate) up on a tile."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
-    rows, columns = rows.to(tl.int64)[:, None], columns[None, :]
-    a = tl.load(gate + rows * stride_gate + columns, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(up + rows * stride_up + columns, mask=inside, other=0.0).to(tl.float32)
-    sigmoid, _ = _sigmoids(a)
-    value = (a * sigmoid * b).to(h.dtype.element_ty)
-    tl.store(h + rows * width + columns, value, mask=inside)
-
-
-@jit
-def activate_backward_kernel(
-    dh,
-    gate,
-    up,
-    dgate,
-    dup,
-    h,
-    n_rows,
-    width,
-    stride_dh,
-    stride_gate,
-    stride_up,
-    stride_dgate,
-    stride_dup,
-    stride_h,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """dgate = dh up s (1 + gate (1 - s)) with s = sigmoid(gate), dup = dh gate s, and h again
-    where it is not None, on a tile."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
-    rows, columns = rows.to(tl.int64)[:, None], columns[None, :]
-    upstream = tl.load(dh + rows * stride_dh + columns, mask=inside, other=0.0).to(tl.float32)
-    a = tl.load(gate + rows * stride_gate + columns, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(up + rows * stride_up + columns, mask=inside, other=0.0).to(tl.float32)
-    sigmoid, rest = _sigmoids(a)
-    silu = a * sigmoid
-    da = (upstream * b * sigmoid * (1 + a * rest)).to(dgate.dtype.element_ty)
-    tl.store(dgate + rows * stride_dgate + columns, da, mask=inside)
-    db = (upstream * silu).to(dup.dtype.element_ty)
-    tl.store(dup + rows * stride_dup + columns, db, mask=inside)
-    if h is not None:
-        tl.store(h + rows * stride_h + columns, (silu * b).to(h.dtype.element_ty), mask=inside)
-
-
-def _tile(F: int, elements: int, num_warps: int) -> Config:
-    columns = min(F, elements)
-    return Config(ROWS=elements // columns, COLUMNS=columns, num_warps=num_warps)
-
-
-def _space(name: str) -> Space:
-    return Space(
-        name,
-        default=lambda F, dtype: _tile(F, 1024, 4),
-        configs=lambda F, dtype: [
-            _tile(F, elements, warps)
-            for elements in (512, 1024, 2048, 4096)
-            for warps in (1, 2, 4, 8)
-            if 128 <= elements // warps <= 1024
-        ],
-    )
-
-
-ACTIVATE = _space("swiglu.activate")
-ACTIVATE_BACKWARD = _space("swiglu.activate_backward")
-
-
-def _choose(space: Space, x_NF: torch.Tensor) -> Config:
-    width, dtype = next_power_of_2(x_NF.shape[1]), SHORT[x_NF.dtype]
-    return space.choose(x_NF.device, F=width, dtype=dtype)
-
-
-def activate(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
-    """h = silu(gate) up (N F) in gate's dtype, of rows any distance apart (the halves of a packed
-    (N 2F) buffer). One launch."""
-    gate_NF, up_NF = dense_rows(gate_NF), dense_rows(up_NF)
-    N, F = gate_NF.shape
-    h_NF = gate_NF.new_empty((N, F))
-    if h_NF.numel():
-        config = _choose(ACTIVATE, gate_NF)
-        activate_kernel[(cdiv(N, config["ROWS"]), cdiv(F, config["COLUMNS"]))](
-            gate_NF, up_NF, h_NF, N, F, gate_NF.stride(0), up_NF.stride(0), **config.kwargs()
-        )
-    return h_NF
-
-
-def activate_backward(
-    dh_NF: torch.Tensor,
-    gate_NF: torch.Tensor,
-    up_NF: torch.Tensor,
-    dgate_NF: torch.Tensor,
-    dup_NF: torch.Tensor,
-    h_NF: torch.Tensor | None = None,
-) -> None:
-    """Write the gradients of `activate` into dgate and dup, and h once more into ``h_NF`` where
-    one is given. All (N F), rows any distance apart; those written have dense rows. dgate may be
-    gate and dup may be up. One launch."""
-    dh_NF, gate_NF, up_NF = (dense_rows(t) for t in (dh_NF, gate_NF, up_NF))
-    for out in (dgate_NF, dup_NF, h_NF):
-        if out is not None and out.shape[-1] > 1 and out.stride(-1) != 1:
-            raise ValueError(
-                f"activate_backward writes dense rows, an output has strides {out.stride()}: "
-                "make the last one 1"
-            )
-    N, F = gate_NF.shape
-    if not gate_NF.numel():
-        return
-    config = _choose(ACTIVATE_BACKWARD, gate_NF)
-    activate_backward_kernel[(cdiv(N, config["ROWS"]), cdiv(F, config["COLUMNS"]))](
-        dh_NF,
-        gate_NF,
-        up_NF,
-        dgate_NF,
-        dup_NF,
-        h_NF,
-        N,
-        F,
-        dh_NF.stride(0),
-        gate_NF.stride(0),
-        up_NF.stride(0),
-        dgate_NF.stride(0),
-        dup_NF.stride(0),
-        0 if h_NF is None else h_NF.stride(0),
-        **config.kwargs(),
-    )
 
 
 def stacked_weights(w_gate_FD: torch.Tensor, w_up_FD: torch.Tensor) -> list[torch.Tensor]:
@@ -301,7 +155,7 @@ def element_kernel(
         a += values * tl.load(w_gate + f * D + d, mask=d < D, other=0.0).to(tl.float32)
         b += values * tl.load(w_up + f * D + d, mask=d < D, other=0.0).to(tl.float32)
     gate_value, up_value = tl.sum(a, axis=0), tl.sum(b, axis=0)
-    sigmoid, _ = _sigmoids(gate_value)
+    sigmoid, _ = sigmoids(gate_value)
     value = gate_value * sigmoid * up_value
     tl.store(h + n * F + f, value.to(h.dtype.element_ty))
     tl.store(gate + n * stride_out + f, gate_value.to(gate.dtype.element_ty))

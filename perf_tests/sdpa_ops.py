@@ -1,0 +1,57 @@
+"""`scaled_dot_product_attention` held to one backend, as providers to be timed beside ours.
+
+The provider "torch" takes the backend that torch picks; which one that is differs between versions
+and shapes. A file of providers like any other (``--ops FILE``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tinyllama.ops.attention import attention, sdpa
+
+TRAITS: dict[str, Any] = {
+    "requires": ("gpu",),
+    "dtypes": (torch.bfloat16, torch.float16),  # both have kernels for 16 bits only
+    "deterministic": frozenset(),
+    "double_backward": False,
+}
+
+
+@attention.provider("flash", **TRAITS)
+def flash(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
+    return held_to(SDPBackend.FLASH_ATTENTION, q_BTHK, k_BTGK, v_BTGK)
+
+
+@attention.provider("cudnn", **TRAITS)
+def cudnn(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
+    return held_to(SDPBackend.CUDNN_ATTENTION, q_BTHK, k_BTGK, v_BTGK)
+
+
+def held_to(backend: SDPBackend, *qkv: torch.Tensor) -> torch.Tensor:
+    """Attention by this backend. Raises ValueError with torch's reasons when it cannot take
+    these inputs."""
+    with sdpa_kernel(backend):
+        try:
+            return sdpa(*qkv)
+        except RuntimeError as error:
+            shapes = ", ".join(str(tuple(x.shape)) for x in qkv)
+            raise ValueError(
+                f"{backend.name} does not take q, k, v of {shapes} in {qkv[0].dtype}: "
+                f"{_reasons(*qkv) or error}"
+            ) from error
+
+
+def _reasons(*qkv: torch.Tensor) -> str:
+    """What torch warns of when no backend that is allowed takes these inputs."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            sdpa(*qkv)
+        except RuntimeError:
+            return "; ".join(str(one.message).splitlines()[0] for one in said)
+    return ""

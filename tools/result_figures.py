@@ -1,0 +1,81 @@
+"""Figures of the documents, drawn from the records under results/ and from nothing else.
+
+A figure names its record, as the text that shows it does, and is drawn anew for a newer one.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from result_tables import newest
+
+from tinyllama.harness.report import of_kind
+from tinyllama.harness.results import Record
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+CURVES = DOCS / "curves.svg"
+STYLE: Any = {"svg.hashsalt": "tinyllama", "svg.fonttype": "none", "font.size": 9}
+COLOURS = {"v1": "#6b7280", "v3": "#d9480f"}
+
+
+def curves() -> str:
+    """Markdown that shows the newest loss curves and names their record."""
+    record = _newest()
+    if record is None:
+        return "No loss curves are recorded yet."
+    return f"![Loss of V1 and V3 over the steps, on text]({CURVES.name})\n\n{_source(record)}"
+
+
+def write() -> None:
+    """Draw the figure anew where it is not of the newest record."""
+    record = _newest()
+    if record is None:
+        return
+    mark = f"<!-- {_source(record)} -->"
+    if not CURVES.exists() or mark not in CURVES.read_text(encoding="utf-8"):
+        CURVES.write_text(f"{draw(record).rstrip()}\n{mark}\n", encoding="utf-8")
+
+
+def _newest() -> Record | None:
+    return next((record for group in newest("curve") for record in group), None)
+
+
+def _source(record: Record) -> str:
+    return f"{record.group}: {record.device}; commit {record.commit[:10]}; {record.date[:10]}."
+
+
+def draw(record: Record) -> str:
+    """The SVG of a record's loss curves: V1 and V3 in each precision that V3 has, and below the
+    distance of V3 from V1 beside that of V1 from itself in float64."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    found = {(e["contender"], e["precision"]): e for e in of_kind(record, "curve")}
+    exact = found["v1", "fp64"]
+    precisions = [precision for tier, precision in found if tier == "v3"]
+    steps = [place * exact["every"] for place in range(len(exact["losses"]))]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4 * len(precisions), 4.6), layout="constrained")
+        axes = figure.subplots(2, len(precisions), sharex=True, squeeze=False, height_ratios=(2, 1))
+        for (upper, lower), precision in zip(axes.T, precisions, strict=True):
+            own, ours = found["v1", precision]["losses"], found["v3", precision]["losses"]
+            upper.plot(steps, own, color=COLOURS["v1"], linewidth=3, alpha=0.5, label="V1")
+            upper.plot(steps, ours, color=COLOURS["v3"], linewidth=1, label="V3")
+            upper.set_title(f"{exact['workload']}, {precision}")
+            upper.legend(frameon=False)
+            for name, one, other, colour in (
+                ("V3 - V1", ours, own, COLOURS["v3"]),
+                ("V1 - V1 in float64", own, exact["losses"], COLOURS["v1"]),
+            ):
+                distance = [a - b for a, b in zip(one, other, strict=True)]
+                lower.plot(steps, distance, color=colour, linewidth=1, label=name)
+            lower.legend(frameon=False)
+            lower.set_xlabel("step")
+        figure.get_layout_engine().set(w_pad=0.1)
+        axes[0][0].set_ylabel(f"loss, mean of {exact['window']} steps")
+        axes[1][0].set_ylabel("difference")
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+        return stream.getvalue()
