@@ -222,5 +222,5 @@ def test_small_memory_is_not_compiled() -> None:
 
 
 def test_an_unknown_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memory 'tiny' is unknown: use fast or small"):
+    with pytest.raises(ConfigError, match="memory 'tiny' is unknown: use fast, selective, small"):
         TrainStep(TinyLlama(SHAPE), TrainConfig(), StepPlan(memory="tiny"))
