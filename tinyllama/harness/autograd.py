@@ -54,7 +54,7 @@ class Derived:
     def call(self, *args: Any, **params: Any) -> Any:
         params = {**self.op.params, **params}
         if torch.compiler.is_compiling():
-            outputs = _several(self.custom_op(*cast_by_autocast(args), *params.values()))
+            outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
             outputs = outputs[: len(self.op.outputs)]
         else:
             outputs = self.function.apply(*args, *params.values())
@@ -135,14 +135,14 @@ class Derived:
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             ctx.params = inputs[len(self.op.inputs) :]
             ctx.set_materialize_grads(False)
-            results = _several(output)
+            results = several(output)
             outputs = results[: len(self.op.outputs)]
             ctx.save_for_backward(*self.kept(inputs, outputs), *results[len(outputs) :])
 
         def autograd_backward(ctx: Any, *grads: Any) -> Any:
             used = grads[: len(self.op.outputs)]
             results = backward(*used, *ctx.saved_tensors, *ctx.params)
-            found = dict(zip(wanted, _several(results), strict=True))
+            found = dict(zip(wanted, several(results), strict=True))
             return (*(found.get(name) for name in self.op.inputs), *[None] * len(ctx.params))
 
         forward.register_autograd(autograd_backward, setup_context=setup_context)
@@ -152,7 +152,7 @@ class Derived:
 
     def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         inputs, params = self.split(args)
-        results = _several(self.forward(*inputs, **params))
+        results = several(self.forward(*inputs, **params))
         expected = len(self.op.outputs) + len(self.saved)
         if len(results) != expected:
             raise TypeError(
@@ -254,7 +254,7 @@ def _bare(results: Sequence[torch.Tensor]) -> Any:
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def _several(results: Any) -> tuple[torch.Tensor, ...]:
+def several(results: Any) -> tuple[torch.Tensor, ...]:
     """The results of an operator as a tuple, one alone too."""
     return results if isinstance(results, tuple) else (results,)
 

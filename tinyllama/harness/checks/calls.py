@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.autograd import several
 from tinyllama.harness.cases import OpCase
 from tinyllama.harness.checks.finding import Candidate, Problem, Unsupported, leaves
-from tinyllama.harness.checks.graph import Graph, outputs_of, same_bits, several
+from tinyllama.harness.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.evaluate import Inputs, Leaves, copied
 
 REPEATS = {"cpu": 3, "cuda": 50}

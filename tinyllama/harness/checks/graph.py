@@ -8,13 +8,9 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.autograd import several
 from tinyllama.harness.checks.finding import Candidate
 from tinyllama.harness.evaluate import Inputs, Leaves, copied
-
-
-def several(outputs: Any) -> tuple[Any, ...]:
-    """Outputs as a tuple, a single one too."""
-    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def outputs_of(candidate: Candidate, args: Leaves, params: Mapping[str, Any]) -> tuple[Any, ...]:
