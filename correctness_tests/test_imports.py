@@ -20,7 +20,15 @@ LAYERS = [
     {"step"},
     {"data", "checkpoint", "diagnose", "memory", "result"},
     {"train"},
-    {"check_command", "doctor", "record_commands", "report_command", "summary", "tune_command"},
+    {
+        "check_command",
+        "doctor",
+        "kernels_command",
+        "record_commands",
+        "report_command",
+        "summary",
+        "tune_command",
+    },
     {"cli"},
     {"__main__"},
 ]

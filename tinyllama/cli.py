@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tinyllama
 from tinyllama.check_command import add_check
 from tinyllama.config import MEMORY, PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
+from tinyllama.kernels_command import add_kernels
 from tinyllama.record_commands import add_commands
 from tinyllama.report_command import add_command as add_report
 from tinyllama.tune_command import add_tune
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add_report(commands)
     add_tune(commands)
     add_check(commands)
+    add_kernels(commands)
     return parser
 
 

@@ -58,6 +58,12 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
             yield found.get(name, Finding(name, Outcome.PASSED))
 
 
+def first(candidate: Candidate) -> Finding | None:
+    """What the first case shows that shows anything; None when all are right."""
+    found = (finding for case in candidate.covered() for finding in _look(candidate, case))
+    return next(found, None)
+
+
 def variation(case: OpCase) -> str:
     """The check that a varied case belongs to."""
     if case.extreme:

@@ -1,0 +1,111 @@
+"""What kernels take of a chip: occupancy by the makers' tables, and a revision that takes more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tinyllama.cli import main
+from tinyllama.harness.occupancy import UNITS, occupancy
+from tinyllama.harness.resources import CHIPS, Resources
+
+
+def taking(chip: str, registers: int, shared: int = 0, num_warps: int = 4) -> Resources:
+    return Resources("kernel", CHIPS[chip], num_warps, registers, 0, 0, shared)
+
+
+@pytest.mark.parametrize(
+    ("registers", "waves"),
+    [(64, 8), (65, 7), (72, 7), (80, 6), (96, 5), (128, 4), (168, 3), (256, 2), (257, 1), (512, 1)],
+)
+def test_waves_of_a_simd_by_registers(registers: int, waves: int) -> None:
+    """The occupancy table of CDNA 2 and 3 (AMD lab notes, register pressure)."""
+    for chip in ("gfx90a", "gfx942"):
+        found = occupancy(taking(chip, registers))
+        assert found is not None
+        assert (found.warps, found.most) == (waves, 8)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "num_warps", "warps", "limit"),
+    [
+        (32, 0, 4, 16, "warps"),  # 64 of an SM
+        (33, 0, 4, 12, "registers"),
+        (255, 0, 8, 2, "registers"),
+        (32, 100 * 1024, 8, 4, "shared memory"),  # two programs of 8 warps
+        (32, 113 * 1024, 4, 2, "shared memory"),  # 113 + 1 KiB twice is all there is
+        (32, 114 * 1024, 4, 1, "shared memory"),
+        (16, 0, 1, 8, "programs"),  # 32 programs of one warp
+    ],
+)
+def test_warps_of_a_partition(
+    registers: int, shared: int, num_warps: int, warps: int, limit: str
+) -> None:
+    found = occupancy(taking("sm_90", registers, shared, num_warps))
+    assert found is not None
+    assert (found.warps, found.limit) == (warps, limit)
+
+
+def test_a_chip_that_is_not_described_has_none() -> None:
+    assert set(CHIPS) - set(UNITS) == {"gfx908"}
+    assert occupancy(taking("gfx908", 64)) is None
+
+
+def table(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    argv = ["kernels", "--op", "rms_norm", "--chip", "gfx942", "--json", str(path), *options]
+    return main(argv), json.loads(path.read_text())
+
+
+def test_kernels_are_compared_with_another_revision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    status, made = table(before)
+    assert status == 0
+    kernels = made["kernels"]
+    assert {row["chip"] for row in kernels} == {"gfx942"}
+    assert all(0 < row["occupancy"] <= 8 for row in kernels)
+    assert table(after, "--against", str(before))[0] == 0
+    assert "no kernel takes more than before" in capsys.readouterr().out
+
+    def changed(**values: Any) -> int:
+        """The status against a revision whose first kernel had these values."""
+        old = [{**kernels[0], **values}, *kernels[1:]]
+        before.write_text(json.dumps({**made, "kernels": old}))
+        return table(after, "--against", str(before))[0]
+
+    assert changed(occupancy=2 * kernels[0]["occupancy"]) == 1
+    assert "WORSE rms_norm_kernels." in capsys.readouterr().out
+    assert changed(occupancy=kernels[0]["occupancy"] / 2) == 0
+    assert changed(spilled_bytes=-1) == 1
+    assert "0 bytes are spilled, before -1" in capsys.readouterr().out
+    assert changed(kernel="gone") == 1
+    assert "MISSING gone on gfx942" in capsys.readouterr().out
+    assert changed(op="rope") == 0, "what was not asked for is not missing"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--op", "softmax"], "--op 'softmax' is unknown: use some of"),
+        (["--chip", "sm_1"], "--chip 'sm_1' is unknown: use some of"),
+        (["--against", "nothing.json"], "--against 'nothing.json' is no table of this command"),
+    ],
+)
+def test_bad_values(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_of_another_triton_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({"triton": "3.0.0", "kernels": []}))
+    assert main(["kernels", "--op", "rms_norm", "--against", str(old)]) == 2
+    assert "made with triton 3.0.0" in capsys.readouterr().err

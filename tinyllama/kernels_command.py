@@ -1,0 +1,183 @@
+"""``tinyllama kernels``: what every kernel takes of a chip, and whether that got worse.
+
+Nothing is run and no GPU is needed. torch is imported by the command, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyllama.config import ConfigError
+from tinyllama.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from tinyllama.harness.op import Op, Provider
+
+WORSE = 1  # exit status when something got worse
+DTYPES = ("bf16", "fp32")
+Row = dict[str, Any]
+
+
+def add_kernels(subparsers: Any) -> None:
+    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+    kernels = subparsers.add_parser(
+        "kernels", help="what each kernel takes of a chip, by compiling"
+    )
+    kernels.description = (
+        "Compile every kernel of the timed cases for chips that need not be there, and show "
+        "registers, spills, shared memory and occupancy. With --against, exit 1 when a kernel has "
+        "less occupancy or spills more than in the file of another revision."
+    )
+    add = kernels.add_argument
+    add("--chip", action="append", metavar="NAME", help="repeatable (default gfx942 and sm_90)")
+    add("--op", action="append", metavar="NAME", help="only this op; repeatable")
+    add("--json", type=Path, metavar="PATH", help="write the table as JSON")
+    add("--against", type=Path, metavar="PATH", help="a table written by --json, to compare with")
+    kernels.set_defaults(run=_kernels)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    import sys
+
+    from tinyllama.harness.resources import CHIPS, lacking
+    from tinyllama.ops import OPS
+    from tinyllama.summary import console
+
+    chips = args.chip or ["gfx942", "sm_90"]
+    for given, known, option in ((chips, CHIPS, "--chip"), (args.op or (), OPS, "--op")):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{option} {name!r} is unknown: use some of {', '.join(known)}")
+    for chip in chips:
+        if reason := lacking(chip):
+            raise ConfigError(f"--chip {chip}: {reason}")
+    if args.json:
+        check_writable(args.json, "--json")
+    before = _read(args.against) if args.against else None
+    rows = [
+        row
+        for op in OPS.values()
+        if not args.op or op.name in args.op
+        for provider in op.providers.values()
+        if "triton" in provider.requires
+        for row in _rows(op, provider, chips)
+    ]
+    console(sys.stdout).print(_table(rows))
+    if args.json:
+        text = json.dumps({"triton": _triton(), "kernels": rows}, indent=1) + "\n"
+        write_whole(args.json, lambda part: part.write_text(text, encoding="utf-8"))
+    if before is None:
+        return 0
+    worse = list(_worse(before, rows, set(chips), set(args.op or OPS)))
+    print("\n".join(worse) if worse else "no kernel takes more than before")
+    return WORSE if worse else 0
+
+
+def _triton() -> str:
+    import triton
+
+    return str(triton.__version__)
+
+
+def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
+    """A row for each kernel, case, dtype and chip. ``launch``: which one of the kernel's in that
+    case, where it is compiled in more than one way."""
+    from tinyllama.harness.cases import SHORT, OpCase
+    from tinyllama.harness.occupancy import occupancy
+    from tinyllama.harness.resources import compilation, launches_of
+
+    for chip in chips:
+        for case in op.timed[1:] or op.timed:
+            for dtype, short in SHORT.items():
+                one = OpCase(op, provider, case, dtype)
+                if short not in DTYPES or one.unsupported() is not None:
+                    continue
+                keys: dict[str, list[str]] = {}
+                for launch in launches_of(op, provider, case, dtype, chip=chip):
+                    found = compilation(launch, chip)
+                    ways = keys.setdefault(found.kernel, [])
+                    if found.key in ways:
+                        continue
+                    ways.append(found.key)
+                    taken = found.run()
+                    resident = occupancy(taken)
+                    yield {
+                        "case": str(one),
+                        "op": op.name,
+                        "kernel": found.kernel,
+                        "launch": len(ways),
+                        "chip": chip,
+                        "registers": taken.registers,
+                        "spilled_bytes": taken.spilled,
+                        "shared_bytes": taken.shared,
+                        "num_warps": taken.num_warps,
+                        "occupancy": resident.warps if resident else None,
+                        "limited_by": resident.limit if resident else "",
+                    }
+
+
+def _table(rows: list[Row]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    for column in ("chip", "case", "kernel"):
+        table.add_column(column, overflow="fold")
+    for column in ("registers", "spilled B", "shared B", "warps", "a partition holds"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        resident = "" if row["occupancy"] is None else f"{row['occupancy']:g}, {row['limited_by']}"
+        numbers = (
+            row[name] for name in ("registers", "spilled_bytes", "shared_bytes", "num_warps")
+        )
+        table.add_row(row["chip"], row["case"], row["kernel"], *map(str, numbers), resident)
+    return table
+
+
+def _read(path: Path) -> list[Row]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[Row] = data["kernels"]
+        triton = data["triton"]
+        for row in rows:
+            _place(row), row["spilled_bytes"], row["occupancy"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
+        ) from error
+    if triton != _triton():
+        raise ConfigError(
+            f"--against {str(path)!r} was made with triton {triton}, this is {_triton()}: code "
+            "differs between them; make both with one version"
+        )
+    return rows
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["chip"], row["case"], row["kernel"], row["launch"]
+
+
+def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:
+    """What got worse, kernel by kernel; one that is gone is said too, since nothing holds it."""
+    now = {_place(row): row for row in after}
+    for old in before:
+        if old["chip"] not in chips or old["op"] not in ops:
+            continue
+        name = f"{old['kernel']} on {old['chip']}, {old['case']}"
+        new = now.get(_place(old))
+        if new is None:
+            yield f"MISSING {name}: it is not compiled for this case any more"
+            continue
+        if (old["occupancy"] or 0) > (new["occupancy"] or 0):
+            yield (
+                f"WORSE {name}: a partition holds {new['occupancy']:g} warps, before "
+                f"{old['occupancy']:g}; limited by {new['limited_by']}"
+            )
+        if new["spilled_bytes"] > old["spilled_bytes"]:
+            yield (
+                f"WORSE {name}: {new['spilled_bytes']} bytes are spilled, before "
+                f"{old['spilled_bytes']}"
+            )
