@@ -4,7 +4,7 @@ PYTHON310 ?= python3.10
 
 RUN := .venv/bin/python -m
 
-.PHONY: help test test-slow soak bench lint floor clean bootstrap
+.PHONY: help test test-slow soak bench mutants lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -22,6 +22,9 @@ bench: bootstrap ## a short training run, then the performance tests: the ladder
 	$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md
 	$(RUN) pytest perf_tests -q --record --results-dir build/results
 	$(RUN) tinyllama report --results-dir build/results --html build/report.html
+
+mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope)
+	$(RUN) tools.mutants --only "$(ONLY)" --json build/mutants.json
 
 lint: bootstrap ## style, formatting and types
 	$(RUN) ruff check

@@ -102,6 +102,27 @@ def copy_kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
+@jit
+def reading_beyond(x, y, n, BLOCK: tl.constexpr):
+    """Right, but for what the last program reads and does not use."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at), mask=at < n)
+
+
+@pytest.mark.parametrize(("kernel", "found"), [(reading_beyond, True), (copy_kernel, False)])
+def test_a_load_beyond_a_buffer_is_found(kernel: object, found: bool) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        block = 2 ** x.numel().bit_length()
+        kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=block)
+        return EAGER["rms_norm"](x, weight, eps)
+
+    op = OPS["rms_norm"]
+    provider = Provider("rms_norm", "reading", call, dtypes=op.dtypes, requires=("triton",))
+    (finding,) = run(Candidate(op, provider), only=["out of bounds"])
+    assert (finding.outcome is Outcome.FAILED) is found, finding
+    assert ("a load at byte" in finding.message) is found
+
+
 @pytest.mark.parametrize(("warps", "outcome"), [(4, Outcome.PASSED), (32, Outcome.FAILED)])
 def test_a_kernel_that_no_chip_can_run_is_found(warps: int, outcome: Outcome) -> None:
     """32 waves of 64 are more threads than a program may have."""

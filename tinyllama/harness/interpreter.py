@@ -26,6 +26,9 @@ from triton.runtime.jit import JITFunction
 
 Array = Any  # a numpy array
 
+# Told of every access: addresses, which of them are accessed, bytes of each, "load" or "store".
+WATCHERS: list[Callable[[Array, Array, int, str], None]] = []
+
 
 def to_bits(values: Array) -> Array:
     """float32 -> the bits of the nearest bfloat16, ties to even; NaN stays NaN. Same shape."""
@@ -100,6 +103,11 @@ def _is_bf16(dtype: Any) -> bool:
     return not dtype.is_ptr() and dtype.scalar == tl.bfloat16
 
 
+def _watched(ptrs: Any, mask: Any, kind: str) -> None:
+    for watch in WATCHERS:
+        watch(ptrs.data, mask.data, ptrs.get_element_ty().primitive_bitwidth // 8, kind)
+
+
 def _mend() -> None:
     handle, builder = stock.TensorHandle, stock.InterpreterBuilder
     make, cast, numpy_dtype = handle.__init__, builder.cast_impl, stock._get_np_dtype
@@ -120,13 +128,15 @@ def _mend() -> None:
         return cast(self, _as_float32(src), dst_type)
 
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        _watched(ptrs, mask, "load")
         if ptrs.get_element_ty() != tl.bfloat16:
             return load(self, ptrs, mask, other, *rest)
         bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest)
         return handle(to_values(bits.data), tl.bfloat16)
 
-    def masked_store(self: Any, ptrs: Any, value: Any, *rest: Any) -> Any:
-        return store(self, ptrs, _as_bits(value), *rest)
+    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _watched(ptrs, mask, "store")
+        return store(self, ptrs, _as_bits(value), mask, *rest)
 
     def create_bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         if _is_bf16(dst_type):
