@@ -55,6 +55,9 @@ def launched(x: torch.Tensor, **options: int) -> torch.Tensor:
 def test_on_the_cpu_it_is_interpreted() -> None:
     x = torch.arange(50.0)
     assert torch.equal(launched(x, num_warps=2, num_stages=3), 2 * x)
+    y = torch.zeros_like(x)
+    doubled[(4,)](x=x, y=y, n=50, BLOCK=16)  # every argument by its name
+    assert torch.equal(y, 2 * x)
 
 
 @needs_triton

@@ -42,7 +42,7 @@ else:
 
 EXPLAINED = Path(__file__).with_suffix(".toml")
 OTHERS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
-MOST_USERS = 3  # providers that a mutant is tried with
+MOST_USERS = 2  # providers that a mutant is tried with
 SECONDS = 300.0  # until a mutant counts as one that does not end
 KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
 SWAPPED: dict[type, type] = {

@@ -136,7 +136,8 @@ if HAS_TRITON and not TYPE_CHECKING:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
-            first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+            given = (*args, *kwargs.values())
+            first = next((a for a in given if isinstance(a, torch.Tensor)), None)
             if first is None or first.device.type == "cuda":
                 return super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
             if first.device.type != "cpu":

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import resource
 import sys
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -73,8 +73,9 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = self.largest = self.live = self.peak = 0
-        self._there: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.total = self.largest = self.peak = 0
+        # Torch's own weak references: those of Python end with an object that torch makes again.
+        self._there: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -83,23 +84,22 @@ class Allocations(TorchDispatchMode):
         # A tensor of Python numbers comes from no operator; this one is called with it.
         made_before = [] if func is torch.ops.aten.lift_fresh.default else [args, kwargs]
         given = {storage._cdata for storage in _storages(made_before)}
-        for storage in _storages(result):
-            if storage._cdata not in given and storage._cdata not in self._there:
-                self._count(storage)
+        new = {s._cdata: s for s in _storages(result) if s._cdata not in given}
+        for key, storage in new.items():
+            if key not in self._there:
+                self.total += storage.nbytes()
+                self.largest = max(self.largest, storage.nbytes())
+                self._there[key] = StorageWeakRef(storage), storage.nbytes()
+        if new:
+            self.peak = max(self.peak, self.live)
         return result
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        size, key = storage.nbytes(), storage._cdata
-        self.total += size
-        self.largest = max(self.largest, size)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-
-        def freed(_: Any) -> None:
-            self.live -= size
+    @property
+    def live(self) -> int:
+        gone = [key for key, (reference, _) in self._there.items() if reference.expired()]
+        for key in gone:
             del self._there[key]
-
-        self._there[key] = weakref.ref(storage, freed)
+        return sum(size for _, size in self._there.values())
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

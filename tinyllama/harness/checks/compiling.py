@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from tinyllama.harness.cases import OpCase
 from tinyllama.harness.checks.finding import Candidate, Problem, Unsupported
+from tinyllama.harness.kernels import Launch
 from tinyllama.harness.limits import Known, verdict
 from tinyllama.harness.resources import CHIPS, compilation, lacking, launches_of
 
@@ -22,9 +25,7 @@ def resources(candidate: Candidate, known: Sequence[Known] = ()) -> Problem:
     chips = [name for name in CHIPS if lacking(name) is None]
     for chip in chips:
         for dtype in candidate.dtypes:
-            for launch in launches_of(
-                candidate.op, candidate.provider, case.case, dtype, chip=chip, precision="ieee"
-            ):
+            for launch in _launches(candidate, case, dtype, chip):
                 found = compilation(launch, chip)
                 if found.key in compiled:
                     continue
@@ -38,6 +39,20 @@ def resources(candidate: Candidate, known: Sequence[Known] = ()) -> Problem:
             "it launches no kernel made by tinyllama.harness.kernels.jit or triton.jit"
         )
     return None
+
+
+def _launches(
+    candidate: Candidate, case: OpCase, dtype: torch.dtype, chip: str
+) -> Sequence[Launch]:
+    """Raises Unsupported where the code around the kernels looks at values."""
+    try:
+        return launches_of(candidate.op, candidate.provider, case.case, dtype, chip=chip)
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        raise Unsupported(
+            f"it reads values, and is compiled on tensors without: {error}"
+        ) from error
 
 
 def _largest(candidate: Candidate) -> OpCase:

@@ -1,0 +1,42 @@
+"""KL divergence of a target distribution from predicted log-probabilities, mean over rows."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from liger_kernel.ops.kl_div import LigerKLDivLossFunction
+
+from field.liger.device import Scalar
+from field.sampling import log_probabilities, probabilities
+from tinyllama.harness import Case, Op, Tensor
+
+_TAKEN = inspect.signature(LigerKLDivLossFunction.forward).parameters
+EPS = (False, Scalar(1e-10)) if "eps" in _TAKEN else ()  # log_target, eps: its defaults
+
+kl_div = Op(
+    "kl_div",
+    inputs={
+        "log_q": Tensor("N V", grad=True, values=log_probabilities()),
+        "p": Tensor("N V", values=probabilities()),
+    },
+    outputs={"loss": Tensor("", dtype=torch.float32)},
+    cases=[
+        Case(N=4, V=50),
+        Case(N=1, V=64, why="one row"),
+        Case(N=3, V=1000, why="a row that does not fill its block"),
+    ],
+    dtypes=(torch.float32,),
+)
+
+
+@kl_div.reference
+def eager(log_q_NV: torch.Tensor, p_NV: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(p_NV.dtype, torch.float32)
+    log_q_NV, p_NV = log_q_NV.to(wide), p_NV.to(wide)
+    return (p_NV * (p_NV.log() - log_q_NV)).sum() / len(p_NV)
+
+
+@kl_div.provider("liger", requires=("triton",), double_backward=False)
+def liger(log_q_NV: torch.Tensor, p_NV: torch.Tensor) -> torch.Tensor:
+    return LigerKLDivLossFunction.apply(log_q_NV, p_NV, "batchmean", *EPS)

@@ -1,0 +1,47 @@
+"""Layer norm with a weight and a bias."""
+
+from __future__ import annotations
+
+import torch
+from liger_kernel.ops import layer_norm as released
+
+from field.liger.device import Scalar, on_cpu
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.values import normal
+
+on_cpu(released)
+
+layer_norm = Op(
+    "layer_norm",
+    inputs={
+        "x": Tensor("N D", grad=True),
+        "weight": Tensor("D", grad=True, values=normal(0.5, mean=1.0)),
+        "bias": Tensor("D", grad=True),
+    },
+    params={"eps": 1e-5},
+    outputs={"y": "N D"},
+    cases=[
+        Case(N=4, D=64),
+        Case(N=1, D=128, why="one row"),
+        Case(N=3, D=100, why="width that no power of two divides"),
+    ],
+    extremes={"far": {"x": normal(1.0, mean=20.0)}},
+    dtypes=(torch.float32,),
+)
+
+
+@layer_norm.reference
+def eager(
+    x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float
+) -> torch.Tensor:
+    wide_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+    centred_ND = wide_ND - wide_ND.mean(-1, keepdim=True)
+    variance_N1 = centred_ND.square().mean(-1, keepdim=True)
+    return (centred_ND * (variance_N1 + eps).rsqrt() * weight_D + bias_D).to(x_ND.dtype)
+
+
+@layer_norm.provider("liger", requires=("triton",), double_backward=False)
+def liger(
+    x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return released.LigerLayerNormFunction.apply(x_ND, weight_D, bias_D, Scalar(eps))
