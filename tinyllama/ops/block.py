@@ -285,9 +285,8 @@ class Triton:
 
 @block.provider("selective", requires=("triton",), keep=_KEPT, saved=ATTENDED)
 class Selective:
-    """`Triton` that keeps what attention gave and computes all else again in the backward pass:
-    the costly part is done once, the large part is not kept (selective recomputation, Korthikanti
-    et al., arXiv 2205.05198). Its results are those of `Triton`, bit for bit."""
+    """`Triton`, bit for bit, that keeps what attention gave and computes all else again in the
+    backward pass (selective recomputation, Korthikanti et al., arXiv 2205.05198)."""
 
     @staticmethod
     @functools.wraps(Triton.forward)
