@@ -45,8 +45,8 @@ def test_a_right_file_holds_every_check(tmp_path: Path) -> None:
     assert list(found) == ["softmax-eager", "softmax-triton"]
     kernels = found["softmax-triton"]
     unsupported = {check for check, outcome in kernels.items() if outcome != "passed"}
-    assert unsupported <= GPU_ONLY
-    assert set(kernels) == set(CHECKS) - {"absent gradients"}  # it has one output
+    assert unsupported == GPU_ONLY | {"absent gradients"}  # it has one output
+    assert set(kernels) == set(CHECKS)
 
 
 def test_a_wrong_file_fails_the_checks_that_are_about_its_fault(
@@ -62,6 +62,21 @@ def test_a_wrong_file_fails_the_checks_that_are_about_its_fault(
     assert (suite.get("name"), suite.get("failures")) == ("rms_norm-hasty", "2")
     failure = next(suite.iter("failure"))
     assert "grad x" in str(failure.text)
+
+
+@pytest.mark.parametrize("traits", ['requires=("gpu",)', 'supports=lambda dims: "no"'])
+def test_where_nothing_can_be_checked_nothing_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], traits: str
+) -> None:
+    path = tmp_path / "unable.py"
+    path.write_text(
+        "from tinyllama.ops.rope import rope\n"
+        f"rope.provider('unable', {traits})(rope['eager'].call)\n"
+    )
+    status, found = verdicts(path, tmp_path)
+    assert set(found["rope-unable"].values()) == {"unsupported"}
+    assert status == 1
+    assert "rope-unable: nothing could be checked here" in capsys.readouterr().out
 
 
 def test_a_file_that_ends_its_process_is_a_finding_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -70,12 +70,26 @@ def _check(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     if not found:
         raise ConfigError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
+    data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}
     if args.json:
-        _write(args.json, json.dumps(_as_data(found), indent=1))
+        _write(args.json, json.dumps(data, indent=1))
     if args.junit:
         _write(args.junit, _as_junit(found))
-    bad = [one for findings in found.values() for one in findings if not one.outcome.good]
-    return WRONG if bad else 0
+    for provider, findings in found.items():
+        if not _held(findings):
+            out.print(f"{provider}: {_why_not(findings)}", highlight=False)
+    return 0 if all(map(_held, found.values())) else WRONG
+
+
+def _held(findings: list[Finding]) -> bool:
+    """Whether no check failed, and some could be made: nothing checked is nothing held."""
+    good = all(one.outcome.good for one in findings)
+    return good and any(one.outcome.value == "passed" for one in findings)
+
+
+def _why_not(findings: list[Finding]) -> str:
+    bad = [one.check for one in findings if not one.outcome.good]
+    return f"not held: {', '.join(bad)}" if bad else "nothing could be checked here"
 
 
 def _table(provider: str, findings: list[Finding]) -> Any:
@@ -92,22 +106,6 @@ def _table(provider: str, findings: list[Finding]) -> Any:
         seen = Text(one.message)
         table.add_row(one.check, Text(verdict, style), one.case, seen)
     return table
-
-
-def _as_data(found: Found) -> dict[str, Any]:
-    """Findings by provider, as plain data."""
-    return {
-        provider: [
-            {
-                "check": one.check,
-                "outcome": one.outcome.value,
-                "case": one.case,
-                "message": one.message,
-            }
-            for one in findings
-        ]
-        for provider, findings in found.items()
-    }
 
 
 def _as_junit(found: Found) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WORSE = 1  # exit status when something got worse
 DTYPES = ("bf16", "fp32")
+DEFAULT = ("gfx942", "sm_90")
 Row = dict[str, Any]
 
 
@@ -33,7 +34,8 @@ def add_kernels(subparsers: Any) -> None:
         "less occupancy or spills more than in the file of another revision."
     )
     add = kernels.add_argument
-    add("--chip", action="append", metavar="NAME", help="repeatable (default gfx942 and sm_90)")
+    default = "default gfx942 and sm_90, where triton compiles for them"
+    add("--chip", action="append", metavar="NAME", help=f"repeatable ({default})")
     add("--op", action="append", metavar="NAME", help="only this op; repeatable")
     add("--json", type=Path, metavar="PATH", help="write the table as JSON")
     add("--against", type=Path, metavar="PATH", help="a table written by --json, to compare with")
@@ -47,7 +49,7 @@ def _kernels(args: argparse.Namespace) -> int:
     from tinyllama.ops import OPS
     from tinyllama.summary import console
 
-    chips = args.chip or ["gfx942", "sm_90"]
+    chips = args.chip or [chip for chip in DEFAULT if not lacking(chip)]
     for given, known, option in ((chips, CHIPS, "--chip"), (args.op or (), OPS, "--op")):
         for name in given:
             if name not in known:
@@ -66,6 +68,9 @@ def _kernels(args: argparse.Namespace) -> int:
         if "triton" in provider.requires
         for row in _rows(op, provider, chips)
     ]
+    if not rows:
+        ops, where = ", ".join(args.op or OPS), ", ".join(chips) or "any chip"
+        raise ConfigError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
     console(sys.stdout).print(_table(rows))
     if args.json:
         text = json.dumps({"triton": _triton(), "kernels": rows}, indent=1) + "\n"

@@ -258,23 +258,28 @@ def main(argv: list[str] | None = None) -> int:
     explained = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))["equivalent"]
     known = {f"{one['kernel']}: {one['change']}" for one in explained}
     torch.set_num_threads(1)
+    functions = {name: one for name, one in candidates().items() if args.only in name}
+    if not functions or args.sample < 1:
+        parser.error(
+            f"--only {args.only!r} --sample {args.sample}: use a part of a function's name, as in "
+            "rope.rotate_kernel, and a whole number of at least 1"
+        )
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     trials: list[Trial] = []
-    for name, (kernel, users) in candidates().items():
-        if args.only not in name:
-            continue
+    for name, (kernel, users) in functions.items():
         every = mutants_of(kernel)
         chosen = random.Random(f"{args.seed} {name}").sample(every, min(args.sample, len(every)))
         own = [tried(mutant, kernel, users) for mutant in chosen]
         trials += own
         _say(name, users, own, len(every), known)
+        if args.json:  # hours lie between the first and the last
+            data = [{**asdict(t.mutant), "outcome": t.outcome, "check": t.check} for t in trials]
+            args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     rate = _rate(trials)
     print(f"{rate:.1%} of those that ran to an end were killed ({len(trials)} mutants)")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        data = [{**asdict(trial.mutant), **asdict(trial), "mutant": None} for trial in trials]
-        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     left = [t for t in trials if t.outcome == SURVIVED and t.mutant.name not in known]
-    return 1 if left or not trials else 0
+    return 1 if left else 0
 
 
 def _rate(trials: list[Trial]) -> float:

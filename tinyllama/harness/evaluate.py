@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.autograd import several
 from tinyllama.harness.op import FLOATS, Case, Op, Tensor
 from tinyllama.harness.values import Values, normal
 
@@ -208,7 +209,7 @@ def _collect_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tens
     if not op.outputs:
         assert outputs is None, f"{op.name} works in place and must return None"
         return {}
-    values = outputs if isinstance(outputs, tuple) else (outputs,)
+    values = several(outputs)
     assert len(values) == len(op.outputs), f"{op.name} returned {len(values)} outputs"
     dims = op.check_arguments(list(args.values()), {})
     first = next(v for v in args.values() if isinstance(v, torch.Tensor))

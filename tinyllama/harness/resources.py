@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.autograd import several
 from tinyllama.harness.evaluate import _shapes as shapes_of
 from tinyllama.harness.kernels import STATED, Launch, recorded, target_of
 from tinyllama.harness.op import Case, Op, Provider, Tensor
@@ -393,7 +394,6 @@ def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:
     outputs = provider.call(*args, **{**op.params, **case.params})
     if not op.differentiable:
         return
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    used = [output for output in outputs if output.requires_grad]
+    used = [output for output in several(outputs) if output.requires_grad]
     leaves = [arg for arg, declared in zip(args, op.inputs.values(), strict=True) if declared.grad]
     torch.autograd.grad(used, leaves, [torch.empty_like(o) for o in used], allow_unused=True)

@@ -25,17 +25,13 @@ NAMES = (*PLAIN, *VARIED)
 
 
 def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Finding]:
-    """A finding for each of these `NAMES` that applies to the op."""
+    """A finding for each of these `NAMES`; one of which the op has no case says so."""
     found: dict[str, Finding] = {}
     tried: set[str] = set()
     cases = candidate.covered()
     for case in (case for case in cases if not case.varied):
-        tried |= {
-            OUTPUTS,
-            UNWRITTEN,
-            TOUCHED,
-            *([GRADIENTS] if candidate.op.differentiable else []),
-        }
+        tried |= {OUTPUTS, UNWRITTEN, TOUCHED}
+        tried |= {GRADIENTS} if candidate.op.differentiable else set()
         for finding in _look(candidate, case):
             found.setdefault(finding.check, finding)
         if tried & set(only) <= set(found):
@@ -53,9 +49,12 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
         seen = next(_look(candidate, case), None)
         if seen is not None:
             found[name] = Finding(name, seen.outcome, seen.case, f"{seen.check}: {seen.message}")
-    for name in NAMES:
-        if name in tried and name in only:
+    none = "the provider covers no such case of the op"
+    for name in (name for name in NAMES if name in only):
+        if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))
+        else:
+            yield Finding(name, Outcome.UNSUPPORTED, message=none)
 
 
 def first(candidate: Candidate) -> Finding | None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from tinyllama.harness.cases import OpCase
 from tinyllama.harness.checks.finding import Candidate, Problem, Unsupported
 from tinyllama.harness.kernels import Launch
-from tinyllama.harness.limits import Known, verdict
+from tinyllama.harness.limits import verdict
 from tinyllama.harness.resources import CHIPS, compilation, lacking, launches_of
 
 
-def resources(candidate: Candidate, known: Sequence[Known] = ()) -> Problem:
-    """Each kernel of the largest case compiles for each chip: shared memory, threads, no spills.
-
-    known: excesses that are declared.
-    """
+def resources(candidate: Candidate) -> Problem:
+    """Each kernel of the largest case compiles for each chip: shared memory, threads, no spills."""
     if "triton" not in candidate.provider.requires:
         raise Unsupported("it launches no kernels of Triton's")
     case = _largest(candidate)
@@ -30,7 +25,7 @@ def resources(candidate: Candidate, known: Sequence[Known] = ()) -> Problem:
                 if found.key in compiled:
                     continue
                 compiled.add(found.key)
-                excesses, _ = verdict(found, known)
+                excesses, _ = verdict(found, ())
                 if excesses:
                     where = OpCase(candidate.op, candidate.provider, case.case, dtype)
                     return where, f"{found.kernel} on {chip}: {'; '.join(excesses)}"
@@ -41,18 +36,15 @@ def resources(candidate: Candidate, known: Sequence[Known] = ()) -> Problem:
     return None
 
 
-def _launches(
-    candidate: Candidate, case: OpCase, dtype: torch.dtype, chip: str
-) -> Sequence[Launch]:
+def _launches(candidate: Candidate, case: OpCase, dtype: torch.dtype, chip: str) -> list[Launch]:
     """Raises Unsupported where the code around the kernels looks at values."""
     try:
         return launches_of(candidate.op, candidate.provider, case.case, dtype, chip=chip)
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error).lower():
             raise
-        raise Unsupported(
-            f"it reads values, and is compiled on tensors without: {error}"
-        ) from error
+        text = f"it reads values, and is compiled on tensors that have none: {error}"
+        raise Unsupported(text) from error
 
 
 def _largest(candidate: Candidate) -> OpCase:
@@ -61,4 +53,4 @@ def _largest(candidate: Candidate) -> OpCase:
         for case in candidate.op.timed
     ]
     fitting = [case for case in timed if case.unsupported() is None]
-    return fitting[-1] if fitting else candidate.plain()[-1]
+    return fitting[-1] if fitting else candidate.smallest()

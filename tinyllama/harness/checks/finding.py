@@ -45,6 +45,10 @@ class Finding:
     case: str = ""
     message: str = ""
 
+    def as_dict(self) -> dict[str, str]:
+        """As plain data, the outcome by its word."""
+        return {**vars(self), "outcome": self.outcome.value}
+
 
 Problem = tuple[OpCase, str] | None  # the case that shows it, and what was seen
 

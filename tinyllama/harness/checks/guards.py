@@ -135,6 +135,7 @@ def watched(watch: Callable[..., None]) -> Iterator[None]:
 
 def out_of_bounds(candidate: Candidate) -> Problem:
     """No kernel accesses what lies beyond its buffers, in any plain case, forward or backward."""
+    candidate.smallest()  # there is one, or nothing would have been checked
     for case in candidate.plain():
         guards = GuardedMemory()
 

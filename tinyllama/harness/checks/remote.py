@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -31,8 +30,7 @@ class Checks:
         return list(self.candidates)
 
     def findings(self, provider: str, only: list[str], right: bool) -> list[dict[str, Any]]:
-        found = run(self.candidates[provider], only, right=right)
-        return [{**asdict(one), "outcome": one.outcome.value} for one in found]
+        return [one.as_dict() for one in run(self.candidates[provider], only, right=right)]
 
 
 def check_file(
