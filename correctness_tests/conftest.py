@@ -1,6 +1,10 @@
-"""Ops of --ops files join those of the tree before any specification is collected."""
+"""Ops of --ops files join those of the tree before any specification is collected; and a GPU of
+one's own for what is timed."""
+
+import os
 
 import pytest
+import torch
 
 from correctness_tests.timed_suite import baseline, suite  # noqa: F401 (fixtures)
 from tinyllama.harness import DeclarationError, load_file
@@ -13,3 +17,16 @@ def pytest_configure(config: pytest.Config) -> None:
             load_file(name, OPS)
         except (DeclarationError, ValueError) as error:
             raise pytest.UsageError(f"--ops {name}: {error}") from error
+
+
+def shared(device: torch.device, named: bool) -> bool:
+    """Whether workers of xdist use the same GPU; named: all of them the one of ``--device``."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return device.type != "cpu" and workers > (1 if named else torch.cuda.device_count())
+
+
+@pytest.fixture
+def own_gpu(device: torch.device, request: pytest.FixtureRequest) -> None:
+    """For a test that holds times of a GPU to something: they would be other workers' times too."""
+    if shared(device, named=bool(request.config.option.device)):
+        pytest.skip("times of a GPU that xdist's workers share: run -m gpu without -n")

@@ -117,6 +117,7 @@ def step(group: str, contender: str, scale: float = 1.0) -> Entry:
         "joules_per_sample": seconds * 60,
         "watts": 480,
         "compile_seconds": 41.0,
+        "compiled_beside": 3,
         "over_v1": ratio(CONTENDERS["v1"][2] / milliseconds) if contender != "v1" else [1, 1, 1],
         "floor_share": ratio(CONTENDERS["floor"][2] / milliseconds),
         "gradients": 74,

@@ -74,9 +74,10 @@ def results(device: torch.device, tokens: int = T) -> tuple[tuple, tuple]:
 
 
 @contextlib.contextmanager
-def blocks(rows: int, step: int) -> Iterator[None]:
-    """Every kernel owns ``rows`` rows a program and takes ``step`` a step."""
-    size = {"num_warps": 4, "num_stages": 2}
+def blocks(rows: int, step: int, turn: int = 0) -> Iterator[None]:
+    """Every kernel owns ``rows`` rows a program and takes ``step`` a step; turn: products read
+    transposes."""
+    size = {"num_warps": 4, "num_stages": 2, "TURN": turn}
     queries, keys = {"QM": rows, "QN": step}, {"KN": rows, "KM": step}
     with contextlib.ExitStack() as stack:
         for kind in ("fp32", "tf32x3"):
@@ -109,6 +110,34 @@ def test_blocks_of_any_proportion(
 ) -> None:
     with blocks(rows, step):
         assert_close(*results(device, tokens))
+
+
+@pytest.mark.parametrize(("tokens", "rows", "step"), [(37, 16, 32), (37, 32, 16), (64, 32, 32)])
+def test_products_may_read_transposes(
+    tokens: int, rows: int, step: int, length: str, device: torch.device
+) -> None:
+    with blocks(rows, step, turn=1):
+        assert_close(*results(device, tokens))
+
+
+@pytest.mark.parametrize(
+    ("farthest", "launches"),
+    [(attention_file.FARTHEST_ROW, 1 + 1 + 1 + 1 + 2 + 1), (100, 1 + 1 + 1)],
+    ids=["within 32 bits", "beyond"],
+)
+def test_operands_are_transposed_once_without_another_copy(
+    farthest: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v; k; q and do: as long as offsets in a transpose have 32 bits."""
+    monkeypatch.setattr(attention_file, "FEW_TOKENS", 0)
+    monkeypatch.setattr(attention_file, "FARTHEST_ROW", farthest)
+    buffer, q, k, v = packed(torch.device("cpu"), tokens=60)
+    copies = layout.copies
+    with blocks(16, 16, turn=1), recorded() as seen:
+        o, lse = attend(q, k, v)
+        attend_backward(torch.empty_like(o), q, k, v, o, lse, *buffer.split((H, G, G), 2))
+    assert len(seen) == launches
+    assert layout.copies == copies
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 31, 33])
@@ -322,9 +351,10 @@ def test_spaces_are_finite_and_their_blocks_whole(kind: str, width: int) -> None
     ]
     for space, key in spaces:
         found = space.configs(**key)
-        assert len(set(found)) == len(found) <= 40
+        assert len(set(found)) == len(found) <= (60 if kind == "tf32" else 40)
         for config in [*found, space.default(**key)]:
             assert {name for name, _ in config.constants} == {
                 name for name, _ in space.default(**key).constants
             }
-            assert all(size in (16, 32, 64, 128) for _, size in config.constants)
+            sizes = {name: size for name, size in config.constants if name != "TURN"}
+            assert set(sizes.values()) <= {16, 32, 64, 128}

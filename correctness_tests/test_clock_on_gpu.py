@@ -1,6 +1,7 @@
 """The two clocks on a GPU, where what is true is known from a kernel that spins.
 
-The same as `test_clock.py` has of a simulated queue.
+The same as `test_clock.py` has of a simulated queue. What is held to seconds needs the GPU to
+itself (`own_gpu`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def replayed_seconds(launch: Callable[[], None], queue: DeviceQueue, count: int 
 
 
 @pytest.fixture
-def short(queue: DeviceQueue) -> tuple[Callable[[], None], float]:
+def short(own_gpu: None, queue: DeviceQueue) -> tuple[Callable[[], None], float]:
     """A kernel of about 5 us, and its seconds as a graph of a thousand of them tells."""
     cycles = 50_000_000
     queue.synchronize()
@@ -90,7 +91,7 @@ def test_a_gpu_reads_both_clocks(queue: DeviceQueue, short: tuple) -> None:
     assert reading.device > DELAY / 2, "without the spin the pair of events reads the host"
 
 
-def test_a_gpu_spins_as_long_as_asked(queue: DeviceQueue) -> None:
+def test_a_gpu_spins_as_long_as_asked(own_gpu: None, queue: DeviceQueue) -> None:
     queue.spin(0.0)  # calibrates
     for seconds in (1e-3, 2e-2):
         queue.synchronize()

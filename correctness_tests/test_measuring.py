@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.conftest import shared
 from tinyllama.harness import ceilings, memory
 from tinyllama.harness.cache import Flush, last_level_bytes
 from tinyllama.harness.ceilings import copy_rate, product_rate
@@ -26,6 +27,33 @@ def gpu(device: torch.device) -> torch.device:
     if device.type == "cpu":
         pytest.skip("launches and bytes of a device are counted on a GPU")
     return device
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus", "named", "expected"),
+    [
+        ("cuda", None, 1, False, False),
+        ("cuda", "1", 1, False, False),
+        ("cuda", "2", 1, False, True),
+        ("cuda", "2", 2, False, False),  # each its own
+        ("cuda", "3", 2, False, True),
+        ("cuda", "2", 2, True, True),
+        ("cpu", "2", 0, False, False),
+    ],
+)
+def test_a_gpu_is_shared_when_workers_outnumber_the_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    workers: str | None,
+    gpus: int,
+    named: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+    if workers:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", workers)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert shared(torch.device(device), named) is expected
 
 
 # -- where the time goes ----------------------------------------------------------------------
@@ -210,7 +238,7 @@ def test_a_flush_reads_twice_the_last_cache(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-def test_after_a_flush_a_read_comes_from_memory(gpu: torch.device) -> None:
+def test_after_a_flush_a_read_comes_from_memory(own_gpu: None, gpu: torch.device) -> None:
     x = torch.zeros(16 * MIB, dtype=torch.int8, device=gpu).view(torch.float32)
     largest = torch.empty((), device=gpu)
     clock, flush = Clock(queue_of(gpu)), Flush(gpu)
@@ -249,6 +277,6 @@ def test_a_ceiling_is_measured_in_its_precision_and_leaves_the_mode(
 
 
 @pytest.mark.gpu
-def test_narrower_products_are_no_slower(gpu: torch.device) -> None:
+def test_narrower_products_are_no_slower(own_gpu: None, gpu: torch.device) -> None:
     rates = [product_rate(precision, gpu, rounds=4) for precision in ("fp32", "tf32", "bf16")]
     assert rates == sorted(rates)

@@ -1,7 +1,9 @@
 """Measuring a group: every contender in a worker of its own, all of them in turn.
 
-The order matters. Memory is read before anything but a step has run; gradients are checked
-before a time is taken; then all are timed by turns; what disturbs (profiler, energy) is last.
+The order matters. Contenders are made side by side, since compiling leaves the device idle; from
+then on one works at a time. Memory is read before anything but a step has run; gradients are
+checked before a time is taken; then all are timed by turns; what disturbs (profiler, energy) is
+last.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +20,14 @@ import torch
 
 from perf_tests.peers import PEERS, Contender
 from perf_tests.steps import UNTIMED
-from perf_tests.workloads import Group
+from perf_tests.workloads import Group, at_once
 from tinyllama.harness.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.worker import Worker, WorkerError
 from tinyllama.tiers import TIERS, Tier
 
-FLOOR = Contender("floor", "products, attention, AdamW alone", "floor", "perf_tests.floor:Floor")
+FLOOR = Contender(
+    "floor", "products, attention, AdamW alone", "floor", "perf_tests.floor:Floor", alone=True
+)
 LONGEST = 400.0  # seconds until a contender is ready; a group is to take less than ten minutes
 LEARNED = 0.9  # of what V1 learned on the same batches; a tied embedding alone learns far less
 
@@ -131,21 +136,35 @@ class _Run:
 
     def prepare(self, contenders: tuple[Contender, ...]) -> None:
         """Make each contender, and hold its gradients to the reference's."""
-        for contender in contenders:
-            if contender.name in self.workers:
+        able = [contender for contender in contenders if contender.name in self.workers]
+        most = at_once(self.group)
+        for lot in _lots(able, most):
+            beside = min(most, len(lot)) - 1
+            for contender, made in zip(lot, self._make(lot, most), strict=True):
                 with self._kept(contender.name):
-                    self._prepare(contender)
+                    made.result()
+                    self._check(contender, beside)
+        entries = self.measured.entries
+        self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
 
-    def _prepare(self, contender: Contender) -> None:
-        name = contender.name
+    def _make(self, lot: Sequence[Contender], most: int) -> list[Future[None]]:
+        """Make contenders side by side; what went wrong with one is in its result."""
         where = {"group": str(self.group), "device": str(self.device)}
-        arguments = {**contender.arguments, **where}
-        self.workers[name].make("step", contender.factory, timeout=LONGEST, **arguments)
+
+        def make(contender: Contender) -> None:
+            worker, arguments = self.workers[contender.name], {**contender.arguments, **where}
+            worker.make("step", contender.factory, timeout=LONGEST, **arguments)
+
+        with ThreadPoolExecutor(most) as pool:
+            return [pool.submit(make, contender) for contender in lot]
+
+    def _check(self, contender: Contender, beside: int) -> None:
         entry: dict[str, Any] = {}
         if contender.role != "floor":
-            entry.update(self._ask(name, "memory"))
-            entry.update(self._ask(name, "verify"))
-        self.measured.entries[name] = entry
+            entry.update(self._ask(contender.name, "memory"))
+            entry.update(self._ask(contender.name, "verify"))
+            entry["compiled_beside"] = beside
+        self.measured.entries[contender.name] = entry
 
     def time(self) -> None:
         """Interleaved wall time of all that are right."""
@@ -230,6 +249,12 @@ class _Run:
         self.measured.failed.setdefault(name, error)
         self.measured.entries.pop(name, None)
         self.measured.seconds.pop(name, None)
+
+
+def _lots(contenders: Sequence[Contender], most: int) -> list[list[Contender]]:
+    """Those that are made at the same time; lots follow each other, each made and checked whole."""
+    together = [contender for contender in contenders if not contender.alone and most > 1]
+    return [together, *([contender] for contender in contenders if contender not in together)]
 
 
 def _drop(losses: list[float]) -> float:

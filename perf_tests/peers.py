@@ -31,6 +31,9 @@ class Contender:
 
     requires: capabilities of the device; see `tinyllama.harness.device.cannot`.
     preload: modules that its process imports ahead. only: groups it is tried in, and why.
+    alone: it is made with no other beside it, since it chooses by times that it takes on the
+    device meanwhile. torch.compile's default mode does so too, but between few configurations of
+    a kernel and by the least of many readings: one that nobody disturbs is enough.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Contender:
     requires: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     only: tuple[tuple[str, ...], str] | None = None
+    alone: bool = False
 
     def cannot(self, device: torch.device, group: str) -> str | None:
         """Why it is not run on a device; None when it is."""
@@ -85,6 +89,7 @@ PEERS = (
             SEARCHED,
             "searched where TINYLLAMA_SEARCH names the group: it outlasts all the rest",
         ),
+        alone=True,
     ),
 )
 

@@ -83,11 +83,17 @@ class StepContender:
         self.next()
         synchronize(self.device)
         self.compile_seconds = time.perf_counter() - self._began
+        self._give_back()
 
     def next(self) -> None:
         """One step on the next batch; its loss is kept."""
         batch = self.batches[len(self.losses) % BATCHES]
         self.losses.append(self.step(batch).detach().clone())
+
+    def _give_back(self) -> None:
+        """What the allocator keeps of freed memory: others are on the device too."""
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
 
     def weight_of(self, name: str) -> torch.Tensor:
         """A parameter in our layout."""
@@ -124,8 +130,7 @@ class StepContender:
             f"{', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}"
         )
         del exact, own, weights
-        if self.device.type != "cpu":
-            torch.cuda.empty_cache()
+        self._give_back()
         return {"gradients": len(self.parameters), "parameters": len(self.parameters)}
 
     def _reference_gradients(

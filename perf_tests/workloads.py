@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ LARGE = "large-bf16"  # in the precision that models of its size are trained in
 # Where the models of all contenders do not fit on one card beside each other: those that are
 # compared. The scores of materialised attention alone would not.
 TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v3", "hf-compile", "floor")}
+PROCESSORS = 4  # for each contender that is being made: compilers run processes of their own
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,14 @@ def not_beside(contender: str, group: str) -> str | None:
         return None
     together = ", ".join(TOGETHER[workload])
     return f"one card does not hold every contender of {workload}: {together} are compared"
+
+
+def at_once(group: Group) -> int:
+    """How many contenders of a group are made at the same time: what processors allow. A warm-up
+    takes more memory than what stays, so where not all fit beside each other it is one."""
+    if group.workload in TOGETHER:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // PROCESSORS)
 
 
 def not_here(group: Group, device: torch.device) -> str | None:

@@ -31,6 +31,7 @@ def add_tune(subparsers: Any) -> None:
     )
     add = tune.add_argument
     add("--op", action="append", metavar="NAME", help="only this op; repeatable")
+    add("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
     add("--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16")
     add("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
     add("--output", type=Path, metavar="DIR", help="folder of the table (default: beside the ops)")
@@ -82,13 +83,18 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
     for name in args.op or ():
         if name not in OPS:
             raise ConfigError(f"--op {name!r} does not exist: use one of {', '.join(OPS)}")
+    ops = [op for op in OPS.values() if not args.op or op.name in args.op]
+    known = [str(case) for op in ops for case in op.timed[1:]]
+    for name in args.case or ():
+        if name not in known:
+            raise ConfigError(f"--case {name!r} does not exist: use one of {', '.join(known)}")
     dtypes = args.dtype or ["fp32", "bf16"]
     found = []
-    for op in OPS.values():
+    for op in ops:
         provider = op.providers.get("triton")
-        if provider is None or (args.op and op.name not in args.op):
-            continue
         for case in op.timed[1:]:
+            if provider is None or (args.case and str(case) not in args.case):
+                continue
             for dtype, short in SHORT.items():
                 one = OpCase(op, provider, case, dtype)
                 if short in dtypes and dtype in op.dtypes and one.unsupported() is None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
+import importlib
 import json
 import linecache
 import multiprocessing
@@ -33,6 +35,7 @@ import torch
 from tinyllama.harness.checks import Candidate, Outcome, accuracy, guards, run
 from tinyllama.harness.kernels import Kernel, jit
 from tinyllama.harness.resources import launches_of
+from tinyllama.harness.worker import Worker
 from tinyllama.ops import OPS
 
 if sys.version_info >= (3, 11):
@@ -40,6 +43,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = Path(__file__).with_suffix(".toml")
 OTHERS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
 MOST_USERS = 2  # providers that a mutant is tried with
@@ -192,10 +196,10 @@ def _reach(kernel: Kernel, used: dict[str, Kernel]) -> None:
 # -- one mutant -----------------------------------------------------------------------------------
 
 
-def plant(mutant: Mutant, kernel: Kernel) -> None:
-    """Put a mutant in the place of its function, in every module that has it."""
-    file = f"<{mutant.kernel}>"
-    source = f"@jit\n{mutant.source}\n"
+def plant(source: str, kernel: Kernel) -> None:
+    """Put a changed function in the place of a kernel's, in every module that has it."""
+    file = f"<{qualified(kernel)}>"
+    source = f"@jit\n{source}\n"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     space = kernel.fn.__globals__
     made: dict[str, Any] = {}
@@ -210,11 +214,11 @@ def plant(mutant: Mutant, kernel: Kernel) -> None:
                     setattr(module, attribute, new)
 
 
-def attempt(mutant: Mutant, kernel: Kernel, users: list[Candidate], answer: Any) -> None:
+def attempt(source: str, kernel: Kernel, users: list[Candidate], answer: Any) -> None:
     """In a process of its own: the first check that fails, or the first thing that is raised."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of wrong numbers, which the checks are there to find
-    plant(mutant, kernel)
+    plant(source, kernel)
     for candidate in users:
         known = guards.KnownMemory()
         with known, guards.watched(known.watch):
@@ -230,19 +234,45 @@ def attempt(mutant: Mutant, kernel: Kernel, users: list[Candidate], answer: Any)
     answer.put((SURVIVED, ""))
 
 
-def tried(mutant: Mutant, kernel: Kernel, users: list[Candidate]) -> Trial:
-    fork = multiprocessing.get_context("fork")
-    answer = fork.SimpleQueue()
-    process = fork.Process(target=attempt, args=(mutant, kernel, users, answer))
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return Trial(mutant, ENDED)
-    if answer.empty():
-        return Trial(mutant, RAISED, f"the process ended with status {process.exitcode}")
-    return Trial(mutant, *answer.get())
+class Forks:
+    """In a worker: what forks a process for each trial, and computes nothing itself.
+
+    Where there is a GPU, autograd's first use starts threads for it, on tensors of a CPU too, and
+    in a fork of a process that has them autograd raises.
+    """
+
+    def outcome(
+        self, source: str, kernel: tuple[str, str], users: list[tuple[str, str]]
+    ) -> tuple[str, str]:
+        """How a trial ended, and its check. kernel: module and name; users: ops and providers."""
+        function = getattr(importlib.import_module(kernel[0]), kernel[1])
+        candidates = [Candidate(OPS[op], OPS[op][provider]) for op, provider in users]
+        fork = multiprocessing.get_context("fork")
+        answer = fork.SimpleQueue()
+        process = fork.Process(target=attempt, args=(source, function, candidates, answer))
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return ENDED, ""
+        if answer.empty():
+            return RAISED, f"the process ended with status {process.exitcode}"
+        return answer.get()
+
+
+@contextlib.contextmanager
+def forks() -> Iterator[Worker]:
+    """A new process that mutants are tried from."""
+    with Worker("the process that mutants are forked from", cwd=ROOT) as worker:
+        worker.make("forks", "tools.mutants:Forks")
+        yield worker
+
+
+def tried(worker: Worker, mutant: Mutant, kernel: Kernel, users: list[Candidate]) -> Trial:
+    function = kernel.fn.__module__, kernel.fn.__name__
+    names = [(user.op.name, user.provider.name) for user in users]
+    return Trial(mutant, *worker.call("forks", "outcome", mutant.source, function, names))
 
 
 # -- all ------------------------------------------------------------------------------------------
@@ -257,7 +287,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     explained = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))["equivalent"]
     known = {f"{one['kernel']}: {one['change']}" for one in explained}
-    torch.set_num_threads(1)
     functions = {name: one for name, one in candidates().items() if args.only in name}
     if not functions or args.sample < 1:
         parser.error(
@@ -267,19 +296,25 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
     trials: list[Trial] = []
-    for name, (kernel, users) in functions.items():
-        every = mutants_of(kernel)
-        chosen = random.Random(f"{args.seed} {name}").sample(every, min(args.sample, len(every)))
-        own = [tried(mutant, kernel, users) for mutant in chosen]
-        trials += own
-        _say(name, users, own, len(every), known)
-        if args.json:  # hours lie between the first and the last
-            data = [{**asdict(t.mutant), "outcome": t.outcome, "check": t.check} for t in trials]
-            args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    with forks() as worker:
+        for name, (kernel, users) in functions.items():
+            every = mutants_of(kernel)
+            draw = random.Random(f"{args.seed} {name}")
+            chosen = draw.sample(every, min(args.sample, len(every)))
+            own = [tried(worker, mutant, kernel, users) for mutant in chosen]
+            trials += own
+            _say(name, users, own, len(every), known)
+            if args.json:  # hours lie between the first and the last
+                _write(args.json, trials)
     rate = _rate(trials)
     print(f"{rate:.1%} of those that ran to an end were killed ({len(trials)} mutants)")
     left = [t for t in trials if t.outcome == SURVIVED and t.mutant.name not in known]
     return 1 if left else 0
+
+
+def _write(path: Path, trials: list[Trial]) -> None:
+    data = [{**asdict(t.mutant), "outcome": t.outcome, "check": t.check} for t in trials]
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def _rate(trials: list[Trial]) -> float:

@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.configs import Space
+from tinyllama.harness.configs import Config, Space
 from tinyllama.harness.kernels import cdiv, next_power_of_2
 from tinyllama.harness.layout import contiguous, dense_rows
 from tinyllama.harness.precision import input_precision
 from tinyllama.harness.values import normal
 from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
 from tinyllama.ops.attention_kernels import backward_kernel, forward_kernel
+from tinyllama.ops.transpose import transposed
 
 # On a GPU its fp32 kernel makes each product of three tf32 ones: errors up to 8.4 times what is
 # otherwise allowed were seen on an H200, with keys far from zero (docs/LOG.md).
@@ -158,6 +159,20 @@ def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     return constants, {"D": D, "kind": kind}
 
 
+def _turns(config: Config, tokens: int) -> bool:
+    """Whether products read transposes: where a configuration says so, and 32 bits reach."""
+    return bool(dict(config.constants).get("TURN")) and tokens <= FARTHEST_ROW
+
+
+def _turned(x_BTHK: torch.Tensor) -> torch.Tensor:
+    """The transpose (H K, B T) of x, dense."""
+    tokens = x_BTHK.shape[0] * x_BTHK.shape[1]
+    try:
+        return transposed(x_BTHK.view(tokens, -1))
+    except RuntimeError:  # neither tokens nor heads lie at one distance
+        return transposed(contiguous(x_BTHK).view(tokens, -1))
+
+
 def _strides(*tensors: torch.Tensor | None) -> list[int]:
     """Of batch, token and head, for each tensor."""
     return [s for x in tensors for s in ((0, 0, 0) if x is None else x.stride()[:3])]
@@ -180,12 +195,15 @@ def attend(
     constants, key = _statics(q)
     length = "long" if constants["SPLIT"] else "short"
     config = FORWARD.choose(q.device, **key, length=length)
+    turn, strides = _turns(config, B * T), _strides(q, k, v)
+    if turn:
+        v, strides[-3:] = _turned(v), (T, B * T, K * B * T)
     forward_kernel[(cdiv(T, config["QM"]) * B * H,)](
         *(q, k, v, o, lse, math.log2(math.e) * K**-0.5, T, H, G),
-        *_strides(q, k, v),
+        *strides,
         **constants,
         EVEN=T % max(config["QM"], config["QN"]) == 0,
-        **config.kwargs(),
+        **{**config.kwargs(), "TURN": turn},
     )
     return o, lse
 
@@ -219,18 +237,23 @@ def attend_backward(
 
     def launch(space: Space, delta: torch.Tensor | None, *, queries: bool, keys: bool) -> None:
         config = space.choose(q.device, **key)
-        blocks = dict(config.constants)
+        blocks, turn = dict(config.constants), _turns(config, B * T)
+        turned = (
+            _turned(q) if turn and keys else None,
+            _turned(k) if turn and queries else None,
+            _turned(do.to(q.dtype)) if turn and keys else None,
+        )
         key_programs = cdiv(T, blocks["KN"]) * B * G if keys else 0
         query_programs = cdiv(T, blocks["QM"]) * B * H if queries else 0
         backward_kernel[(key_programs + query_programs,)](
-            *(q, k, v, o, do, lse, delta, *gradients),
+            *(q, k, v, o, do, lse, delta, *turned, B * T, *gradients),
             *(math.log2(math.e) * K**-0.5, K**-0.5, T, H, G, key_programs),
             *_strides(q, k, v, do, *gradients),
             **constants,
             KEYS=keys,
             QUERIES=queries,
             EVEN=T % max(blocks.values()) == 0,
-            **config.kwargs(),
+            **{**config.kwargs(), "TURN": turn},
         )
 
     if queries and keys and T <= FEW_TOKENS and constants["D"] <= NARROW_HEAD:

@@ -9,7 +9,9 @@ Exponentials have base 2: with slope = log2(e) / sqrt(K), softmax(q k / sqrt(K))
 lse), lse = log2(sum(2^(slope q k))). Operands of products are in the inputs' dtype (P and dS are
 rounded to it), sums in float32. Strides are in elements, of batch, token and head; K is the head
 dimension, D the next power of two. EVEN: all blocks divide T. SPLIT: blocks off the diagonal go
-through a loop of their own, without a mask.
+through a loop of their own, without a mask. TURN: where an operand of a product is read along its
+outer axis it comes from a copy of its transpose (H K, B T), whose rows are ``tokens`` apart: the
+matrix units of some chips take float32 operands along the inner axis alone.
 """
 
 from __future__ import annotations
@@ -34,6 +36,21 @@ def _tile(
 
 
 @jit
+def _turned(
+    x, tokens, start, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """What `_tile` gives, from the transpose of x."""
+    column = tl.arange(0, D)[:, None]
+    row = tl.arange(0, ROWS)[None, :]
+    at = x + start + (column * tokens + row)
+    if WHOLE:
+        tile = tl.load(at) if K == D else tl.load(at, mask=column < K, other=0.0)
+    else:
+        tile = tl.load(at, mask=(row < T - start) & (column < K), other=0.0)
+    return tl.trans(tile)
+
+
+@jit
 def _vector(x, start, T, ROWS: tl.constexpr, WHOLE: tl.constexpr):
     """Elements start to start + ROWS of x (T), zeros past T."""
     row = tl.arange(0, ROWS)
@@ -54,9 +71,10 @@ def _put(x, stride, start, tile, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.c
 def _attend_to(
     acc, highest, total, q, k, v, k_t, v_t, slope, start, first, last, T,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """One step of the online softmax for each block of keys from first to last."""
+    """One step of the online softmax for each block of keys from first to last. TURN: v is the
+    transpose, v_t the distance of its rows."""
     row = start + tl.arange(0, QM)[:, None]
     for n in range(first, last, QN):
         k_ND = _tile(k, k_t, n, T, QN, K, D, WHOLE)
@@ -67,7 +85,10 @@ def _attend_to(
         p = tl.exp2(s * slope - raised[:, None])
         shrink = tl.exp2(highest - raised)
         total = total * shrink + tl.sum(p, 1)
-        v_ND = _tile(v, v_t, n, T, QN, K, D, WHOLE)
+        if TURN:
+            v_ND = _turned(v, v_t, n, T, QN, K, D, WHOLE)
+        else:
+            v_ND = _tile(v, v_t, n, T, QN, K, D, WHOLE)
         acc = tl.dot(p.to(v_ND.dtype), v_ND, acc * shrink[:, None], input_precision=PRECISION)
         highest = raised
     return acc, highest, total
@@ -78,7 +99,7 @@ def forward_kernel(
     q, k, v, o, lse, slope, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr = 0,
 ):  # fmt: skip
     """o and lse for QM queries of one head; the last queries, which see most, come first."""
     blocks = tl.cdiv(T, QM)
@@ -99,12 +120,12 @@ def forward_kernel(
         diagonal = start // QN * QN
         acc, highest, total = _attend_to(
             acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, 0, diagonal, T,
-            False, True, K, D, QM, QN, PRECISION,
+            False, True, K, D, QM, QN, PRECISION, TURN,
         )  # fmt: skip
     # Every query sees key 0, so the first block leaves a finite maximum in each row.
     acc, highest, total = _attend_to(
         acc, highest, total, q_MD, k, v, k_t, v_t, slope, start, diagonal,
-        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION,
+        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN,
     )  # fmt: skip
 
     o += (batch * T * H + head) * K
@@ -116,9 +137,9 @@ def forward_kernel(
 
 @jit
 def _to_queries(
-    dq, q, do, lse, delta, k, v, k_t, v_t, slope, start, first, last, T,
+    dq, q, do, lse, delta, k, v, k_turned, tokens, k_t, v_t, slope, start, first, last, T,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """dq (QM D) += dS k over the key blocks from first to last."""
     row = start + tl.arange(0, QM)[:, None]
@@ -131,15 +152,18 @@ def _to_queries(
         p = tl.exp2(s * slope - lse[:, None])
         dp = tl.dot(do, tl.trans(v_ND), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
+        if TURN:
+            k_ND = _turned(k_turned, tokens, n, T, QN, K, D, WHOLE)
         dq = tl.dot(ds.to(k_ND.dtype), k_ND, dq, input_precision=PRECISION)
     return dq
 
 
 @jit
 def _to_keys(
-    dk, dv, k, v, q, o, do, lse, delta, q_t, q_h, do_t, do_h, slope, start, first, last, T, H,
-    heads, CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr,
+    dk, dv, k, v, q, o, do, lse, delta, q_turned, do_turned, tokens, q_t, q_h, do_t, do_h, slope,
+    start, first, last, T, H, heads,
+    CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """dk += dS^T q and dv += P^T do (KN D) over the query blocks from first to last of all heads
     that read these keys: one loop, so that loads run ahead across heads. All is transposed, keys
@@ -163,19 +187,26 @@ def _to_keys(
             s = tl.where(m + tl.arange(0, KM)[None, :] >= column, s, float("-inf"))
         p = tl.exp2(s * slope - lse_M[None, :])
         do_MD = do_MD.to(q_MD.dtype)
-        dv = tl.dot(p.to(do_MD.dtype), do_MD, dv, input_precision=PRECISION)
+        if TURN:
+            at = head * K * tokens
+            do_ahead = _turned(do_turned + at, tokens, m, T, KM, K, D, WHOLE)
+            dv = tl.dot(p, do_ahead, dv, input_precision=PRECISION)
+        else:
+            dv = tl.dot(p.to(do_MD.dtype), do_MD, dv, input_precision=PRECISION)
         dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
         ds = p * (dp - delta_M[None, :])
+        if TURN:
+            q_MD = _turned(q_turned + at, tokens, m, T, KM, K, D, WHOLE)
         dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)
     return dk, dv
 
 
 @jit
 def _queries(
-    program, q, k, v, o, do, lse, delta, dq, slope, scale, T, H, G,
+    program, q, k, v, o, do, lse, delta, k_turned, tokens, dq, slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, dq_b, dq_t, dq_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """dq for QM queries of one head. Their delta = sum(do o) is stored where `_keys` is to read
     it, in a later launch."""
@@ -195,29 +226,31 @@ def _queries(
     do_MD = do_MD.to(q_MD.dtype)
     k += batch * k_b + group * k_h
     v += batch * v_b + group * v_h
+    if TURN:
+        k_turned += group * K * tokens + batch * T
 
     dq_MD = tl.zeros((QM, D), tl.float32)
     diagonal = 0
     if SPLIT:
         diagonal = start // QN * QN
         dq_MD = _to_queries(
-            dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_t, v_t, slope, start, 0, diagonal, T,
-            False, True, K, D, QM, QN, PRECISION,
+            dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_turned, tokens, k_t, v_t, slope, start,
+            0, diagonal, T, False, True, K, D, QM, QN, PRECISION, TURN,
         )  # fmt: skip
     dq_MD = _to_queries(
-        dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_t, v_t, slope, start, diagonal,
-        tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION,
+        dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_turned, tokens, k_t, v_t, slope, start,
+        diagonal, tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN,
     )  # fmt: skip
     _put(dq + batch * dq_b + head * dq_h, dq_t, start, dq_MD * scale, T, QM, K, D)
 
 
 @jit
 def _keys(
-    program, q, k, v, o, do, lse, delta, dk, dv, slope, scale, T, H, G,
+    program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, dk, dv, slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
     dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr,
+    KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KN keys of one key/value head; the first keys, which most queries see, come
     first. delta is made here from o where it was not stored."""
@@ -235,6 +268,9 @@ def _keys(
     lse += (batch * H + first_head) * T
     if delta is not None:
         delta += (batch * H + first_head) * T
+    if TURN:
+        q_turned += first_head * K * tokens + batch * T
+        do_turned += first_head * K * tokens + batch * T
 
     dk_ND = tl.zeros((KN, D), tl.float32)
     dv_ND = tl.zeros((KN, D), tl.float32)
@@ -243,13 +279,15 @@ def _keys(
     if SPLIT:
         last = tl.minimum(tl.cdiv(start + KN, KM) * KM, T)
     dk_ND, dv_ND = _to_keys(
-        dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_t, q_h, do_t, do_h, slope, start,
-        first, last, T, H, heads, True, EVEN, K, D, KM, KN, PRECISION,
+        dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
+        q_t, q_h, do_t, do_h, slope, start, first, last, T, H, heads,
+        True, EVEN, K, D, KM, KN, PRECISION, TURN,
     )  # fmt: skip
     if SPLIT:  # query blocks that see all of these keys
         dk_ND, dv_ND = _to_keys(
-            dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_t, q_h, do_t, do_h, slope, start,
-            last, T, T, H, heads, False, EVEN, K, D, KM, KN, PRECISION,
+            dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
+            q_t, q_h, do_t, do_h, slope, start, last, T, T, H, heads,
+            False, EVEN, K, D, KM, KN, PRECISION, TURN,
         )  # fmt: skip
     _put(dk + batch * dk_b + group * dk_h, dk_t, start, dk_ND * scale, T, KN, K, D)
     _put(dv + batch * dv_b + group * dv_h, dv_t, start, dv_ND, T, KN, K, D)
@@ -257,26 +295,28 @@ def _keys(
 
 @jit
 def backward_kernel(
-    q, k, v, o, do, lse, delta, dq, dk, dv, slope, scale, T, H, G, key_programs,
+    q, k, v, o, do, lse, delta, q_turned, k_turned, do_turned, tokens, dq, dk, dv, slope, scale,
+    T, H, G, key_programs,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
     dq_b, dq_t, dq_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     QM: tl.constexpr = 16, QN: tl.constexpr = 16, KM: tl.constexpr = 16, KN: tl.constexpr = 16,
+    TURN: tl.constexpr = 0,
 ):  # fmt: skip
     """Programs for keys, which take longer, then those for queries, or one kind of them alone."""
     program = tl.program_id(0)
     if KEYS:  # noqa: SIM102 - this one is decided when the kernel is compiled
         if program < key_programs:
             _keys(
-                program, q, k, v, o, do, lse, delta, dk, dv, slope, scale, T, H, G,
-                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
-                dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, K, D, EVEN, SPLIT, KM, KN, PRECISION,
+                program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, dk, dv, slope,
+                scale, T, H, G, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+                dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN,
             )  # fmt: skip
     if QUERIES:  # noqa: SIM102
         if program >= key_programs:
             _queries(
-                program - key_programs, q, k, v, o, do, lse, delta, dq, slope, scale, T, H, G,
-                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
-                dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION,
+                program - key_programs, q, k, v, o, do, lse, delta, k_turned, tokens, dq, slope,
+                scale, T, H, G, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+                dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION, TURN,
             )  # fmt: skip

@@ -19,10 +19,11 @@ import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.layout import contiguous, joined
-from tinyllama.harness.precision import compute_dtype, product
+from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention
+from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
 from tinyllama.ops.rope import COS, SIN, rope, rotate
@@ -238,22 +239,22 @@ class Triton:
 
         dy_ND = contiguous(grads[0]).flatten(0, 1)
         dy_low_ND = dy_ND.to(dtype)
-        h_NF = torch.mm(dy_low_ND, matrices.down)  # its gradient, which h then replaces
+        h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
         gate, up = saved["gate_up"].chunk(2, -1)
         dgate_up = torch.empty_like(saved["gate_up"])
         dgate, dup = dgate_up.chunk(2, -1)
         activate_backward(h_NF, gate, up, dgate, dup, h_NF)
-        ddown = product(dy_low_ND.T, h_NF, wide)
+        ddown = weight_gradient(dy_low_ND, h_NF, wide)
         del h_NF
-        dn2_ND = torch.mm(dgate_up, matrices.gate_up)
-        dgate_dup = product(dgate_up.T, saved["normed_2"], wide)
+        dn2_ND = input_gradient(dgate_up, matrices.gate_up)
+        dgate_dup = weight_gradient(dgate_up, saved["normed_2"], wide)
         del dgate_up, dgate, dup
         dsum_ND, dsum_low_ND, _ = norm_backward(
             dn2_ND, saved["sum"], kept["mlp_norm"], saved["rstd_2"], dy_ND, low, gains_SPD[1]
         )
         dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
-        dout = product(dsum_low_ND.T, saved["o"].flatten(0, 1), wide)
-        do_BTHK = torch.mm(dsum_low_ND, matrices.out).view(*x.shape[:2], -1, width)
+        dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide)
+        do_BTHK = input_gradient(dsum_low_ND, matrices.out).view(*x.shape[:2], -1, width)
 
         dqkv_BTE = torch.empty_like(qkv_BTE)
         dq, dk, dv = _heads(dqkv_BTE, rows_q, width)
@@ -262,9 +263,9 @@ class Triton:
         attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv)
         rotate(dq, dk, cos, sin, dq, dk, inverse=True)
         dqkv_NE = dqkv_BTE.flatten(0, 1)
-        dqkv = product(dqkv_NE.T, saved["normed_1"], wide)
+        dqkv = weight_gradient(dqkv_NE, saved["normed_1"], wide)
         dx_ND, _, _ = norm_backward(
-            torch.mm(dqkv_NE, matrices.qkv),
+            input_gradient(dqkv_NE, matrices.qkv),
             contiguous(x).flatten(0, 1),
             kept["attention_norm"],
             saved["rstd_1"],
@@ -358,9 +359,8 @@ def _after_attention(
 def _heads(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor, ...]:
     """Views of q (B T H K), k and v (B T G K) in the packed result of one product."""
     heads = qkv_BTE.unflatten(-1, (-1, width))
-    n_q = rows_q // width
-    n_kv = (heads.shape[2] - n_q) // 2
-    return heads.split((n_q, n_kv, n_kv), 2)
+    n_kv = (heads.shape[2] - rows_q // width) // 2
+    return heads.split((rows_q // width, n_kv, n_kv), 2)
 
 
 @block.independent("torch.nn.functional, end to end")

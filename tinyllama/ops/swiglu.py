@@ -12,8 +12,9 @@ from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.configs import Config, Space
 from tinyllama.harness.kernels import jit, next_power_of_2, tl
 from tinyllama.harness.layout import as_one, contiguous
-from tinyllama.harness.precision import compute_dtype, product
+from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal
+from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.silu_mul import activate, activate_backward, by_glu, sigmoids
 
 swiglu = Op(
@@ -112,13 +113,13 @@ class Hybrid:
         if "x" in needs:
             weights = stacked_weights(*(kept[name] for name in names))
             parts = dgate_up.chunk(len(weights), -1)
-            dx_ND = torch.mm(parts[0], weights[0].to(dtype))
+            dx_ND = input_gradient(parts[0], weights[0].to(dtype))
             for part, weight in zip(parts[1:], weights[1:], strict=True):
                 dx_ND.addmm_(part, weight.to(dtype))
             found["x"] = dx_ND.to(x.dtype).view(x.shape)
         if not needs.isdisjoint(names):
             x_ND = contiguous(x).flatten(0, 1).to(dtype)
-            dboth = product(dgate_up.T, x_ND, kept["w_gate"].dtype)
+            dboth = weight_gradient(dgate_up, x_ND, kept["w_gate"].dtype)
             found.update(zip(names, dboth.chunk(2), strict=True))
         return found
 

@@ -64,7 +64,12 @@ STEP = (
     count("copies", "copies", "per step"),
     count("syncs", "host_syncs", "host waits for the device, per step"),
     number("power", "watts", "W"),
-    number("compile", "compile_seconds", "s", meaning="to the first step, caches empty"),
+    number(
+        "compile",
+        "compile_seconds",
+        "s",
+        meaning="to the first step, caches empty, others perhaps made meanwhile",
+    ),
     Column(Header("gradients", "", "parameters with a right gradient, of all"), _gradients),
     Column(Header("loss", "", "of the first and the last timed step"), _loss),
     words("run as", "plan"),

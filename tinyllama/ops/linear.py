@@ -1,0 +1,127 @@
+"""A projection, y = x W^T, and the products of its backward pass: dx = dy W, dW = dy^T x.
+
+The products are the vendor's BLAS. In tf32 the matrix units of some chips read operands only
+along the inner axis of a product; kernels for other operands take up to 1.7 times as long
+(docs/LOG.md). There an operand is transposed first, where a search on the chip found that it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels import next_power_of_2
+from tinyllama.harness.layout import contiguous
+from tinyllama.harness.precision import compute_dtype, input_precision, product
+from tinyllama.harness.values import normal
+from tinyllama.ops.transpose import transposed
+
+linear = Op(
+    "linear",
+    inputs={
+        "x": Tensor("N D", grad=True),
+        "w": Tensor("F D", grad=True, values=normal(0.1)),
+    },
+    outputs={"y": "N F"},
+    cases=[
+        Case(N=10, D=32, F=48),
+        Case(N=1, D=24, F=40, why="one row"),
+        Case(N=63, D=20, F=7, why="ragged, narrower than it is wide"),
+    ],
+    timed=[
+        Case(N=256, D=128, F=256),
+        Case(N=1024, D=512, F=4096),
+        Case(N=8192, D=1024, F=1024),
+        Case(N=8192, D=1024, F=2048),
+    ],
+    extremes={"tiny": {"x": normal(1e-3)}, "huge": {"x": normal(100.0)}},
+    bytes={
+        "forward": lambda size, N, D, F: (N * D + F * D + N * F) * size,
+        "backward": lambda size, N, D, F: (2 * N * D + 2 * F * D + N * F) * size,
+    },
+    flops={"forward": lambda N, D, F: 2 * N * D * F, "backward": lambda N, D, F: 4 * N * D * F},
+)
+
+
+@linear.reference
+def eager(x_ND: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
+    """x (N D) and w (F D) -> y (N F)."""
+    return F.linear(x_ND, w_FD)
+
+
+@linear.independent("torch.einsum")
+def contraction(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("nd,fd->nf", x, w)
+
+
+# Whether an operand is transposed, by what its product is like: by the longer side of a weight's
+# gradient, and by the rows and the inner axis of an input's.
+LONGEST = 8192
+
+
+def _turning(name: str) -> Space:
+    return Space(
+        name,
+        default=lambda **key: Config(TURN=0),
+        configs=lambda **key: [Config(TURN=turn) for turn in (0, 1)],
+    )
+
+
+WEIGHT_GRADIENT = _turning("linear.weight_gradient")
+INPUT_GRADIENT = _turning("linear.input_gradient")
+
+
+def _turns(space: Space, x: torch.Tensor, **sizes: int) -> bool:
+    if input_precision(x) != "tf32":
+        return False
+    key = {name: min(LONGEST, next_power_of_2(size)) for name, size in sizes.items()}
+    return bool(space.choose(x.device, **key)["TURN"])
+
+
+def weight_gradient(dy_NF: torch.Tensor, x_ND: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """dW (F D) = dy^T x in ``dtype``, accumulated in float32; dy (N F) and x (N D) have one dtype
+    and dense rows. Of the two the narrower one is transposed, if any."""
+    wide, narrow = dy_NF.shape[1], x_ND.shape[1]
+    if _turns(WEIGHT_GRADIENT, x_ND, longer=max(wide, narrow)):
+        if narrow <= wide:
+            return product(dy_NF.T, transposed(x_ND).T, dtype)
+        return product(transposed(dy_NF), x_ND, dtype)
+    return product(dy_NF.T, x_ND, dtype)
+
+
+def input_gradient(dy_NF: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
+    """dx (N D) = dy W in dy's dtype; dy (N F) and w (F D) have one dtype and dense rows."""
+    rows, inner = dy_NF.shape
+    if _turns(INPUT_GRADIENT, dy_NF, rows=rows, inner=inner):
+        return torch.mm(dy_NF, transposed(w_FD).T)
+    return torch.mm(dy_NF, w_FD)
+
+
+@linear.provider("triton", keep=("x", "w"), requires=("triton",))
+class Products:
+    """One product forward and two backward, with operands as the BLAS is fastest with them."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        dtype = compute_dtype(x)
+        return F.linear(x.to(dtype), w.to(dtype))
+
+    @staticmethod
+    def backward(
+        grads: Sequence[torch.Tensor],
+        kept: Mapping[str, torch.Tensor],
+        saved: Mapping[str, torch.Tensor],
+        needs: set[str],
+    ) -> dict[str, torch.Tensor]:
+        x, w = kept["x"], kept["w"]
+        dy_NF = contiguous(grads[0])
+        found = {}
+        if "x" in needs:
+            found["x"] = input_gradient(dy_NF, contiguous(w).to(dy_NF.dtype)).to(x.dtype)
+        if "w" in needs:
+            found["w"] = weight_gradient(dy_NF, contiguous(x).to(dy_NF.dtype), w.dtype)
+        return found
