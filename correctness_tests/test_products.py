@@ -69,13 +69,13 @@ def test_nothing_is_transposed_or_asked_for_where_products_are_not_tf32(dtype) -
     assert keys == {}
 
 
-def test_long_axes_share_a_choice(turning: None) -> None:
-    """One for all that are longer than those that were searched."""
+def test_sizes_beyond_those_that_were_searched_share_a_choice(turning: None) -> None:
     with recorded("sm_90"), asked() as keys:
-        for length in (2**13, 2**14):
-            dy, w = torch.empty(length, 2, device="meta"), torch.empty(2, 3, device="meta")
-            input_gradient(dy, w)
-    assert list(keys.values()) == [{"rows": 2**13, "inner": 2}]
+        for size in (2**13, 2**14):
+            wide, narrow = (torch.empty(size, n, device="meta") for n in (size, 2))
+            input_gradient(narrow, torch.empty(2, 3, device="meta"))
+            weight_gradient(wide, narrow, torch.float32)
+    assert list(keys.values()) == [{"rows": 2**13, "inner": 2}, {"longer": 2**12}]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 200), (200, 5), (0, 3), (3, 0)])

@@ -43,17 +43,16 @@ def _default(D: int, kind: str, what: str) -> Block:
     return DEFAULTS[kind][what][0 if D <= 64 else 1 if D <= 128 else 2]
 
 
-def _config(block: Block, own: str, step: str, kind: str, turn: int = 0) -> Config:
+def _config(block: Block, own: str, step: str, turn: int = 0) -> Config:
     """TURN: whether products read copies of transposes; a question for tf32 alone."""
     rows, taken, warps, stages = block
-    turns = {"TURN": turn} if kind == "tf32" else {}
-    return Config(num_warps=warps, num_stages=stages, **{own: rows, step: taken}, **turns)
+    return Config(num_warps=warps, num_stages=stages, TURN=turn, **{own: rows, step: taken})
 
 
 def _configs(blocks: list[Block], own: str, step: str, kind: str) -> list[Config]:
     """Transposes are tried with the rows that such matrix units take at once, 64, and more."""
     return [
-        _config(block, own, step, kind, turn)
+        _config(block, own, step, turn)
         for turn in ((0, 1) if kind == "tf32" else (0,))
         for block in dict.fromkeys(blocks)
         if block[0] >= 64 * turn
@@ -108,19 +107,19 @@ FOUND_PAIRS = [Config(QM=n, QN=n, KN=n, KM=n, num_warps=4, num_stages=3) for n i
 
 FORWARD = Space(
     "attention.forward",
-    default=lambda D, kind, length: _config(_default(D, kind, length), "QM", "QN", kind),
+    default=lambda D, kind, length: _config(_default(D, kind, length), "QM", "QN"),
     configs=lambda D, kind, length: _configs(
         [*_blocks(D, kind, 0), *FOUND_FORWARD], "QM", "QN", kind
     ),
 )
 BACKWARD_QUERIES = Space(
     "attention.backward_queries",
-    default=lambda D, kind: _config(_default(D, kind, "queries"), "QM", "QN", kind),
+    default=lambda D, kind: _config(_default(D, kind, "queries"), "QM", "QN"),
     configs=lambda D, kind: _configs([*_blocks(D, kind, 1), *FOUND_QUERIES], "QM", "QN", kind),
 )
 BACKWARD_KEYS = Space(
     "attention.backward_keys",
-    default=lambda D, kind: _config(_default(D, kind, "keys"), "KN", "KM", kind),
+    default=lambda D, kind: _config(_default(D, kind, "keys"), "KN", "KM"),
     configs=lambda D, kind: _configs([*_blocks(D, kind, 2), *FOUND_KEYS], "KN", "KM", kind),
 )
 BACKWARD = Space(

@@ -59,8 +59,8 @@ def contraction(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 # Whether an operand is transposed, by what its product is like: by the longer side of a weight's
-# gradient, and by the rows and the inner axis of an input's.
-LONGEST = 8192
+# gradient, and by the rows and the inner axis of an input's. Beyond these, sizes share a choice.
+LONGEST_SIDE, MOST_ROWS = 4096, 8192
 
 
 def _turning(name: str) -> Space:
@@ -75,19 +75,16 @@ WEIGHT_GRADIENT = _turning("linear.weight_gradient")
 INPUT_GRADIENT = _turning("linear.input_gradient")
 
 
-def _turns(space: Space, x: torch.Tensor, **sizes: int) -> bool:
-    if input_precision(x) != "tf32":
-        return False
-    key = {name: min(LONGEST, next_power_of_2(size)) for name, size in sizes.items()}
-    return bool(space.choose(x.device, **key)["TURN"])
+def _turns(space: Space, x: torch.Tensor, **key: int) -> bool:
+    return input_precision(x) == "tf32" and bool(space.choose(x.device, **key)["TURN"])
 
 
 def weight_gradient(dy_NF: torch.Tensor, x_ND: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """dW (F D) = dy^T x in ``dtype``, accumulated in float32; dy (N F) and x (N D) have one dtype
     and dense rows. Of the two the narrower one is transposed, if any."""
-    wide, narrow = dy_NF.shape[1], x_ND.shape[1]
-    if _turns(WEIGHT_GRADIENT, x_ND, longer=max(wide, narrow)):
-        if narrow <= wide:
+    longer = min(LONGEST_SIDE, next_power_of_2(max(dy_NF.shape[1], x_ND.shape[1])))
+    if _turns(WEIGHT_GRADIENT, x_ND, longer=longer):
+        if x_ND.shape[1] <= dy_NF.shape[1]:
             return product(dy_NF.T, transposed(x_ND).T, dtype)
         return product(transposed(dy_NF), x_ND, dtype)
     return product(dy_NF.T, x_ND, dtype)
@@ -95,8 +92,8 @@ def weight_gradient(dy_NF: torch.Tensor, x_ND: torch.Tensor, dtype: torch.dtype)
 
 def input_gradient(dy_NF: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
     """dx (N D) = dy W in dy's dtype; dy (N F) and w (F D) have one dtype and dense rows."""
-    rows, inner = dy_NF.shape
-    if _turns(INPUT_GRADIENT, dy_NF, rows=rows, inner=inner):
+    rows, inner = map(next_power_of_2, dy_NF.shape)
+    if _turns(INPUT_GRADIENT, dy_NF, rows=min(MOST_ROWS, rows), inner=inner):
         return torch.mm(dy_NF, transposed(w_FD).T)
     return torch.mm(dy_NF, w_FD)
 
