@@ -22,6 +22,7 @@ from tinyllama.harness.values import normal
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward, attention
 from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.rope import rotate
 
 pytestmark = pytest.mark.skipif(
     cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
@@ -206,6 +207,19 @@ def test_gradients_fill_a_packed_buffer_and_nothing_beside_it(
     inside.fill_(7.0)
     assert (guarded == 7.0).all()
     assert o.is_contiguous()
+
+
+def test_gradients_go_back_through_the_rotation(length: str, device: torch.device) -> None:
+    buffer, q, k, v = packed(device)
+    angles = torch.randn(T, K // 2, generator=torch.Generator().manual_seed(1)).to(device)
+    tables = angles.cos(), angles.sin()
+    o, lse = attend(q, k, v)
+    plain, rotated = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
+    attend_backward(o.flip(1), q, k, v, o, lse, *plain.split((H, G, G), 2))
+    attend_backward(o.flip(1), q, k, v, o, lse, *rotated.split((H, G, G), 2), *tables)
+    dq, dk, _ = plain.split((H, G, G), 2)
+    rotate(dq, dk, *tables, dq, dk, inverse=True)
+    assert_close((rotated,), (plain.double(),), tolerance=1e-6)
 
 
 def test_every_tensor_has_strides_of_its_own(length: str, device: torch.device) -> None:

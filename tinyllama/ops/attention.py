@@ -218,11 +218,14 @@ def attend_backward(
     dq_BTHK: torch.Tensor | None,
     dk_BTGK: torch.Tensor | None,
     dv_BTGK: torch.Tensor | None,
+    cos_TC: torch.Tensor | None = None,
+    sin_TC: torch.Tensor | None = None,
 ) -> None:
     """Write the gradients of `attend`, every element, given that of o (any strides).
 
     dq (B T H K), dk and dv (B T G K) have a dense last axis and otherwise any strides. dq, or both
-    dk and dv, may be None: then they are not computed.
+    dk and dv, may be None: then they are not computed. Given the tables (T C) that q and k were
+    rotated by (see `rope`), dq and dk are the gradients of what was rotated.
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     do, o, lse = _readable(do_BTHK, do_BTHK.dtype), contiguous(o_BTHK), contiguous(lse_BHT)
@@ -231,6 +234,7 @@ def attend_backward(
         return
     constants, key = _statics(q)
     gradients = (dq_BTHK, dk_BTGK, dv_BTGK)
+    tables = [None if table is None else contiguous(table) for table in (cos_TC, sin_TC)]
     if any(x is not None and dense_rows(x) is not x for x in gradients):
         raise ValueError("attend_backward writes tensors with a dense last axis")
     queries, keys = dq_BTHK is not None, dk_BTGK is not None and dv_BTGK is not None
@@ -246,7 +250,7 @@ def attend_backward(
         key_programs = cdiv(T, blocks["KN"]) * B * G if keys else 0
         query_programs = cdiv(T, blocks["QM"]) * B * H if queries else 0
         backward_kernel[(key_programs + query_programs,)](
-            *(q, k, v, o, do, lse, delta, *turned, B * T, *gradients),
+            *(q, k, v, o, do, lse, delta, *turned, B * T, *tables, *gradients),
             *(math.log2(math.e) * K**-0.5, K**-0.5, T, H, G, key_programs),
             *_strides(q, k, v, do, *gradients),
             **constants,

@@ -11,7 +11,8 @@ rounded to it), sums in float32. Strides are in elements, of batch, token and he
 dimension, D the next power of two. EVEN: all blocks divide T. SPLIT: blocks off the diagonal go
 through a loop of their own, without a mask. TURN: where an operand of a product is read along its
 outer axis it comes from a copy of its transpose (H K, B T), whose rows are ``tokens`` apart: the
-matrix units of some chips take float32 operands along the inner axis alone.
+matrix units of some chips take float32 operands along the inner axis alone. cos and sin (T K/2), or
+None: the rotation that q and k went through (see `rope`), which their gradients go back through.
 """
 
 from __future__ import annotations
@@ -65,6 +66,20 @@ def _put(x, stride, start, tile, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.c
     column = tl.arange(0, D)[None, :]
     at = x + row.to(tl.int64) * stride + column
     tl.store(at, tile.to(x.dtype.element_ty), mask=(row < T) & (column < K))
+
+
+@jit
+def _rotated_back(tile, cos, sin, start, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.constexpr):
+    """Rows start to start + ROWS of a gradient, (ROWS D) in float32, by pairs of columns."""
+    row = start + tl.arange(0, ROWS)[:, None]
+    pair = tl.arange(0, D // 2)[None, :]
+    at = row.to(tl.int64) * (K // 2) + pair
+    inside = (row < T) & (pair < K // 2)
+    cosine = tl.load(cos + at, mask=inside, other=0.0).to(tl.float32)
+    sine = tl.load(sin + at, mask=inside, other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(tile, (ROWS, D // 2, 2)))
+    pairs = tl.join(even * cosine + odd * sine, odd * cosine - even * sine)
+    return tl.reshape(pairs, (ROWS, D))
 
 
 @jit
@@ -203,7 +218,7 @@ def _to_keys(
 
 @jit
 def _queries(
-    program, q, k, v, o, do, lse, delta, k_turned, tokens, dq, slope, scale, T, H, G,
+    program, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq, slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, dq_b, dq_t, dq_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
@@ -241,12 +256,16 @@ def _queries(
         dq_MD, q_MD, do_MD, lse_M, delta_M, k, v, k_turned, tokens, k_t, v_t, slope, start,
         diagonal, tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN,
     )  # fmt: skip
-    _put(dq + batch * dq_b + head * dq_h, dq_t, start, dq_MD * scale, T, QM, K, D)
+    dq_MD *= scale
+    if cos is not None:
+        dq_MD = _rotated_back(dq_MD, cos, sin, start, T, QM, K, D)
+    _put(dq + batch * dq_b + head * dq_h, dq_t, start, dq_MD, T, QM, K, D)
 
 
 @jit
 def _keys(
-    program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, dk, dv, slope, scale, T, H, G,
+    program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv, slope,
+    scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
     dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
@@ -289,14 +308,17 @@ def _keys(
             q_t, q_h, do_t, do_h, slope, start, last, T, T, H, heads,
             False, EVEN, K, D, KM, KN, PRECISION, TURN,
         )  # fmt: skip
-    _put(dk + batch * dk_b + group * dk_h, dk_t, start, dk_ND * scale, T, KN, K, D)
+    dk_ND *= scale
+    if cos is not None:
+        dk_ND = _rotated_back(dk_ND, cos, sin, start, T, KN, K, D)
+    _put(dk + batch * dk_b + group * dk_h, dk_t, start, dk_ND, T, KN, K, D)
     _put(dv + batch * dv_b + group * dv_h, dv_t, start, dv_ND, T, KN, K, D)
 
 
 @jit
 def backward_kernel(
-    q, k, v, o, do, lse, delta, q_turned, k_turned, do_turned, tokens, dq, dk, dv, slope, scale,
-    T, H, G, key_programs,
+    q, k, v, o, do, lse, delta, q_turned, k_turned, do_turned, tokens, cos, sin, dq, dk, dv,
+    slope, scale, T, H, G, key_programs,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
     dq_b, dq_t, dq_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -309,14 +331,16 @@ def backward_kernel(
     if KEYS:  # noqa: SIM102 - this one is decided when the kernel is compiled
         if program < key_programs:
             _keys(
-                program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, dk, dv, slope,
-                scale, T, H, G, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+                program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv,
+                slope, scale, T, H, G,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
                 dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN,
             )  # fmt: skip
     if QUERIES:  # noqa: SIM102
         if program >= key_programs:
             _queries(
-                program - key_programs, q, k, v, o, do, lse, delta, k_turned, tokens, dq, slope,
-                scale, T, H, G, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
+                program - key_programs, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq,
+                slope, scale, T, H, G,
+                q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
                 dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION, TURN,
             )  # fmt: skip

@@ -260,8 +260,7 @@ class Triton:
         dq, dk, dv = _heads(dqkv_BTE, rows_q, width)
         o_BTHK = saved["o"].unflatten(-1, (-1, width))
         q, k, v = _heads(qkv_BTE, rows_q, width)
-        attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv)
-        rotate(dq, dk, cos, sin, dq, dk, inverse=True)
+        attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
         dqkv_NE = dqkv_BTE.flatten(0, 1)
         dqkv = weight_gradient(dqkv_NE, saved["normed_1"], wide)
         dx_ND, _, _ = norm_backward(
