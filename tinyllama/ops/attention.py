@@ -58,6 +58,7 @@ attention = Op(
         Case(B=4, T=64, H=4, G=2, K=32),
         Case(B=8, T=128, H=8, G=4, K=64),
         Case(B=16, T=512, H=16, G=8, K=64),
+        Case(B=1, T=4096, H=32, G=8, K=64),
         Case(B=1, T=4096, H=32, G=8, K=128),
     ],
     extremes={

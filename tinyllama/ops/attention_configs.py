@@ -43,16 +43,17 @@ def _default(D: int, kind: str, what: str) -> Block:
     return DEFAULTS[kind][what][0 if D <= 64 else 1 if D <= 128 else 2]
 
 
-def _config(block: Block, own: str, step: str, turn: int = 0) -> Config:
+def _config(block: Block, own: str, step: str, turn: int = 0, **more: int) -> Config:
     """TURN: whether products read copies of transposes; a question for tf32 alone."""
     rows, taken, warps, stages = block
-    return Config(num_warps=warps, num_stages=stages, TURN=turn, **{own: rows, step: taken})
+    sizes = {own: rows, step: taken}
+    return Config(num_warps=warps, num_stages=stages, TURN=turn, **sizes, **more)
 
 
-def _configs(blocks: list[Block], own: str, step: str, kind: str) -> list[Config]:
+def _configs(blocks: list[Block], own: str, step: str, kind: str, **more: int) -> list[Config]:
     """Transposes are tried with the rows that such matrix units take at once, 64, and more."""
     return [
-        _config(block, own, step, turn)
+        _config(block, own, step, turn, **more)
         for turn in ((0, 1) if kind == "tf32" else (0,))
         for block in dict.fromkeys(blocks)
         if block[0] >= 64 * turn
@@ -119,8 +120,12 @@ BACKWARD_QUERIES = Space(
 )
 BACKWARD_KEYS = Space(
     "attention.backward_keys",
-    default=lambda D, kind: _config(_default(D, kind, "keys"), "KN", "KM"),
-    configs=lambda D, kind: _configs([*_blocks(D, kind, 2), *FOUND_KEYS], "KN", "KM", kind),
+    default=lambda D, kind: _config(_default(D, kind, "keys"), "KN", "KM", AHEAD=0),
+    configs=lambda D, kind: [
+        config
+        for ahead in ((0, 1) if kind == "16bit" else (0,))  # wider scores leave no registers
+        for config in _configs([*_blocks(D, kind, 2), *FOUND_KEYS], "KN", "KM", kind, AHEAD=ahead)
+    ],
 )
 BACKWARD = Space(
     "attention.backward",

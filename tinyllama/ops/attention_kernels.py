@@ -176,43 +176,42 @@ def _to_queries(
 @jit
 def _to_keys(
     dk, dv, k, v, q, o, do, lse, delta, q_turned, do_turned, tokens, q_t, q_h, do_t, do_h, slope,
-    start, first, last, T, H, heads,
+    start, m, T, H, head,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """dk += dS^T q and dv += P^T do (KN D) over the query blocks from first to last of all heads
-    that read these keys: one loop, so that loads run ahead across heads. All is transposed, keys
-    by queries, which spares transposing P and dS."""
-    column = start + tl.arange(0, KN)[:, None]
-    steps = tl.cdiv(tl.maximum(last - first, 0), KM)
-    for i in range(0, heads * steps):
-        # At least 1: no division by zero may be hoisted out of a loop that does not run.
-        head = tl.cast(i // tl.maximum(steps, 1), tl.int64)
-        m = first + i % tl.maximum(steps, 1) * KM
-        q_MD = _tile(q + head * q_h, q_t, m, T, KM, K, D, WHOLE)
-        do_MD = _tile(do + head * do_h, do_t, m, T, KM, K, D, WHOLE)
-        lse_M = _vector(lse + head * T, m, T, KM, WHOLE)
-        if delta is None:
-            o_MD = _tile(o + head * K, H * K, m, T, KM, K, D, WHOLE)
-            delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
-        else:
-            delta_M = _vector(delta + head * T, m, T, KM, WHOLE)
-        s = tl.dot(k, tl.trans(q_MD), input_precision=PRECISION)
-        if CAUSAL:
-            s = tl.where(m + tl.arange(0, KM)[None, :] >= column, s, float("-inf"))
-        p = tl.exp2(s * slope - lse_M[None, :])
-        do_MD = do_MD.to(q_MD.dtype)
-        if TURN:
-            at = head * K * tokens
-            do_ahead = _turned(do_turned + at, tokens, m, T, KM, K, D, WHOLE)
-            dv = tl.dot(p, do_ahead, dv, input_precision=PRECISION)
-        else:
-            dv = tl.dot(p.to(do_MD.dtype), do_MD, dv, input_precision=PRECISION)
+    """dk += dS^T q and dv += P^T do (KN D) over the query block from m of one of the heads that
+    read these keys. All is transposed, keys by queries, which spares transposing P and dS. AHEAD:
+    both products that P and dS are made of come first, at the price of registers."""
+    q_MD = _tile(q + head * q_h, q_t, m, T, KM, K, D, WHOLE)
+    do_MD = _tile(do + head * do_h, do_t, m, T, KM, K, D, WHOLE)
+    lse_M = _vector(lse + head * T, m, T, KM, WHOLE)
+    if delta is None:
+        o_MD = _tile(o + head * K, H * K, m, T, KM, K, D, WHOLE)
+        delta_M = tl.sum(o_MD.to(tl.float32) * do_MD.to(tl.float32), 1)
+    else:
+        delta_M = _vector(delta + head * T, m, T, KM, WHOLE)
+    s = tl.dot(k, tl.trans(q_MD), input_precision=PRECISION)
+    if CAUSAL:
+        column = start + tl.arange(0, KN)[:, None]
+        s = tl.where(m + tl.arange(0, KM)[None, :] >= column, s, float("-inf"))
+    do_MD = do_MD.to(q_MD.dtype)
+    if AHEAD:
         dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
-        ds = p * (dp - delta_M[None, :])
-        if TURN:
-            q_MD = _turned(q_turned + at, tokens, m, T, KM, K, D, WHOLE)
-        dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)
+    p = tl.exp2(s * slope - lse_M[None, :])
+    if TURN:
+        at = head * K * tokens
+        do_ahead = _turned(do_turned + at, tokens, m, T, KM, K, D, WHOLE)
+        dv = tl.dot(p, do_ahead, dv, input_precision=PRECISION)
+    else:
+        dv = tl.dot(p.to(do_MD.dtype), do_MD, dv, input_precision=PRECISION)
+    if not AHEAD:
+        dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
+    ds = p * (dp - delta_M[None, :])
+    if TURN:
+        q_MD = _turned(q_turned + at, tokens, m, T, KM, K, D, WHOLE)
+    dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)
     return dk, dv
 
 
@@ -270,6 +269,7 @@ def _keys(
     dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """dk and dv for KN keys of one key/value head; the first keys, which most queries see, come
     first. delta is made here from o where it was not stored."""
@@ -294,20 +294,30 @@ def _keys(
     dk_ND = tl.zeros((KN, D), tl.float32)
     dv_ND = tl.zeros((KN, D), tl.float32)
     first = start // KM * KM
-    last = T
     if SPLIT:
         last = tl.minimum(tl.cdiv(start + KN, KM) * KM, T)
-    dk_ND, dv_ND = _to_keys(
-        dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
-        q_t, q_h, do_t, do_h, slope, start, first, last, T, H, heads,
-        True, EVEN, K, D, KM, KN, PRECISION, TURN,
-    )  # fmt: skip
-    if SPLIT:  # query blocks that see all of these keys
-        dk_ND, dv_ND = _to_keys(
-            dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
-            q_t, q_h, do_t, do_h, slope, start, last, T, T, H, heads,
-            False, EVEN, K, D, KM, KN, PRECISION, TURN,
-        )  # fmt: skip
+        for h in range(0, heads):
+            for m in range(first, last, KM):
+                dk_ND, dv_ND = _to_keys(
+                    dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
+                    q_t, q_h, do_t, do_h, slope, start, m, T, H, tl.cast(h, tl.int64),
+                    True, EVEN, K, D, KM, KN, PRECISION, TURN, AHEAD,
+                )  # fmt: skip
+        for h in range(0, heads):
+            for m in range(last, T, KM):  # query blocks that see all of these keys
+                dk_ND, dv_ND = _to_keys(
+                    dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
+                    q_t, q_h, do_t, do_h, slope, start, m, T, H, tl.cast(h, tl.int64),
+                    False, EVEN, K, D, KM, KN, PRECISION, TURN, AHEAD,
+                )  # fmt: skip
+    else:  # one loop, so that the few loads of a head run ahead of the one before
+        steps = tl.cdiv(T - first, KM)
+        for i in range(0, heads * steps):
+            dk_ND, dv_ND = _to_keys(
+                dk_ND, dv_ND, k_ND, v_ND, q, o, do, lse, delta, q_turned, do_turned, tokens,
+                q_t, q_h, do_t, do_h, slope, start, first + i % steps * KM, T, H,
+                tl.cast(i // steps, tl.int64), True, EVEN, K, D, KM, KN, PRECISION, TURN, AHEAD,
+            )  # fmt: skip
     dk_ND *= scale
     if cos is not None:
         dk_ND = _rotated_back(dk_ND, cos, sin, start, T, KN, K, D)
@@ -324,7 +334,7 @@ def backward_kernel(
     KEYS: tl.constexpr, QUERIES: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     QM: tl.constexpr = 16, QN: tl.constexpr = 16, KM: tl.constexpr = 16, KN: tl.constexpr = 16,
-    TURN: tl.constexpr = 0,
+    TURN: tl.constexpr = 0, AHEAD: tl.constexpr = 0,
 ):  # fmt: skip
     """Programs for keys, which take longer, then those for queries, or one kind of them alone."""
     program = tl.program_id(0)
@@ -334,7 +344,8 @@ def backward_kernel(
                 program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv,
                 slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
-                dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN,
+                dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+                K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN, AHEAD,
             )  # fmt: skip
     if QUERIES:  # noqa: SIM102
         if program >= key_programs:
