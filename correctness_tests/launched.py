@@ -14,6 +14,8 @@ NEVER_LARGE = {
     "rms_norm_kernels.sum_kernel": "reads one row for each program of a backward pass",
     "adamw._advance": "writes three numbers",
 }
+# Those that launch another op's kernels only, where a chip's table chooses so.
+BORROWED = {"linear-triton": "transposes operands by the kernel of `transpose`"}
 
 
 def name_of(launch: Launch) -> str:
@@ -25,17 +27,20 @@ def name_of(launch: Launch) -> str:
 def providers() -> Iterator[tuple[Op, Provider]]:
     for op in OPS.values():
         for provider in op.providers.values():
-            if op.module.startswith("tinyllama.ops.") and "triton" in provider.requires:
+            ours = op.module.startswith("tinyllama.ops.") and str(provider) not in BORROWED
+            if ours and "triton" in provider.requires:
                 yield op, provider
 
 
-def kernels() -> set[str]:
+def every_launch() -> Iterator[Launch]:
     """Of every case that is declared, in every dtype."""
-    return {
-        name_of(launch)
-        for op, provider in providers()
-        for case in op.cases
-        if provider.supports(case.dims) is None
-        for dtype in provider.dtypes
-        for launch in launches_of(op, provider, case, dtype)
-    }
+    for op, provider in providers():
+        for case in op.cases:
+            if provider.supports(case.dims) is None:
+                for dtype in provider.dtypes:
+                    yield from launches_of(op, provider, case, dtype)
+
+
+def kernels() -> set[str]:
+    """By name."""
+    return {name_of(launch) for launch in every_launch()}

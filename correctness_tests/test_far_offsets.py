@@ -35,6 +35,7 @@ from tinyllama.ops.linear_cross_entropy import scaled
 from tinyllama.ops.rope import rope_tables, rotate
 from tinyllama.ops.silu_mul import activate, activate_backward
 from tinyllama.ops.swiglu import element_kernel
+from tinyllama.ops.transpose import transposed
 
 BEYOND = 2**31
 APART = 2**30 + 64  # elements; a stride of more would itself have 64 bits, and hide a narrow row
@@ -293,6 +294,13 @@ def many_elements(choose: Choose, _: pytest.MonkeyPatch) -> Pairs:
     return at_ends(lambda x: [scaled(x, factor, in_place=False)], choose, 1, x)
 
 
+def many_columns(choose: Choose, _: pytest.MonkeyPatch) -> Pairs:
+    """Of a transpose."""
+    width = 16
+    rows = BEYOND // width + 2
+    return at_ends(lambda x: [transposed(x).T], choose, 1, room(rows * width).view(rows, width))
+
+
 def many_parameters(choose: Choose, _: pytest.MonkeyPatch) -> Pairs:
     """Of AdamW, which has one tensor of them all."""
 
@@ -318,7 +326,7 @@ def many_angles(choose: Choose, _: pytest.MonkeyPatch) -> Pairs:
     return at_ends(call, choose, 1, *far)
 
 
-MANY = [many_rows, many_batches, many_elements]
+MANY = [many_rows, many_batches, many_columns, many_elements]
 
 
 @pytest.mark.parametrize("call", [*MANY, many_parameters, many_angles])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tinyllama
+from correctness_tests.launched import every_launch, name_of
 from tinyllama.harness import kernels
 from tinyllama.harness.kernels import (
     STATED,
@@ -23,6 +24,7 @@ from tinyllama.harness.kernels import (
     target_of,
     tl,
 )
+from tinyllama.harness.launches import kind_of
 from tinyllama.harness.precision import input_precision
 from tinyllama.harness.resources import CHIPS, lacking
 
@@ -287,3 +289,16 @@ except RuntimeError as error:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "kernel needs triton: pip install 'tinyllama[triton]'"
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
+    """By file and function, and each counts among products, attention, and so on."""
+    found = {name_of(launch): launch.kernel.repr(None) for launch in every_launch()}
+    assert found["attention_kernels.backward_kernel"] == "attention_backward"
+    assert found["transpose.transpose_kernel"] == "transpose"
+    assert len(set(found.values())) == len(found)
+    assert {name for name in found.values() if kind_of(name) == "other"} == set()

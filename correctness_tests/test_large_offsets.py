@@ -126,6 +126,7 @@ LARGE = [
     Large("attention", "B", "T*G*K", {"T": 17, "H": 2, "G": 1, "K": 64}),
     Large("attention", "B", "T*G*K", {"T": 2 * FEW_TOKENS + 2, "H": 1, "G": 1, "K": 16}),
     Large("silu_mul", "N", "F", {"F": 1000}),
+    Large("transpose", "N", "D", {"D": 1000}),
     Large("swiglu", "B", "T*F", {"T": 3, "D": 16, "F": 1000}),
     Large("swiglu", "B", "2*T*F", {"T": 1, "D": 2, "F": 64}, "naive"),
     Large("block", "B", "2*T*F", BLOCK),
@@ -187,16 +188,23 @@ def stretched_leaves(large: Large, ends: Leaves, size: int) -> Leaves:
     return {name: of(name, value) for name, value in ends.items()}
 
 
+def long_first(large: Large, output: str, value: torch.Tensor) -> torch.Tensor:
+    """An output with the long axis first, or back again; a transpose has it last."""
+    last = OPS[large.op].outputs[output].axes[-1:] == (large.along,)
+    return value.mT if last and value.dim() == 2 else value
+
+
 def results(large: Large, inputs: Inputs, size: int) -> dict[str, torch.Tensor]:
     """Outputs, gradients and what is written in place, by name, of so many entries."""
     op, call = large.of_ends.op, large.of_ends.provider.call
     args = stretched_leaves(large, inputs.args, size)
-    upstream = [
-        # An output without that axis is a mean over it.
-        stretched(gradient, size, zero) if gradient.dim() else gradient * (size / (2 * ENDS))
-        for gradient in inputs.upstream.values()
-        if gradient is not None
-    ]
+
+    def far(name: str, gradient: torch.Tensor) -> torch.Tensor:
+        if not gradient.dim():  # an output without that axis is a mean over it
+            return gradient * (size / (2 * ENDS))
+        return long_first(large, name, stretched(long_first(large, name, gradient), size, zero))
+
+    upstream = [far(name, dy) for name, dy in inputs.upstream.items() if dy is not None]
     leaves = [args[name].requires_grad_() for name in op.differentiable]
     with PoisonedMemory():
         outputs = call(*args.values(), **inputs.params)
@@ -217,12 +225,15 @@ def of_ends(large: Large, found: dict[str, torch.Tensor], size: int) -> dict[str
     are not finite, or their gradients not zero."""
     ends = {}
     for name, value in found.items():
+        outputs = OPS[large.op].outputs
+        value = long_first(large, name, value) if name in outputs else value
         if value.shape[:1] == (size,):
             for part in value[ENDS:-ENDS].split(-(-size // 64)):
                 assert part.isfinite().all(), f"{name} in between is not finite"
                 assert "grad " not in name or not part.any(), f"{name} in between is not zero"
             value = torch.cat((value[:ENDS], value[-ENDS:]))
-        elif name in OPS[large.op].outputs:
+            value = long_first(large, name, value) if name in outputs else value
+        elif name in outputs:
             value = value * (size / (2 * ENDS))
         ends[name] = value
     return ends

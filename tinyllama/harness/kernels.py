@@ -127,6 +127,13 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def shown_name(function: Callable[..., Any]) -> str:
+    """What profilers are to call a kernel: its file, then what it does there."""
+    file = function.__module__.rpartition(".")[2].removesuffix("_kernels")
+    does = function.__name__.strip("_").removesuffix("_kernel")
+    return file if does == file else f"{file}_{does}"
+
+
 if HAS_TRITON and not TYPE_CHECKING:
 
     class Kernel(JITFunction):
@@ -149,8 +156,10 @@ if HAS_TRITON and not TYPE_CHECKING:
             return interpreter.run(self.fn, self.arg_names, tuple(grid), args, kwargs)
 
     def jit(function: Callable[..., Any]) -> Kernel:
-        """Make a kernel of a function (or of one that kernels call)."""
-        return Kernel(function)
+        """Make a kernel of a function (or of one that kernels call). Profilers show it by its
+        file and function: ``rms_norm_backward``."""
+        name = shown_name(function)
+        return Kernel(function, repr=lambda specialization: name)
 
     @contextlib.contextmanager
     def adopted() -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 # of CUDA and of AOTriton (bwd_kernel_dq), torch's own kernels, and the compiler's (triton_tem_*
 # are its products).
 KINDS = {
-    "copies": re.compile(r"^Mem(cpy|set)|aten::copy_$"),
+    "copies": re.compile(r"^Mem(cpy|set)|aten::copy_$|^transpose$"),
     "optimizer": re.compile(r"adam|multi_tensor_apply|FusedOptimizer", re.IGNORECASE),
     # The compiler names what it fuses around attention (poi, red, per) after it as well.
     "attention": re.compile(
@@ -27,8 +27,8 @@ KINDS = {
         re.IGNORECASE,
     ),
     "elementwise": re.compile(
-        r"elementwise|reduce|triton_|softmax|norm|Cat|embedding|index|fill|rope|swiglu|vectorized"
-        r"|aten::",
+        r"elementwise|reduce|triton_|softmax|norm|Cat|embedding|index|fill|rope|silu|swiglu|entropy"
+        r"|vectorized|aten::",
         re.IGNORECASE,
     ),
 }
