@@ -1,13 +1,16 @@
 """The floor of a step: its matrix products, AdamW and attention alone, each at its fastest.
 
 Stock kernels in one captured graph, with nothing between them: no norms, no rotary
-embedding, no activations, no loss. Nobody's step of the same products can take much less.
+embedding, no activations, no loss. A step that takes less has faster products or a faster
+attention than torch has, with operands laid as is best for each.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +23,8 @@ from tinyllama.harness.device import synchronize
 from tinyllama.step import capture_graphs
 
 UNCACHED = 2**30  # bytes that no cache of a device holds a part of that would matter
+Product = tuple[int, int, int]  # M, K, N
+Layout = tuple[bool, bool]  # whether the operands are turned
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
@@ -83,7 +88,7 @@ class Floor:
 
     def _products(self) -> Callable[[], None]:
         """y = x W^T, dx = dy W and dW = dy^T x of each projection, projections of one input
-        as one product, and those of the tied embedding."""
+        as one product, and those of the tied embedding; operands lie as is fastest."""
         workload = self.group.shape
         model = workload.model
         n = workload.batch_size * workload.seq_len
@@ -94,23 +99,42 @@ class Floor:
             **{shape: model.num_layers for shape in layer},
             (model.vocab_size, d): 1,
         }
-        # Operands of their own for each layer: a step does not find them in the cache either.
-        # Activations that are larger than any cache come round again.
         work = []
         for (o, i), count in shapes.items():
-            sets = min(count, 1 + UNCACHED // (n * (i + o) * self.dtype.itemsize))
-            activations = [(self._random(n, i), self._random(n, o)) for _ in range(sets)]
-            for layer in range(count):
-                x_NI, dy_NO = activations[layer % sets]
-                work.append((x_NI, self._random(o, i), dy_NO))
+            for size in ((n, i, o), (n, o, i), (o, n, i)):
+                work += self._operands(size, count)
 
         def products() -> None:
-            for x_NI, w_OI, dy_NO in work:
-                torch.mm(x_NI, w_OI.t())
-                torch.mm(dy_NO, w_OI)
-                torch.mm(dy_NO.t(), x_NI)
+            for a_MK, b_KN in work:
+                torch.mm(a_MK, b_KN)
 
         return products
+
+    def _operands(self, size: Product, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of so many products (M K) @ (K N), each its own: a step does not find them in the
+        cache either. Those that are together larger than any cache come round again."""
+        m, k, n = size
+        sets = min(count, 1 + UNCACHED // ((m * k + k * n) * self.dtype.itemsize))
+        turned = self._fastest_layout(size)
+        pairs = [self._pair(size, turned) for _ in range(sets)]
+        return [pairs[index % sets] for index in range(count)]
+
+    def _pair(self, size: Product, turned: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """a (M K) and b (K N); one that is turned is the transpose of what lies in memory."""
+        m, k, n = size
+        a_MK = self._random(k, m).t() if turned[0] else self._random(m, k)
+        b_KN = self._random(n, k).t() if turned[1] else self._random(k, n)
+        return a_MK, b_KN
+
+    def _fastest_layout(self, size: Product) -> Layout:
+        """On a CPU as a step has them in its forward pass."""
+        if self.device.type == "cpu":
+            return False, True
+        seconds: dict[Layout, float] = {}
+        for turned in itertools.product((False, True), repeat=2):
+            pair = self._pair(size, turned)
+            seconds[turned] = self._seconds(self._graph(partial(torch.mm, *pair)))
+        return min(seconds, key=seconds.__getitem__)
 
     def _attention(self, backend: SDPBackend | None) -> Callable[[], None]:
         workload = self.group.shape
