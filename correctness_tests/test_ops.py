@@ -16,6 +16,8 @@ from tinyllama.harness.cases import OpCase, full_cases, op_cases
 from tinyllama.harness.device import cannot
 from tinyllama.ops import OPS
 
+MOVES = {"transpose"}  # memory, and computes nothing
+
 
 def params(cases: Iterable[OpCase]) -> list:
     """Every case; those that a provider does not support are skipped with its reason."""
@@ -72,4 +74,4 @@ def test_declares_bytes_and_flops_of_each_pass(op) -> None:
     for case in [*op.cases, *op.timed]:
         for which in passes:
             assert op.bytes[which](4, **case.dims) > 0
-            assert op.flops[which](**case.dims) > 0
+            assert op.flops[which](**case.dims) > 0 or op.name in MOVES

@@ -1,4 +1,4 @@
-"""The tables of docs/MODEL.md and docs/OPS.md, computed from configs, declarations and the model itself."""
+"""The tables of docs/MODEL.md and docs/OPS.md, computed from configs, ops and the model itself."""
 
 from __future__ import annotations
 

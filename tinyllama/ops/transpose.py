@@ -43,6 +43,12 @@ def eager(x_ND: torch.Tensor) -> torch.Tensor:
     return x_ND.T.clone(memory_format=torch.contiguous_format)
 
 
+@transpose.provider("torch")
+def stock(x_ND: torch.Tensor) -> torch.Tensor:
+    """One stock kernel: a strided copy."""
+    return x_ND.T.contiguous()
+
+
 @transpose.independent("torch.einsum")
 def contraction(x: torch.Tensor) -> torch.Tensor:
     return torch.einsum("nd,nm->dm", x, torch.eye(x.shape[0], dtype=x.dtype, device=x.device))
