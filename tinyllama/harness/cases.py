@@ -23,7 +23,7 @@ PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
@@ -50,8 +50,6 @@ class OpCase:
         if self.absent:
             parts.append(f"no_{self.absent}_grad")
         return "-".join(parts)
-
-    __repr__ = __str__
 
     @property
     def varied(self) -> bool:
