@@ -11,12 +11,14 @@ import pytest
 pytest.importorskip("triton")
 
 from tinyllama.cli import main
+from tinyllama.harness.instructions import Instructions
 from tinyllama.harness.occupancy import UNITS, occupancy
 from tinyllama.harness.resources import CHIPS, Resources
 
 
 def taking(chip: str, registers: int, shared: int = 0, num_warps: int = 4) -> Resources:
-    return Resources("kernel", CHIPS[chip], num_warps, registers, 0, 0, shared)
+    copies = Instructions(16, 16)
+    return Resources("kernel", CHIPS[chip], num_warps, registers, 0, 0, shared, copies)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,12 @@ def test_kernels_are_compared_with_another_revision(
     assert changed(occupancy=kernels[0]["occupancy"] / 2) == 0
     assert changed(spilled_bytes=-1) == 1
     assert "0 bytes are spilled, before -1" in capsys.readouterr().out
+    has = kernels[0]["instructions"]
+    assert changed(instructions={**has, "loads": 2 * has["loads"]}) == 1
+    assert f"its widest load is {has['loads']} B, before" in capsys.readouterr().out
+    assert changed(instructions={**has, "loads": has["loads"] // 2}) == 0
+    assert changed(instructions={**has, "products": ["mfma bf16"]}) == 1
+    assert "its products are none, before mfma bf16" in capsys.readouterr().out
     assert changed(kernel="gone") == 1
     assert "MISSING gone on gfx942" in capsys.readouterr().out
     assert changed(op="rope") == 0, "what was not asked for is not missing"

@@ -204,7 +204,7 @@ def test_a_triton_without_a_vendors_half_says_what_it_lacks(
     def none(wanted: object) -> object:
         raise RuntimeError("0 compatible backends")
 
-    monkeypatch.setattr(resources, "_nvidia_tools", lambda: tmp_path)
+    monkeypatch.setattr(resources, "nvidia_tools", lambda: tmp_path)
     if reasons["sm_90"] is None:
         assert "no ptxas" in str(resources.lacking.__wrapped__("sm_90"))
     monkeypatch.setattr(resources, "_backend", none)

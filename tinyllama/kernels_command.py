@@ -30,8 +30,10 @@ def add_kernels(subparsers: Any) -> None:
     )
     kernels.description = (
         "Compile every kernel of the timed cases for chips that need not be there, and show "
-        "registers, spills, shared memory and occupancy. With --against, exit 1 when a kernel has "
-        "less occupancy or spills more than in the file of another revision."
+        "registers, spills, shared memory, occupancy, the widest access of a thread to global "
+        "memory and the matrix instructions. With --against, exit 1 when a kernel has less "
+        "occupancy, spills more, has narrower accesses, loses a matrix instruction or gains an "
+        "atomic over the file of another revision."
     )
     add = kernels.add_argument
     default = "default gfx942 and sm_90, where triton compiles for them"
@@ -122,33 +124,44 @@ def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
                         "num_warps": taken.num_warps,
                         "occupancy": resident.warps if resident else None,
                         "limited_by": resident.limit if resident else "",
+                        "instructions": taken.instructions.to_json(),
                     }
 
 
 def _table(rows: list[Row]) -> Any:
     from rich.table import Table
 
+    from tinyllama.harness.instructions import Instructions, names, width
+
     table = Table()
     for column in ("chip", "case", "kernel"):
         table.add_column(column, overflow="fold")
     for column in ("registers", "spilled B", "shared B", "warps", "a partition holds"):
         table.add_column(column, justify="right")
+    for column in ("widest load", "widest store", "products"):
+        table.add_column(column)
     for row in rows:
         resident = "" if row["occupancy"] is None else f"{row['occupancy']:g}, {row['limited_by']}"
         numbers = (
             row[name] for name in ("registers", "spilled_bytes", "shared_bytes", "num_warps")
         )
-        table.add_row(row["chip"], row["case"], row["kernel"], *map(str, numbers), resident)
+        has = Instructions.from_json(row["instructions"])
+        kinds = (width(has.loads), width(has.stores), names(has.products))
+        place = (row["chip"], row["case"], row["kernel"])
+        table.add_row(*place, *map(str, numbers), resident, *kinds)
     return table
 
 
 def _read(path: Path) -> list[Row]:
+    from tinyllama.harness.instructions import Instructions
+
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         rows: list[Row] = data["kernels"]
         triton = data["triton"]
         for row in rows:
             _place(row), row["spilled_bytes"], row["occupancy"]
+            Instructions.from_json(row["instructions"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
@@ -167,6 +180,8 @@ def _place(row: Row) -> tuple[Any, ...]:
 
 def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:
     """What got worse, kernel by kernel; one that is gone is said too, since nothing holds it."""
+    from tinyllama.harness.instructions import Instructions
+
     now = {_place(row): row for row in after}
     for old in before:
         if old["chip"] not in chips or old["op"] not in ops:
@@ -186,3 +201,5 @@ def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) 
                 f"WORSE {name}: {new['spilled_bytes']} bytes are spilled, before "
                 f"{old['spilled_bytes']}"
             )
+        has, had = (Instructions.from_json(row["instructions"]) for row in (new, old))
+        yield from (f"WORSE {name}: {lost}" for lost in has.worse(had))

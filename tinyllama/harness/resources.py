@@ -17,8 +17,6 @@ import functools
 import hashlib
 import json
 import os
-import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,8 +25,11 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness import assembly, instructions
+from tinyllama.harness.assembly import nvidia_tools
 from tinyllama.harness.autograd import several
 from tinyllama.harness.evaluate import _shapes as shapes_of
+from tinyllama.harness.instructions import Instructions
 from tinyllama.harness.kernels import STATED, Launch, recorded, target_of
 from tinyllama.harness.op import Case, Op, Provider, Tensor
 
@@ -76,6 +77,7 @@ class Resources:
     spilled: bytes of a thread that live in memory because no register was left for them.
     scalar_spills: scalar registers of a wave that were spilled (AMD; to lanes of a vector one).
     shared: bytes of shared memory of a program.
+    instructions: the kinds and widths of those that access memory or multiply matrices.
     """
 
     kernel: str
@@ -85,6 +87,7 @@ class Resources:
     spilled: int
     scalar_spills: int
     shared: int
+    instructions: Instructions
 
     @property
     def wave(self) -> int:
@@ -137,6 +140,7 @@ class Compilation:
         else:
             numbers = self._compile()
             _write(stored, json.dumps(numbers))
+        numbers["instructions"] = Instructions.from_json(numbers["instructions"])
         return Resources(kernel=self.kernel, chip=self.chip, **numbers)
 
     def _code(self) -> str:
@@ -150,7 +154,7 @@ class Compilation:
         switches = sorted(get_cache_invalidating_env_vars().items())
         return f"{self.key} {triton.__version__} {compiler} {switches} {_reader()}"
 
-    def _compile(self) -> dict[str, int]:
+    def _compile(self) -> dict[str, Any]:
         import triton
 
         # What the compiler leaves (a megabyte a kernel) is not kept.
@@ -158,8 +162,8 @@ class Compilation:
             compiled = triton.compile(
                 self.source, target=target_of(self.chip.name), options=self.options.__dict__
             )
-            read = _of_cubin if "cubin" in compiled.asm else _of_amdgcn
-            numbers = read(compiled.asm)
+            numbers: dict[str, Any] = dict(assembly.taken(compiled.asm))
+            numbers["instructions"] = Instructions.of(compiled.asm).to_json()
         numbers["num_warps"] = compiled.metadata.num_warps
         numbers["shared"] = max(compiled.metadata.shared, numbers["shared"])
         return numbers
@@ -219,7 +223,7 @@ def lacking(chip_name: str) -> str | None:
         return f"this triton does not compile for {chip_name}: {error}"
     if target_of(chip_name).backend == "cuda":
         for tool in ("ptxas", "cuobjdump"):
-            if not (_nvidia_tools() / tool).is_file():
+            if not (nvidia_tools() / tool).is_file():
                 return f"this triton brings no {tool}, which is needed for {chip_name}"
     return None
 
@@ -236,52 +240,6 @@ def _binder(kernel: Any, wanted: Chip) -> Any:
     from triton.runtime.jit import create_function_from_signature
 
     return create_function_from_signature(kernel.signature, kernel.params, _backend(wanted))
-
-
-# -- reading what was compiled ----------------------------------------------------------------
-
-
-def _of_amdgcn(asm: Any) -> dict[str, int]:
-    """What the code object's metadata says."""
-    text = asm["amdgcn"]
-
-    def number(name: str) -> int:
-        found = re.search(rf"^\s*\.{name}:\s*(\d+)", text, re.MULTILINE)
-        if found is None:
-            raise RuntimeError(f"the compiler's output has no .{name}")
-        return int(found[1])
-
-    return {
-        "registers": number("vgpr_count"),
-        # Scratch holds what was spilled (4 bytes a register) and arrays that are not in registers.
-        "spilled": max(number("private_segment_fixed_size"), 4 * number("vgpr_spill_count")),
-        "scalar_spills": number("sgpr_spill_count"),
-        "shared": number("group_segment_fixed_size"),
-    }
-
-
-def _of_cubin(asm: Any) -> dict[str, int]:
-    """The same from the binary: a thread's stack and local memory hold what was spilled."""
-    tool = _nvidia_tools() / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(asm["cubin"])
-        file.flush()
-        text = subprocess.run(
-            [tool, "-res-usage", file.name], check=True, capture_output=True, text=True
-        ).stdout
-    used = {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", text)}
-    return {
-        "registers": used["REG"],
-        "spilled": used["STACK"] + used["LOCAL"],
-        "scalar_spills": 0,
-        "shared": 0,  # its SHARED counts a kilobyte that sm_90 and later reserve
-    }
-
-
-def _nvidia_tools() -> Path:
-    import triton.backends.nvidia as nvidia
-
-    return Path(nvidia.__path__[0]) / "bin"
 
 
 # -- the surroundings of a compilation --------------------------------------------------------
@@ -308,7 +266,8 @@ def _surroundings(folder: str | None = None) -> Iterator[None]:
 
 @functools.cache
 def _reader() -> str:
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    files = (__file__, assembly.__file__, instructions.__file__)
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
 
 
 @functools.cache
