@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Mutants of the Triton kernels: does a named check fail when a kernel is changed in one place?
 
-    python tools/mutants.py [--only rope] [--sample 40] [--seed 0] [--json build/mutants.json]
+    python tools/mutants.py [--only rope,silu_mul] [--sample 40] [--seed 0] [--json mutants.json]
 
 A kernel's function, and those it calls, are changed one operator, number, mask or function at a
 time; a seeded sample of the changes is tried, each in a process of its own, on the CPU. Killed
-means that a check of `tinyllama.harness.checks` failed. A mutant that only raises, ends its process
+means that a check of `tinyllama.harness.checks` failed, or a test that `tools/mutants.toml` names
+for what the derived cases cannot ask of the kernel. A mutant that only raises, ends its process
 or does not come to an end is counted apart: that shows that code is run, not that it is checked.
 What survives must be explained in `tools/mutants.toml`, or the exit status is 1.
 """
@@ -13,18 +14,18 @@ What survives must be explained in `tools/mutants.toml`, or the exit status is 1
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import copy
+import functools
 import importlib
-import json
 import linecache
 import multiprocessing
+import pickle
 import random
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,131 +33,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # mutate this c
 
 import torch
 
+from tinyllama.harness.cases import OpCase, References
 from tinyllama.harness.checks import Candidate, Outcome, accuracy, guards, run
+from tinyllama.harness.evaluate import Inputs
 from tinyllama.harness.kernels import Kernel, jit
+from tinyllama.harness.poison import PoisonedMemory
 from tinyllama.harness.resources import launches_of
 from tinyllama.harness.worker import Worker
 from tinyllama.ops import OPS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tools import mutant_record
+from tools.mutant_record import ENDED, KILLED, RAISED, SURVIVED, Trial
+from tools.mutation import Mutant, mutants_of, qualified
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPLAINED = Path(__file__).with_suffix(".toml")
 OTHERS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
 MOST_USERS = 2  # providers that a mutant is tried with
-SECONDS = 300.0  # until a mutant counts as one that does not end
-KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
-SWAPPED: dict[type, type] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.BitAnd: ast.BitOr,
-    ast.USub: ast.UAdd,
-}
-CALLS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "exp": "exp2", "exp2": "exp"}
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change. line: in the kernel's file; text: what stands there instead of what."""
-
-    kernel: str
-    line: int
-    text: str
-    source: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.kernel}: {self.text}"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """How a mutant ended. check: the one that failed, or what was raised."""
-
-    mutant: Mutant
-    outcome: str
-    check: str = ""
-
-
-# -- changes ----------------------------------------------------------------------------------
-
-
-def changes(node: ast.AST) -> Iterator[Callable[[ast.AST], ast.AST]]:
-    """Functions that make a changed copy of a node."""
-    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)) and type(node.op) in SWAPPED:
-        yield lambda new: _set(new, op=SWAPPED[type(new.op)]())
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        yield lambda new: _set(new, ops=[SWAPPED[type(new.ops[0])]()])
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield lambda new: _set(new, value=new.value + 1)
-    if isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if called in CALLS:
-            yield lambda new: _set(new, func=_set(new.func, attr=CALLS[called]))
-        if called == "where":
-            yield lambda new: _set(new, args=[new.args[0], new.args[2], new.args[1]])
-        if any(word.arg == "mask" for word in node.keywords):
-            kept = [word for word in node.keywords if word.arg not in ("mask", "other")]
-            yield lambda new: _set(new, keywords=kept)
-
-
-def _set(node: Any, **fields: Any) -> Any:
-    for name, value in fields.items():
-        setattr(node, name, value)
-    return node
-
-
-def mutants_of(kernel: Kernel) -> list[Mutant]:
-    """Every change of a function's body; its signature and docstring stay."""
-    first = kernel.fn.__code__.co_firstlineno
-    tree = ast.parse(kernel.src)  # from its `def` on, without decorators
-    function = tree.body[0]
-    assert isinstance(function, ast.FunctionDef)
-    places = [
-        node
-        for statement in function.body
-        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
-        for node in ast.walk(statement)
-    ]
-    found = []
-    for place in places:
-        for change in changes(place):
-            new, old = change(copy.deepcopy(place)), copy.deepcopy(place)
-            text = f"{ast.unparse(old)} -> {ast.unparse(new)}"
-            source = ast.unparse(_Replace(place, new).visit(copy_but(tree, place)))
-            line = first + getattr(place, "lineno", 1)
-            found.append(Mutant(qualified(kernel), line, text, source))
-    return found
-
-
-def copy_but(tree: ast.AST, place: ast.AST) -> ast.AST:
-    """A copy of a tree in which one node is still the same object, so that it can be found."""
-    return copy.deepcopy(tree, {id(place): place})
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self.old, self.new = old, new
-
-    def visit(self, node: ast.AST) -> Any:
-        return self.new if node is self.old else self.generic_visit(node)
-
-
-def qualified(kernel: Kernel) -> str:
-    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
-
+SECONDS = 300.0  # that an unchanged function may take
+TIMES = 5.0  # as long as that a mutant may take; then it counts as one that does not end
 
 # -- who is tried on what -----------------------------------------------------------------------
 
@@ -214,24 +107,91 @@ def plant(source: str, kernel: Kernel) -> None:
                     setattr(module, attribute, new)
 
 
-def attempt(source: str, kernel: Kernel, users: list[Candidate], answer: Any) -> None:
-    """In a process of its own: the first check that fails, or the first thing that is raised."""
+@dataclass(frozen=True)
+class Watched(Candidate):
+    """A candidate whose accesses out of bounds end a call, and are noted."""
+
+    strays: list[str] = field(default_factory=list)
+
+    def results(
+        self, inputs: Inputs, memory: PoisonedMemory | None = None
+    ) -> dict[str, torch.Tensor]:
+        known = guards.KnownMemory()
+        try:
+            with known, guards.watched(known.watch):
+                return super().results(inputs, memory)
+        finally:
+            self.strays.extend(known.strays)
+
+
+def attempt(
+    source: str,
+    kernel: Kernel,
+    users: list[Candidate],
+    tests: Sequence[str],
+    references: dict[str, References],
+) -> tuple[str, str]:
+    """In a process of its own: the first check that fails, or the first thing that is raised.
+
+    references: those of the users' cases, which are the same for every mutant.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of wrong numbers, which the checks are there to find
     plant(source, kernel)
-    for candidate in users:
-        known = guards.KnownMemory()
-        with known, guards.watched(known.watch):
-            found = accuracy.first(candidate)
-        if known.strays:
-            answer.put((KILLED, "out of bounds"))
-            return
-        for finding in [found] if found else run(candidate, OTHERS):
-            if finding.outcome in (Outcome.FAILED, Outcome.CRASHED):
-                failed = finding.outcome is Outcome.FAILED
-                answer.put((KILLED, finding.check) if failed else (RAISED, finding.message))
-                return
-    answer.put((SURVIVED, ""))
+    with _known(references):
+        for candidate in users:
+            watched = Watched(candidate.op, candidate.provider)
+            found = accuracy.first(watched)
+            if watched.strays:
+                return KILLED, "out of bounds"
+            for finding in [found] if found else run(candidate, OTHERS):
+                if finding.outcome is Outcome.FAILED:
+                    return KILLED, finding.check
+                if finding.outcome is Outcome.CRASHED:
+                    return RAISED, finding.message
+    return tested(tests) if tests else (SURVIVED, "")
+
+
+@contextlib.contextmanager
+def _known(references: dict[str, References]) -> Iterator[None]:
+    compute = OpCase.references
+
+    def look_up(case: OpCase, inputs: Any) -> References:
+        return references.get(str(case)) or compute(case, inputs)
+
+    OpCase.references = look_up  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OpCase.references = compute  # type: ignore[method-assign]
+
+
+def references_of(users: list[Candidate]) -> dict[str, References]:
+    """By the name of the case, on the inputs that its accuracy is checked with."""
+    return {
+        str(case): case.references(user.inputs(case)) for user in users for case in user.covered()
+    }
+
+
+def tested(names: Sequence[str]) -> tuple[str, str]:
+    """The first of these tests that fails, by its name, or what one of them raises."""
+    import pytest
+
+    first: list[tuple[str, str]] = []
+
+    class Noted:
+        @pytest.hookimpl
+        def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+            if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+                wrong = call.excinfo.errisinstance(AssertionError)
+                test = item.nodeid.partition("[")[0]
+                first.append((KILLED, test) if wrong else (RAISED, call.excinfo.exconly()))
+
+    options = ["--exitfirst", "-q", "-W", "ignore", "--rootdir", str(ROOT), "--device", "cpu"]
+    status = pytest.main([*options, *(str(ROOT / name) for name in names)], plugins=[Noted()])
+    if not first and status != pytest.ExitCode.OK:
+        raise RuntimeError(f"the tests {names} cannot be run: pytest ended with {status!r}")
+    return first[0] if first else (SURVIVED, "")
 
 
 class Forks:
@@ -241,99 +201,144 @@ class Forks:
     in a fork of a process that has them autograd raises.
     """
 
+    def __init__(self) -> None:
+        self._references: dict[tuple[str, str], dict[str, References]] = {}
+
     def outcome(
-        self, source: str, kernel: tuple[str, str], users: list[tuple[str, str]]
+        self,
+        source: str,
+        kernel: tuple[str, str],
+        users: list[tuple[str, str]],
+        tests: Sequence[str],
+        seconds: float,
     ) -> tuple[str, str]:
         """How a trial ended, and its check. kernel: module and name; users: ops and providers."""
         function = getattr(importlib.import_module(kernel[0]), kernel[1])
         candidates = [Candidate(OPS[op], OPS[op][provider]) for op, provider in users]
-        fork = multiprocessing.get_context("fork")
-        answer = fork.SimpleQueue()
-        process = fork.Process(target=attempt, args=(source, function, candidates, answer))
-        process.start()
-        process.join(SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        references: dict[str, References] = {}
+        for user, candidate in zip(users, candidates, strict=True):
+            if user not in self._references:
+                self._references[user] = forked(functools.partial(references_of, [candidate]))
+            references |= self._references[user]
+        trial = functools.partial(attempt, source, function, candidates, tests, references)
+        try:
+            return forked(trial, seconds)
+        except TimeoutError:
             return ENDED, ""
-        if answer.empty():
-            return RAISED, f"the process ended with status {process.exitcode}"
-        return answer.get()
+        except ChildProcessError as error:
+            return RAISED, str(error)
+
+
+def forked(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """What a function returns in a fork of this process.
+
+    Raises TimeoutError for one that does not end, and ChildProcessError for one that ends its
+    process, or raises.
+    """
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+
+    def answer() -> None:
+        there.send_bytes(pickle.dumps(function()))
+
+    process = fork.Process(target=answer)
+    process.start()
+    there.close()  # so that the end of the process is the end of the pipe
+    try:
+        if not here.poll(seconds):
+            raise TimeoutError(f"no answer in {seconds:.0f} s")
+        return pickle.loads(here.recv_bytes())
+    except EOFError:
+        process.join()
+        text = f"the process ended with status {process.exitcode}"
+        raise ChildProcessError(text) from None
+    finally:
+        process.kill()
+        process.join()
 
 
 @contextlib.contextmanager
 def forks() -> Iterator[Worker]:
     """A new process that mutants are tried from."""
-    with Worker("the process that mutants are forked from", cwd=ROOT) as worker:
+    preload = ("torch._dynamo",)  # under a dispatch mode the first random number imports it
+    with Worker("the process that mutants are forked from", cwd=ROOT, preload=preload) as worker:
         worker.make("forks", "tools.mutants:Forks")
         yield worker
 
 
-def tried(worker: Worker, mutant: Mutant, kernel: Kernel, users: list[Candidate]) -> Trial:
+def tried(
+    worker: Worker,
+    mutant: Mutant,
+    kernel: Kernel,
+    users: list[Candidate],
+    tests: Sequence[str] = (),
+    seconds: float = SECONDS,
+) -> Trial:
     function = kernel.fn.__module__, kernel.fn.__name__
     names = [(user.op.name, user.provider.name) for user in users]
-    return Trial(mutant, *worker.call("forks", "outcome", mutant.source, function, names))
+    ended = worker.call("forks", "outcome", mutant.source, function, names, tests, seconds)
+    return Trial(mutant.line, mutant.text, mutant.gives, *ended)
 
 
 # -- all ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Plan:
+    """sample: mutants of each function, drawn from a seed."""
+
+    sample: int
+    seed: int
+    tests: dict[str, list[str]]
+
+    def tried(self, worker: Worker, kernel: Kernel, users: list[Candidate]) -> tuple[int, list]:
+        """How many mutants a function has, and the trials of those drawn.
+
+        Raises RuntimeError for a function that fails a check as it is: it would seem to kill all.
+        """
+        name, tests = qualified(kernel), self.tests.get(qualified(kernel), [])
+        start = time.monotonic()
+        same = tried(worker, Mutant(name, 0, "", "", kernel.src), kernel, users, tests)
+        seconds = 10 + TIMES * (time.monotonic() - start)
+        if same.outcome != SURVIVED:
+            raise RuntimeError(f"{name} fails unchanged: {same.outcome}, {same.check}")
+        every = mutants_of(kernel)
+        draw = random.Random(f"{self.seed} {name}")
+        chosen = draw.sample(every, min(self.sample, len(every)))
+        return len(every), [
+            tried(worker, mutant, kernel, users, tests, seconds) for mutant in chosen
+        ]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Mutate the Triton kernels and run the checks.")
-    parser.add_argument("--only", default="", help="functions whose name contains this")
+    parser.add_argument("--only", default="", help="parts of functions' names, with commas")
     parser.add_argument("--sample", type=int, default=40, help="mutants of each (default 40)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write every trial here")
+    parser.add_argument("--json", type=Path, help="write what was tried here, beside what is there")
     args = parser.parse_args(argv)
-    explained = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))["equivalent"]
-    known = {f"{one['kernel']}: {one['change']}" for one in explained}
-    functions = {name: one for name, one in candidates().items() if args.only in name}
+    parts = args.only.split(",")
+    functions = {n: one for n, one in candidates().items() if any(part in n for part in parts)}
     if not functions or args.sample < 1:
         parser.error(
             f"--only {args.only!r} --sample {args.sample}: use a part of a function's name, as in "
             "rope.rotate_kernel, and a whole number of at least 1"
         )
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
+    plan = Plan(args.sample, args.seed, mutant_record.tests())
+    explained = mutant_record.explained()
     trials: list[Trial] = []
+    left = 0
     with forks() as worker:
         for name, (kernel, users) in functions.items():
-            every = mutants_of(kernel)
-            draw = random.Random(f"{args.seed} {name}")
-            chosen = draw.sample(every, min(args.sample, len(every)))
-            own = [tried(worker, mutant, kernel, users) for mutant in chosen]
+            of, own = plan.tried(worker, kernel, users)
             trials += own
-            _say(name, users, own, len(every), known)
+            made = mutant_record.Tried(name, kernel.src, [str(u.provider) for u in users], of, own)
+            left += len(made.unexplained(explained))
+            print(made.text(explained), flush=True)
             if args.json:  # hours lie between the first and the last
-                _write(args.json, trials)
-    rate = _rate(trials)
-    print(f"{rate:.1%} of those that ran to an end were killed ({len(trials)} mutants)")
-    left = [t for t in trials if t.outcome == SURVIVED and t.mutant.name not in known]
+                mutant_record.add(args.json, made, args.seed)
+    print(f"{mutant_record.rate(trials)} of those that ran to an end were killed")
     return 1 if left else 0
-
-
-def _write(path: Path, trials: list[Trial]) -> None:
-    data = [{**asdict(t.mutant), "outcome": t.outcome, "check": t.check} for t in trials]
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-
-def _rate(trials: list[Trial]) -> float:
-    killed, survived = (sum(t.outcome == one for t in trials) for one in (KILLED, SURVIVED))
-    return killed / max(1, killed + survived)
-
-
-def _say(name: str, users: list[Candidate], own: list[Trial], of: int, known: set[str]) -> None:
-    counts = {
-        outcome: sum(t.outcome == outcome for t in own)
-        for outcome in (KILLED, SURVIVED, RAISED, ENDED)
-    }
-    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    by = ", ".join(str(user.provider) for user in users)
-    print(f"{name} by {by}: {said}; {len(own)} of {of} mutants", flush=True)
-    for trial in own:
-        if trial.outcome == SURVIVED:
-            note = " (explained)" if trial.mutant.name in known else ""
-            print(f"    line {trial.mutant.line}: {trial.mutant.text}{note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,16 @@ SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
+class References:
+    """Results of the reference, by name: in the case's dtype, in float64, and there again on inputs
+    that a rounding has moved."""
+
+    eager: dict[str, torch.Tensor]
+    oracle: dict[str, torch.Tensor]
+    perturbed: list[dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
 class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
@@ -104,19 +114,14 @@ class OpCase:
 
         Raises AssertionError when a gradient is missing, or is there and should not be.
         """
-        reference = self.op["eager"].call
-        eager = evaluate(self.op, reference, inputs)
-        exact = inputs.double()
-        oracle = evaluate(self.op, reference, exact)
-        perturbed = [
-            evaluate(self.op, reference, inputs.perturbed(draw)) for draw in range(PERTURBATIONS)
-        ]
+        references = self.references(inputs)
+        eager, oracle = references.eager, references.oracle
         for name, value in results.items():
             assert name in oracle or not value.any(), f"{self.op.name}: {name} is not zero"
         lost = sorted(set(oracle) - set(results))
         assert not lost, f"{self.op.name}: missing {', '.join(lost)}"
-        magnitudes = self._magnitudes(exact, oracle)
-        moved = {name: [one[name] for one in perturbed] for name in oracle}
+        magnitudes = self._magnitudes(inputs.double(), oracle)
+        moved = {name: [one[name] for one in references.perturbed] for name in oracle}
         gain = median(gain_over(eager[name], oracle[name], moved[name]) for name in oracle)
         return [
             compare(
@@ -131,6 +136,15 @@ class OpCase:
             )
             for name in oracle
         ]
+
+    def references(self, inputs: Inputs) -> References:
+        """What results for these inputs are held to; it does not depend on the provider."""
+        reference = self.op["eager"].call
+        return References(
+            evaluate(self.op, reference, inputs),
+            evaluate(self.op, reference, inputs.double()),
+            [evaluate(self.op, reference, inputs.perturbed(n)) for n in range(PERTURBATIONS)],
+        )
 
     def _magnitudes(
         self, exact: Inputs, oracle: Mapping[str, torch.Tensor]

@@ -1,0 +1,139 @@
+"""What came of the mutants of each kernel: the record in docs/mutants.json, what is explained, and
+the table of `docs/CHECK.md`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "docs/mutants.json"
+EXPLAINED = ROOT / "tools/mutants.toml"
+KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
+
+Names = Collection[tuple[str, str]]  # of mutants: the function, and its changed line
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a mutant ended. check: the one that failed, or what was raised; the rest as in Mutant."""
+
+    line: int
+    text: str
+    gives: str
+    outcome: str
+    check: str = ""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The trials of one function. by: the providers that it was tried with; of: its mutants."""
+
+    kernel: str
+    source: str
+    by: Sequence[str]
+    of: int
+    trials: Sequence[Trial]
+
+    def unexplained(self, explained: Names) -> list[Trial]:
+        return [
+            trial
+            for trial in self.trials
+            if trial.outcome == SURVIVED and (self.kernel, trial.gives) not in explained
+        ]
+
+    def text(self, explained: Names) -> str:
+        """For people: counts, and each survivor."""
+        counts = Counter(trial.outcome for trial in self.trials)
+        said = ", ".join(f"{counts[o]} {o}" for o in (KILLED, SURVIVED, RAISED, ENDED) if counts[o])
+        lines = [
+            f"{self.kernel} by {', '.join(self.by)}: {said}; {len(self.trials)} of {self.of} mutants"
+        ]
+        left = self.unexplained(explained)
+        for trial in (trial for trial in self.trials if trial.outcome == SURVIVED):
+            note = "" if trial in left else " (explained)"
+            lines.append(f"    line {trial.line}: {trial.text}  gives  {trial.gives}{note}")
+        return "\n".join(lines)
+
+
+def explained() -> set[tuple[str, str]]:
+    """The mutants of which `tools/mutants.toml` says why they compute the same."""
+    return {(one["kernel"], one["gives"]) for one in _declared()["equivalent"]}
+
+
+def tests() -> dict[str, list[str]]:
+    """By function, the tests that stand beside the checks."""
+    return _declared()["tests"]
+
+
+def _declared() -> dict[str, Any]:
+    return tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
+
+
+def rate(trials: Sequence[Trial], equivalent: int = 0) -> str:
+    """Killed, of those that ran to an end and are not equivalent."""
+    killed, survived = (sum(t.outcome == one for t in trials) for one in (KILLED, SURVIVED))
+    of = killed + survived - equivalent
+    return f"{killed / of:.1%}" if of else "none"
+
+
+# -- the record -----------------------------------------------------------------------------------
+
+
+def digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def add(path: Path, tried: Tried, seed: int) -> None:
+    """Write a function's trials, in the place of earlier ones of the same function."""
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    record[tried.kernel] = {
+        "source": digest(tried.source),
+        "seed": seed,
+        "by": list(tried.by),
+        "mutants": tried.of,
+        "trials": [asdict(trial) for trial in tried.trials],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(sorted(record.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def table() -> str:
+    """Markdown: what came of the recorded mutants, function by function, and of all."""
+    known = explained()
+    rows = [
+        "| function | mutants tried | killed | survived | of these equivalent | raised or no end | rate |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    every: list[Trial] = []
+    same = 0
+    for name, one in json.loads(RECORD.read_text(encoding="utf-8")).items():
+        trials = [Trial(**trial) for trial in one["trials"]]
+        equal = _equivalent(name, trials, known)
+        every, same = every + trials, same + equal
+        rows.append(_row(f"`{name}`", f"{len(trials)} of {one['mutants']}", trials, equal))
+    return "\n".join([*rows, _row("all", str(len(every)), every, same)])
+
+
+def _equivalent(kernel: str, trials: Sequence[Trial], known: Names) -> int:
+    return sum(t.outcome == SURVIVED and (kernel, t.gives) in known for t in trials)
+
+
+def _row(name: str, tried: str, trials: Sequence[Trial], equivalent: int) -> str:
+    counts: Mapping[str, int] = Counter(trial.outcome for trial in trials)
+    return (
+        f"| {name} | {tried} | {counts[KILLED]} | {counts[SURVIVED]} | {equivalent} "
+        f"| {counts[RAISED] + counts[ENDED]} | {rate(trials, equivalent)} |"
+    )
