@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("triton")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
+import mutant_record
 import mutants
 
 from tinyllama.harness.kernels import jit, tl
@@ -36,6 +39,8 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
         "-seen -> +seen",
     } <= texts
     assert not any("docstring" in text for text in texts)
+    lines = {mutant.gives for mutant in mutants.mutants_of(kernel) if mutant.text == "0 -> 1"}
+    assert len(lines) == 3, "the same change in another place has another name"
     for mutant in mutants.mutants_of(kernel):
         compile(mutant.source, "mutant", "exec")
         assert mutant.source != kernel.src
@@ -56,7 +61,9 @@ EXPECTED = {
 }
 
 
-def test_a_mutant_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_is_tried_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Not in a fork of this one, which may have used autograd, and a GPU."""
     kernel, users = mutants.candidates()["silu_mul.sigmoids"]
     by_text = {mutant.text: mutant for mutant in mutants.mutants_of(kernel)}
@@ -65,8 +72,51 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPat
         raise AssertionError("this process is forked")
 
     monkeypatch.setattr(os, "fork", fork)
+    failing, raising = tmp_path / "test_failing.py", tmp_path / "test_raising.py"
+    failing.write_text("def test_that_fails(): assert False")
+    raising.write_text("def test_that_raises(): raise ValueError('a value')")
     with mutants.forks() as worker:
         for change, outcome in EXPECTED.items():
             trial = mutants.tried(worker, by_text[change], kernel, users[:1])
             assert trial.outcome == outcome, trial
             assert bool(trial.check) is (outcome == mutants.KILLED)
+        trial = mutants.tried(worker, by_text[change], kernel, users[:1], [str(failing)])
+        assert trial.outcome == mutants.KILLED
+        assert trial.check.endswith("test_failing.py::test_that_fails")
+        trial = mutants.tried(worker, by_text[change], kernel, users[:1], [str(raising)])
+        assert (trial.outcome, trial.check) == (mutants.RAISED, "ValueError: a value")
+        plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
+        with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
+            plan.tried(worker, kernel, users[:1])
+
+
+def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
+    assert mutants.forked(lambda: "an answer") == "an answer"
+    with pytest.raises(TimeoutError, match="no answer in 1 s"):
+        mutants.forked(lambda: time.sleep(60), seconds=1)
+    with pytest.raises(ChildProcessError, match="ended with status 3"):
+        mutants.forked(lambda: os._exit(3))
+
+
+def test_each_explanation_is_of_one_mutant_and_each_test_exists() -> None:
+    """Of the kernels as they are now: a change of one leaves no reason behind."""
+    found = mutants.candidates()
+    names = Counter(m.name for kernel, _ in found.values() for m in mutants.mutants_of(kernel))
+    assert {name: names[name] for name in mutant_record.explained() if names[name] != 1} == {}
+    for kernel, tests in mutant_record.tests().items():
+        assert kernel in found
+        for test in tests:
+            file, _, function = test.partition("::")
+            assert f"def {function}(" in (mutants.ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
+    known = mutant_record.explained()
+    for tried in mutant_record.load(mutant_record.RECORD):
+        assert not tried.unexplained(known), tried.text(known)
+    trial = mutants.Trial(3, "1 -> 2", "x = 2", mutants.SURVIVED)
+    made = mutant_record.Tried("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
+    assert made.unexplained({("file.kernel", "x = 3"), ("file.other", "x = 2")}) == [trial]
+    assert made.unexplained({("file.kernel", "x = 2")}) == []
+    mutant_record.add(tmp_path / "record.json", made)
+    assert mutant_record.load(tmp_path / "record.json") == [made]

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
 
 import model_tables
+import mutant_record
 import result_figures
 import result_tables
 
@@ -41,6 +42,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "ops": result_tables.ops,
     "parts": result_tables.parts,
     "curves": result_figures.curves,
+    "mutants": mutant_record.table,
 }
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tried:
-    """The trials of one function. by: the providers that it was tried with; of: its mutants."""
+    """The trials of one function. source: its `digest`; by: the providers that it was tried with;
+    mutants: as many as it has; seed: of the draw of those that were tried."""
 
     kernel: str
     source: str
-    by: Sequence[str]
-    of: int
-    trials: Sequence[Trial]
+    by: list[str]
+    mutants: int
+    seed: int
+    trials: list[Trial]
 
     def unexplained(self, explained: Names) -> list[Trial]:
         return [
@@ -58,9 +60,8 @@ class Tried:
         """For people: counts, and each survivor."""
         counts = Counter(trial.outcome for trial in self.trials)
         said = ", ".join(f"{counts[o]} {o}" for o in (KILLED, SURVIVED, RAISED, ENDED) if counts[o])
-        lines = [
-            f"{self.kernel} by {', '.join(self.by)}: {said}; {len(self.trials)} of {self.of} mutants"
-        ]
+        tried = f"{len(self.trials)} of {self.mutants} mutants"
+        lines = [f"{self.kernel} by {', '.join(self.by)}: {said}; {tried}"]
         left = self.unexplained(explained)
         for trial in (trial for trial in self.trials if trial.outcome == SURVIVED):
             note = "" if trial in left else " (explained)"
@@ -96,44 +97,46 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def add(path: Path, tried: Tried, seed: int) -> None:
+def load(path: Path) -> list[Tried]:
+    """What is recorded, function by function."""
+    if not path.exists():
+        return []
+    return [
+        Tried(**{**one, "trials": [Trial(**trial) for trial in one["trials"]]})
+        for one in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def add(path: Path, tried: Tried) -> None:
     """Write a function's trials, in the place of earlier ones of the same function."""
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    record[tried.kernel] = {
-        "source": digest(tried.source),
-        "seed": seed,
-        "by": list(tried.by),
-        "mutants": tried.of,
-        "trials": [asdict(trial) for trial in tried.trials],
-    }
+    others = [one for one in load(path) if one.kernel != tried.kernel]
+    record = sorted([*others, tried], key=lambda one: one.kernel)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(sorted(record.items())), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([asdict(one) for one in record], indent=1) + "\n", encoding="utf-8")
 
 
 def table() -> str:
     """Markdown: what came of the recorded mutants, function by function, and of all."""
     known = explained()
     rows = [
-        "| function | mutants tried | killed | survived | of these equivalent | raised or no end | rate |",
+        "| function | tried | killed | survived | equivalent | raised or no end | rate |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     every: list[Trial] = []
     same = 0
-    for name, one in json.loads(RECORD.read_text(encoding="utf-8")).items():
-        trials = [Trial(**trial) for trial in one["trials"]]
-        equal = _equivalent(name, trials, known)
-        every, same = every + trials, same + equal
-        rows.append(_row(f"`{name}`", f"{len(trials)} of {one['mutants']}", trials, equal))
+    for one in load(RECORD):
+        survived = sum(trial.outcome == SURVIVED for trial in one.trials)
+        equivalent = survived - len(one.unexplained(known))
+        every, same = every + one.trials, same + equivalent
+        tried = f"{len(one.trials)} of {one.mutants}"
+        rows.append(_row(f"`{one.kernel}`", tried, one.trials, equivalent))
     return "\n".join([*rows, _row("all", str(len(every)), every, same)])
 
 
-def _equivalent(kernel: str, trials: Sequence[Trial], known: Names) -> int:
-    return sum(t.outcome == SURVIVED and (kernel, t.gives) in known for t in trials)
-
-
 def _row(name: str, tried: str, trials: Sequence[Trial], equivalent: int) -> str:
-    counts: Mapping[str, int] = Counter(trial.outcome for trial in trials)
+    """survived: those that are not equivalent."""
+    counts = Counter(trial.outcome for trial in trials)
     return (
-        f"| {name} | {tried} | {counts[KILLED]} | {counts[SURVIVED]} | {equivalent} "
+        f"| {name} | {tried} | {counts[KILLED]} | {counts[SURVIVED] - equivalent} | {equivalent} "
         f"| {counts[RAISED] + counts[ENDED]} | {rate(trials, equivalent)} |"
     )

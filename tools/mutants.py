@@ -111,17 +111,14 @@ def plant(source: str, kernel: Kernel) -> None:
 class Watched(Candidate):
     """A candidate whose accesses out of bounds end a call, and are noted."""
 
-    strays: list[str] = field(default_factory=list)
+    # One for all calls: the kernels of a later one may read a table that an earlier one made.
+    known: guards.KnownMemory = field(default_factory=guards.KnownMemory)
 
     def results(
         self, inputs: Inputs, memory: PoisonedMemory | None = None
     ) -> dict[str, torch.Tensor]:
-        known = guards.KnownMemory()
-        try:
-            with known, guards.watched(known.watch):
-                return super().results(inputs, memory)
-        finally:
-            self.strays.extend(known.strays)
+        with self.known, guards.watched(self.known.watch):
+            return super().results(inputs, memory)
 
 
 def attempt(
@@ -142,7 +139,7 @@ def attempt(
         for candidate in users:
             watched = Watched(candidate.op, candidate.provider)
             found = accuracy.first(watched)
-            if watched.strays:
+            if watched.known.strays:
                 return KILLED, "out of bounds"
             for finding in [found] if found else run(candidate, OTHERS):
                 if finding.outcome is Outcome.FAILED:
@@ -332,11 +329,12 @@ def main(argv: list[str] | None = None) -> int:
         for name, (kernel, users) in functions.items():
             of, own = plan.tried(worker, kernel, users)
             trials += own
-            made = mutant_record.Tried(name, kernel.src, [str(u.provider) for u in users], of, own)
+            by, source = [str(user.provider) for user in users], mutant_record.digest(kernel.src)
+            made = mutant_record.Tried(name, source, by, of, args.seed, own)
             left += len(made.unexplained(explained))
             print(made.text(explained), flush=True)
             if args.json:  # hours lie between the first and the last
-                mutant_record.add(args.json, made, args.seed)
+                mutant_record.add(args.json, made)
     print(f"{mutant_record.rate(trials)} of those that ran to an end were killed")
     return 1 if left else 0
 
