@@ -14,10 +14,18 @@ pytest.importorskip("triton")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
-import mutant_record
 import mutants
 
-from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.checks import Candidate
+from tinyllama.harness.kernels import Kernel, jit, tl
+
+mutant_record = mutants.mutant_record
+Found = dict[str, tuple[Kernel, list[Candidate]]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return mutants.candidates()
 
 
 @jit
@@ -47,8 +55,7 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
         assert mutant.line > kernel.fn.__code__.co_firstlineno
 
 
-def test_every_kernel_has_a_provider_that_runs_it() -> None:
-    found = mutants.candidates()
+def test_every_kernel_has_a_provider_that_runs_it(found: Found) -> None:
     assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention_kernels.forward_kernel"} <= set(
         found
     )
@@ -62,10 +69,10 @@ EXPECTED = {
 
 
 def test_a_mutant_is_tried_in_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not in a fork of this one, which may have used autograd, and a GPU."""
-    kernel, users = mutants.candidates()["silu_mul.sigmoids"]
+    kernel, users = found["silu_mul.sigmoids"]
     by_text = {mutant.text: mutant for mutant in mutants.mutants_of(kernel)}
 
     def fork() -> int:
@@ -98,9 +105,8 @@ def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
         mutants.forked(lambda: os._exit(3))
 
 
-def test_each_explanation_is_of_one_mutant_and_each_test_exists() -> None:
+def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Found) -> None:
     """Of the kernels as they are now: a change of one leaves no reason behind."""
-    found = mutants.candidates()
     names = Counter(m.name for kernel, _ in found.values() for m in mutants.mutants_of(kernel))
     assert {name: names[name] for name in mutant_record.explained() if names[name] != 1} == {}
     for kernel, tests in mutant_record.tests().items():

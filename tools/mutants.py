@@ -114,6 +114,10 @@ class Watched(Candidate):
     # One for all calls: the kernels of a later one may read a table that an earlier one made.
     known: guards.KnownMemory = field(default_factory=guards.KnownMemory)
 
+    def inputs(self, case: OpCase) -> Inputs:
+        with self.known:
+            return super().inputs(case)
+
     def results(
         self, inputs: Inputs, memory: PoisonedMemory | None = None
     ) -> dict[str, torch.Tensor]:
@@ -184,7 +188,8 @@ def tested(names: Sequence[str]) -> tuple[str, str]:
                 test = item.nodeid.partition("[")[0]
                 first.append((KILLED, test) if wrong else (RAISED, call.excinfo.exconly()))
 
-    options = ["--exitfirst", "-q", "-W", "ignore", "--rootdir", str(ROOT), "--device", "cpu"]
+    options = ["-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugin"]
+    options += ["--device", "cpu", "--exitfirst", "-W", "ignore"]
     status = pytest.main([*options, *(str(ROOT / name) for name in names)], plugins=[Noted()])
     if not first and status != pytest.ExitCode.OK:
         raise RuntimeError(f"the tests {names} cannot be run: pytest ended with {status!r}")
