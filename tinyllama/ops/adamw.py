@@ -239,7 +239,7 @@ def _advance(
     base2 = tl.full((), BETA2, tl.float64)
     power1 = tl.full((), 1.0, tl.float64)
     power2 = tl.full((), 1.0, tl.float64)
-    for _ in range(24):  # the bits of a count that float32 holds
+    for _ in range(25):  # the bits of 2^24, where a count in float32 ends
         odd = (count & 1) == 1
         power1 = tl.where(odd, power1 * base1, power1)
         power2 = tl.where(odd, power2 * base2, power2)
