@@ -99,3 +99,19 @@ def test_a_bad_value_in_a_real_process():
     assert done.stderr == (
         "tinyllama: error: hidden_dim 512 does not divide by num_heads 7: change one of them\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--op speed", "--op 'speed' does not exist: use one of "),
+        ("--case N1", "--case 'N1' does not exist: use one of "),
+        ("--op adamw --dtype bf16", "adamw: nothing to search in bf16: choose others with "),
+    ],
+)
+def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(capsys, options, message):
+    assert cli.main(["tune", *options.split()]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith(f"tinyllama: error: {message}")
+    assert error.count("\n") == 1

@@ -302,3 +302,10 @@ def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
     assert found["transpose.transpose_kernel"] == "transpose"
     assert len(set(found.values())) == len(found)
     assert {name for name in found.values() if kind_of(name) == "other"} == set()
+
+
+def test_a_file_of_any_name_gives_a_symbol() -> None:
+    def double_kernel() -> None: ...
+
+    double_kernel.__module__ = "ops_of.my-kernels"
+    assert kernels.shown_name(double_kernel) == "my_kernels_double"

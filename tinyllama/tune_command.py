@@ -47,10 +47,10 @@ def _tune(args: argparse.Namespace) -> int:
     from tinyllama.harness.results import current_commit, versions
     from tinyllama.harness.tuning import compiled_ahead, merged, search
 
+    cases = _cases(args)
     device = default_device()
     if device.type == "cpu":
         raise ConfigError("tune needs a GPU: on a CPU kernels are interpreted, and no time counts")
-    cases = _cases(args)
     folder = args.output or Path(__file__).parent / "ops" / "tuned"
     if not folder.is_dir():
         raise ConfigError(f"--output {str(folder)!r} is not a folder: make it first")
@@ -99,6 +99,12 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
                 one = OpCase(op, provider, case, dtype)
                 if short in dtypes and dtype in op.dtypes and one.unsupported() is None:
                     found.append(one)
+    if not found:
+        asked = ", ".join(args.case or args.op or ("the ops",))
+        raise ConfigError(
+            f"{asked}: nothing to search in {', '.join(dtypes)}: choose others with --op, --case "
+            "and --dtype"
+        )
     return found
 
 

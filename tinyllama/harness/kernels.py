@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,10 +129,10 @@ def next_power_of_2(n: int) -> int:
 
 
 def shown_name(function: Callable[..., Any]) -> str:
-    """What profilers are to call a kernel: its file, then what it does there."""
+    """What profilers are to call a kernel: its file, then what it does there, as one symbol."""
     file = function.__module__.rpartition(".")[2].removesuffix("_kernels")
     does = function.__name__.strip("_").removesuffix("_kernel")
-    return file if does == file else f"{file}_{does}"
+    return re.sub(r"\W", "_", file if does == file else f"{file}_{does}")
 
 
 if HAS_TRITON and not TYPE_CHECKING:
