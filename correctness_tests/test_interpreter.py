@@ -204,6 +204,18 @@ def test_products_accumulate_in_float32(dtype: torch.dtype) -> None:
     assert error < {torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
 
 
+@pytest.mark.parametrize(("M", "N", "K"), [(64, 32, 16), (16, 64, 32), (32, 16, 128)])
+def test_a_product_and_that_of_the_transposes_agree_to_the_bit(M: int, N: int, K: int) -> None:
+    """As on a device: a backward pass that makes a score again relies on it."""
+    a, b = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(5)) for shape in ((M, K), (K, N))
+    )
+    one, other = torch.zeros(M, N), torch.zeros(N, M)
+    product[(1,)](a, b, one, M=M, N=N, K=K)
+    product[(1,)](b.T.contiguous(), a.T.contiguous(), other, M=N, N=M, K=K)
+    assert torch.equal(one, other.T)
+
+
 @jit
 def masked(x, y, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)

@@ -1,12 +1,15 @@
 """Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
 
-The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Three things
+The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Four things
 in it are mended here, once, so that no kernel branches on it and no tolerance widens for it:
 
 * it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
   float32 as bfloat16 by truncation; here a bfloat16 is a float32 rounded to nearest, ties to even;
 * it needs ``TRITON_INTERPRET`` before triton is imported, and then nothing compiles; here a
   kernel is interpreted when its tensors are on the CPU, in the same process that compiles it;
+* numpy's BLAS adds up a product in an order that depends on where an element stands, so that a score
+  made again as k q differs from q k, in which a device agrees to the bit; here the sum inside a
+  product is one in float64, rounded once;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
 
 What it cannot show stays so: programs never overlap, products are never tf32, and a store out of
@@ -111,10 +114,11 @@ def _watched(ptrs: Any, mask: Any, kind: str) -> None:
 def _mend() -> None:
     handle, builder = stock.TensorHandle, stock.InterpreterBuilder
     make, cast, numpy_dtype = handle.__init__, builder.cast_impl, stock._get_np_dtype
-    load, store, bitcast = (
+    load, store, bitcast, dot = (
         builder.create_masked_load,
         builder.create_masked_store,
         builder.create_bitcast,
+        builder.create_dot,
     )
 
     def init(self: Any, data: Any, dtype: Any, *rest: Any, **named: Any) -> None:
@@ -143,6 +147,12 @@ def _mend() -> None:
             return handle(to_values(src.data.view(np.uint16)), dst_type.scalar)
         return bitcast(self, _as_bits(src), dst_type)
 
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        if not a.dtype.is_floating() or a.dtype.primitive_bitwidth == 8:
+            return dot(self, a, b, d, *rest)
+        product = a.data.astype(np.float64) @ b.data.astype(np.float64)
+        return handle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
+
     def atomic(known: Any) -> Any:
         def checked(self: Any, *args: Any) -> Any:
             if any(isinstance(arg, handle) and _is_bf16(arg.dtype) for arg in args):
@@ -158,6 +168,7 @@ def _mend() -> None:
     builder.create_masked_load = masked_load
     builder.create_masked_store = masked_store
     builder.create_bitcast = create_bitcast
+    builder.create_dot = create_dot
     builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)
     stock._get_np_dtype = lambda dtype: (
         np.dtype(np.float32) if _is_bf16(dtype) else numpy_dtype(dtype)

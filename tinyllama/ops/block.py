@@ -254,11 +254,11 @@ class Triton:
         )
         dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
         dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide)
-        do_BTHK = input_gradient(dsum_low_ND, matrices.out).view(*x.shape[:2], -1, width)
+        o_BTHK = saved["o"].unflatten(-1, (-1, width))
+        do_BTHK = input_gradient(dsum_low_ND, matrices.out).view_as(o_BTHK)
 
         dqkv_BTE = torch.empty_like(qkv_BTE)
         dq, dk, dv = _heads(dqkv_BTE, rows_q, width)
-        o_BTHK = saved["o"].unflatten(-1, (-1, width))
         q, k, v = _heads(qkv_BTE, rows_q, width)
         attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
         dqkv_NE = dqkv_BTE.flatten(0, 1)
