@@ -26,6 +26,13 @@ def shared(device: torch.device, named: bool) -> bool:
 
 
 @pytest.fixture
+def gpu(device: torch.device) -> torch.device:
+    if device.type == "cpu":
+        pytest.skip("times, launches and bytes of a device are read on a GPU")
+    return device
+
+
+@pytest.fixture
 def own_gpu(device: torch.device, request: pytest.FixtureRequest) -> None:
     """For a test that holds times of a GPU to something: they would be other workers' times too."""
     if shared(device, named=bool(request.config.option.device)):

@@ -22,13 +22,6 @@ MIB = 2**20
 AT = "void at::native::"
 
 
-@pytest.fixture
-def gpu(device: torch.device) -> torch.device:
-    if device.type == "cpu":
-        pytest.skip("launches and bytes of a device are counted on a GPU")
-    return device
-
-
 @pytest.mark.parametrize(
     ("device", "workers", "gpus", "named", "expected"),
     [

@@ -116,6 +116,8 @@ def _write(path: Path, table: dict[str, Any]) -> None:
 def _show(case: OpCase, found: Search) -> None:
     print(f"{case}: {found.space} {found.key}: {found.best} ({found.gain:.2f} times as fast)")
     for config, seconds in sorted(found.seconds.items(), key=lambda item: item[1]):
-        print(f"    {seconds * 1e6:9.1f} us  {config}")
+        spilled = found.spilled.get(config)
+        spills = f", {spilled} registers spilled" if spilled else ""
+        print(f"    {seconds * 1e6:9.1f} us  {config}{spills}")
     for config, reason in found.failed.items():
         print(f"    left out   {config}: {reason}")

@@ -64,6 +64,19 @@ class Launch:
 
 _RECORDS: list[list[Launch]] = []
 _CHIPS: list[str] = []
+_LAUNCHED: list[list[Any]] = []
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[list[Any]]:
+    """The compiled kernels that a GPU is given meanwhile: triton's own objects, which tell what
+    each takes (``n_regs``, ``n_spills``)."""
+    kernels: list[Any] = []
+    _LAUNCHED.append(kernels)
+    try:
+        yield kernels
+    finally:
+        _LAUNCHED.remove(kernels)
 
 
 @contextlib.contextmanager
@@ -147,7 +160,10 @@ if HAS_TRITON and not TYPE_CHECKING:
             given = (*args, *kwargs.values())
             first = next((a for a in given if isinstance(a, torch.Tensor)), None)
             if first is None or first.device.type == "cuda":
-                return super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
+                kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
+                for seen in _LAUNCHED:
+                    seen.append(kernel)
+                return kernel
             if first.device.type != "cpu":
                 raise RuntimeError(f"{self.__name__} cannot run on {first.device.type} tensors")
             from tinyllama.harness import interpreter

@@ -6,7 +6,8 @@ forward and backward on the device's clock with cold caches, all configurations 
 configuration that does not compile or is not right is left out, and named.
 
 A choice must beat the one that is in force by more than `MARGIN`, or that one stays: tables do not
-change with the noise.
+change with the noise. Among those that are as fast within it, one that spills fewer registers is
+preferred: another compiler may spill more.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tinyllama.harness.cases import OpCase
 from tinyllama.harness.clock import Clock, queue_of
 from tinyllama.harness.configs import SPACES, Config, Key, Space, asked, key_text
 from tinyllama.harness.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.kernels import launched
 from tinyllama.harness.op_contender import ops_of
 from tinyllama.harness.rounds import interleaved
 
@@ -37,22 +39,26 @@ SURVIVORS = 6  # of a quick first look, that are timed in full
 
 @dataclass
 class Search:
-    """What a search of one key found: seconds by configuration, and what went wrong."""
+    """What a search of one key found: by configuration its seconds and what its kernels spill
+    (registers of all kernels of the call, of which one kind is searched), and what went wrong."""
 
     space: str
     key: dict[str, Key]
     before: Config
     seconds: dict[Config, float] = field(default_factory=dict)
+    spilled: dict[Config, int] = field(default_factory=dict)
     failed: dict[Config, str] = field(default_factory=dict)
 
     @property
     def best(self) -> Config:
-        """The fastest, or the one in force where none is faster by the margin."""
-        fastest = min(self.seconds, key=self.seconds.__getitem__, default=self.before)
-        if self.before not in self.seconds:
-            return fastest
-        gain = self.seconds[self.before] / self.seconds[fastest]
-        return fastest if gain > 1 + MARGIN else self.before
+        """Of those as fast as the fastest within the margin: what spills least, then the one in
+        force, then the fastest."""
+        limit = min(self.seconds.values(), default=0.0) * (1 + MARGIN)
+        return min(
+            (config for config, seconds in self.seconds.items() if seconds <= limit),
+            key=lambda one: (self.spilled.get(one, 0), one != self.before, self.seconds[one]),
+            default=self.before,
+        )
 
     @property
     def gain(self) -> float:
@@ -129,9 +135,10 @@ def _search(
     calls = {}
     for config in dict.fromkeys([found.before, *space.configs(**key)]):
         try:
-            with space.force(config, **key):
+            with space.force(config, **key), launched() as kernels:
                 results = evaluate(case.op, case.provider.call, inputs)
             _assert_close(results, expected)
+            found.spilled[config] = sum(kernel.n_spills for kernel in kernels)
             calls[config] = _timed(space, key, config, case, inputs)
         except Exception as error:  # a configuration that cannot be compiled, launched or trusted
             found.failed[config] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
