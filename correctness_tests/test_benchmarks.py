@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from correctness_tests.commands import ENVIRONMENT
-from correctness_tests.timed_suite import COMPARE, Suite, lines
+from correctness_tests.timed_suite import COMPARE, SUITE, Suite, lines
 from tinyllama.harness import results
 
 pytest_plugins = ["pytester"]
@@ -75,6 +75,39 @@ def test_the_table_says_whether_a_run_that_is_not_recorded_failed(
     text = suite.run().stdout.str()
     assert "ladder" in text
     assert ("INCOMPLETE" in text) is failed
+
+
+def test_a_missed_target_fails_the_run_and_the_record_says_so(suite: Suite) -> None:
+    suite.target('missed = ["v3 speed >= 2: measured 1"]; assert not missed, "\\n".join(missed)')
+    found = suite.run("--record")
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    lines(found, "^MISSED one: v3 speed >= 2: measured 1$")
+    said = [(r["complete"], r["missed"]) for r in suite.records()]
+    assert said == [(True, ["v3 speed >= 2: measured 1"])] * 2, "it was measured whole"
+    suite.target("assert True")
+    assert suite.run(COMPARE).ret == 0
+    assert sum(r["missed"] == [] for r in suite.records()) == 2
+
+
+@pytest.mark.parametrize("statement", ["raise ValueError('no entry')", "pytest.skip('not here')"])
+def test_a_target_that_cannot_be_told_leaves_no_whole_record(suite: Suite, statement: str) -> None:
+    suite.target(statement)
+    assert suite.run("--record").ret != 0
+    assert [(r["complete"], r["missed"]) for r in suite.records()] == [(False, [])] * 2
+
+
+def test_what_its_tests_hold_needs_nothing_to_compare(suite: Suite) -> None:
+    path = Path("figures.json")
+    path.write_text(json.dumps({"one": {"one/v1": {"losses": [3.0, 2.0]}}}))
+    suite.expect("one")
+    assert suite.run("--record").ret == 15
+    suite.pytester.makepyfile(
+        test_timed=SUITE.replace('"op"', '"curve"').replace("{right}", "pass")
+    )
+    found = suite.run("--record")
+    assert found.ret == 0
+    lines(found, "SAME one: held by its tests")
+    assert sorted(r["complete"] for r in suite.records()) == [False, True]
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), 0, -1.0, "fast", None])

@@ -69,7 +69,7 @@ class Suite:
         pytester.makeini(
             f"[pytest]\npythonpath = {ROOT}\n"
             "addopts = -p no:cacheprovider -p no:hypothesispytest -p no:anyio\n"
-            "markers =\n    slow: left out\n"
+            "markers =\n    slow: left out\n    target: a bar\n"
         )
         self.expect("one", "two")
         self.right()
@@ -81,6 +81,11 @@ class Suite:
 
     def right(self, statement: str = "assert True") -> None:
         self.pytester.makepyfile(test_timed=SUITE.replace("{right}", statement))
+
+    def target(self, statement: str) -> None:
+        """With a test more, that holds a group to a bar."""
+        test = f"\n\n@pytest.mark.target\ndef test_target(group):\n    {statement}\n"
+        self.pytester.makepyfile(test_timed=SUITE.replace("{right}", "assert True") + test)
 
     def measure(self, seconds: Any = 1.0, names: str = "ab", groups: str = "one two") -> None:
         """What the suite will find: ``seconds`` of the first name of each group, 1 of others."""

@@ -22,7 +22,7 @@ from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import BOTH, Timed, ops_of, passes_of, untimed
 from tinyllama.harness.registry import Registry
 from tinyllama.harness.rounds import interleaved, ratio, summary
-from tinyllama.harness.targets import OpTarget
+from tinyllama.harness.targets import OpTarget, shown
 from tinyllama.harness.worker import Worker, WorkerError
 
 PACKAGE = "tinyllama.ops"
@@ -230,7 +230,9 @@ def missed(
                 continue
             measured = target.measured(entries)
             if measured is None or not target.met(measured):
-                lines.append(f"{op}-{case}, {', '.join(rest)}: {target}: measured {measured}")
+                lines.append(
+                    f"{op}-{case}, {', '.join(rest)}: {target}: measured {shown(measured)}"
+                )
     return lines
 
 

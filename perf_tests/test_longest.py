@@ -120,6 +120,7 @@ def test_every_contender_runs(group: dict[str, Entry]) -> None:
         assert "seconds" in entry or entry["role"] == "peer", f"{name}: {entry['cannot']}"
 
 
+@pytest.mark.target
 def test_longer_sequences_fit_at_no_loss_of_speed(group: dict[str, Entry]) -> None:
     compiled, ours = group[COMPILED.name], group[SELECTIVE.name]
     if "seconds" not in compiled:

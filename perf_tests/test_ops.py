@@ -92,6 +92,7 @@ def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
         assert 0 < share <= CLEARANCE, f"{name} takes {entry['seconds']} s: {share:.2f} of the roof"
 
 
+@pytest.mark.target
 def test_targets(group: Measured, device: torch.device) -> None:
     """The bars of ops in targets.toml that hold on this device, at each case that they cover."""
     here = [target for target in TARGETS if target.holds_on(device_name(device))]

@@ -15,7 +15,7 @@ from perf_tests.conftest import Ceilings
 from perf_tests.measure import CONTENDERS, Contender, Measured, entry_of, measure
 from perf_tests.table import show
 from perf_tests.workloads import ALL, Group, not_here
-from tinyllama.harness.targets import load, of_group
+from tinyllama.harness.targets import load, of_group, shown
 
 KNOWN = {contender.name for contender in CONTENDERS}
 TARGETS = load(Path(tinyllama.__file__).parent / "targets.toml")
@@ -76,6 +76,7 @@ def test_no_step_is_faster_than_its_arithmetic(group: Run, ceilings: Ceilings) -
             )
 
 
+@pytest.mark.target
 def test_targets(group: Run, device: torch.device) -> None:
     """The bars of targets.toml that hold on this device."""
     from tinyllama.harness.device import device_name
@@ -89,5 +90,5 @@ def test_targets(group: Run, device: torch.device) -> None:
         if found is None and target.over in group.measured.cannot:
             continue  # the peer is not installed, which its entry says
         if found is None or not target.met(found):
-            missed.append(f"{target}: measured {found}")
+            missed.append(f"{target}: measured {shown(found)}")
     assert not missed, "\n".join(missed)

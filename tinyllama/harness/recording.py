@@ -2,7 +2,8 @@
 
 A group is saved before the next one starts, so that a crash loses only what was being measured.
 Its record is complete, and so may be a baseline, only if every one of its tests ran and passed,
-and no verdict on it stands against it.
+and no verdict on it stands against it. A test marked ``target`` holds what was measured to a bar:
+where it fails the run fails, and the record is whole and says what was missed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Group:
     name: str
     items: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)  # may be left out; must pass where they run
+    targets: set[str] = field(default_factory=set)  # say what the record misses
     reports: dict[str, list[pytest.TestReport]] = field(default_factory=lambda: defaultdict(list))
     measured: GroupRecord | None = None
     disturbed: str | None = None
@@ -67,9 +69,29 @@ class Group:
 
     @property
     def passed(self) -> bool:
-        """Whether every phase that ran passed; what did not run is in `problems`."""
-        each = (report for reports in self.reports.values() for report in reports)
-        return all(report.outcome == "passed" for report in each)
+        """Whether every phase that ran passed, or missed a target; what did not run is in
+        `problems`."""
+        each = [report for reports in self.reports.values() for report in reports]
+        return all(report.outcome == "passed" or self._misses(report) for report in each)
+
+    @property
+    def missed(self) -> list[str]:
+        """The lines in which tests marked ``target`` say what was missed."""
+        return [
+            line
+            for item in sorted(self.targets)
+            for report in self.reports[item]
+            for line in self._misses(report)
+        ]
+
+    def _misses(self, report: pytest.TestReport) -> list[str]:
+        """What a report says was missed; nothing where it failed otherwise."""
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if report.nodeid not in self.targets or not report.failed or crash is None:
+            return []
+        kind, _, text = crash.message.partition(": ")
+        said = text.partition("\nassert ")[0]  # pytest appends the expression
+        return said.splitlines() if report.when == "call" and kind == "AssertionError" else []
 
     def problems(self) -> list[Verdict]:
         """What keeps the group from being measured whole. A failed test fails by itself."""
@@ -145,8 +167,9 @@ class Recording:
             if name is not None:
                 state = self.groups.setdefault(name, Group(name))
                 state.items.add(item.nodeid)
-                if item.get_closest_marker("slow"):
-                    state.slow.add(item.nodeid)
+                for marker, marked in (("slow", state.slow), ("target", state.targets)):
+                    if item.get_closest_marker(marker):
+                        marked.add(item.nodeid)
                 self.group_of[item.nodeid] = name
         found = self.config.hook.pytest_tinyllama_groups(config=self.config)
         self.declared = list(dict.fromkeys(name for names in found for name in names))
@@ -215,12 +238,14 @@ class Recording:
         if state.measured is None or not state.left or state.finished:
             return
         state.finished = True
+        record = state.measured.record
+        record.missed = state.missed
+        self.lines += [f"MISSED {state.name}: {line}" for line in record.missed]
         if not self.active:
-            state.measured.record.complete = state.passed  # what the table says of it
+            record.complete = state.passed  # what the table says of it
             if state.disturbed:
                 self.lines.append(f"{Outcome.BUSY.title} {state.name}: {state.disturbed}")
             return
-        record = state.measured.record
         verdicts = [
             *state.problems(),
             *(judge(record, self.stored) if self.compare else unusable(record)),

@@ -95,7 +95,9 @@ def source(record: Record) -> str:
     """What a reader must know to trust a figure: device, versions, commit, date."""
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     whole = "" if record.complete else "; INCOMPLETE: something in that run failed"
-    return f"{record.device}; {versions}; commit {record.commit[:10]}; {record.date[:10]}{whole}"
+    missed = f"; MISSED: {'; '.join(record.missed)}" if record.missed else ""
+    where = f"{record.device}; {versions}; commit {record.commit[:10]}; {record.date[:10]}"
+    return where + whole + missed
 
 
 def terminal(records: Sequence[Record], width: int = 140) -> list[str]:

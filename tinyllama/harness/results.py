@@ -38,7 +38,7 @@ class Record:
     a ``name`` of its own and a ``kind``.
 
     complete: the run ended by itself, nothing in it failed, was missing or slower; only such
-    a record may become a baseline.
+    a record may become a baseline. missed: the targets that what was measured does not hold.
     """
 
     group: str
@@ -50,6 +50,7 @@ class Record:
     command: str
     entries: list[dict[str, Any]] = field(default_factory=list)
     complete: bool = False
+    missed: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
@@ -140,6 +141,8 @@ def parse(text: bytes, name: str) -> Record:
         data = json.loads(text)
         if isinstance(data, dict) and data.get("schema") == 1:
             data = _from_schema_1(data)
+        if isinstance(data, dict):
+            data = {"missed": [], **data}  # records did not say so at first
         validate(data)
         return Record(**data)
     except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
@@ -170,6 +173,7 @@ _FIELDS: dict[str, type] = {
     "command": str,
     "entries": list,
     "complete": bool,
+    "missed": list,
     "schema": int,
 }
 _COUNTS = re.compile(
@@ -196,8 +200,9 @@ def validate(data: Any) -> None:
     if not slug(data["device"]):
         raise ValueError(f"device {data['device']!r:.80} names no device")
     _date(data["date"])
-    if not all(isinstance(version, str) for version in data["versions"].values()):
-        raise ValueError("versions: each is a text")
+    for name, texts in (("versions", data["versions"].values()), ("missed", data["missed"])):
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name}: each is a text")
     _check_values("machine", data["machine"])
     names: set[str] = set()
     for index, entry in enumerate(data["entries"]):

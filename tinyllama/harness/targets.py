@@ -177,6 +177,14 @@ def _value(entry: Mapping[str, Any], metric: str) -> float | None:
     return entry.get(metric)
 
 
+def shown(found: list[float] | None) -> str:
+    """What was measured of a target, with its interval where it has one."""
+    if found is None:
+        return "nothing that tells"
+    median, low, high = found
+    return f"{median:.3g}" if low == high else f"{median:.3f} [{low:.3f}, {high:.3f}]"
+
+
 def _thrice(value: float | None) -> list[float] | None:
     return None if value is None else [value] * 3
 
