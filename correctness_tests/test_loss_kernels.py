@@ -124,6 +124,24 @@ def test_backward_again_gives_the_same(chunks: list, device: torch.device) -> No
         assert len({one.data_ptr(), two.data_ptr(), three.data_ptr()}) == 3
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
+def test_gradients_follow_the_one_from_upstream(
+    factor: float, chunks: list, device: torch.device
+) -> None:
+    """To the bit, for powers of two: in the last backward pass, which works in place, and not."""
+    x, weight, targets = problem(device)
+    loss = KERNELS(x, weight, targets)
+    kept, last = (
+        torch.autograd.grad(loss, [x, weight], upstream, retain_graph=retain)
+        for upstream, retain in (
+            (torch.ones((), device=device), True),
+            (torch.tensor(factor, device=device), False),
+        )
+    )
+    for one, scaled in zip(kept, last, strict=True):
+        assert torch.equal(factor * one, scaled)
+
+
 def test_last_backward_takes_no_memory(
     chunks: list, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
