@@ -122,6 +122,15 @@ def test_products_may_read_transposes_and_come_in_another_order(
         assert_close(*results(device, tokens))
 
 
+def test_transposes_of_every_head_and_sequence_are_found(length: str, device: torch.device) -> None:
+    _, q, k, v = packed(device)
+    do, gradients = q.flip(1), [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    with blocks(32, 16, turn=1):
+        o, lse = attend(q, k, v)
+        attend_backward(do, q, k, v, o, lse, *gradients)
+    assert_close((o, lse, *gradients), exact(do, q, k, v))
+
+
 @pytest.mark.parametrize(
     ("farthest", "launches"),
     [(attention_file.FARTHEST_ROW, 1 + 1 + 1 + 1 + 2 + 1), (100, 1 + 1 + 1)],
