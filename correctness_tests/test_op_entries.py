@@ -34,7 +34,7 @@ def run() -> OpCaseRun:
     op.reference(lambda x: x)
     for name in ("torch", "triton", "liger"):
         op.provider(name)(lambda x: x)
-    found = OpCaseRun(op, 0)
+    found = OpCaseRun(op, 0, "bf16")
     for name, seconds in SECONDS.items():
         rounds = [seconds * (1.25 if name == "triton" and i == 5 else 1) for i in range(ROUNDS)]
         found.readings[name] = {
@@ -47,7 +47,7 @@ def run() -> OpCaseRun:
 
 def entries(run: OpCaseRun) -> dict[str, dict[str, Any]]:
     """Of forward and backward, by provider."""
-    found = entries_of(run, "bf16", CEILINGS)
+    found = entries_of(run, CEILINGS)
     return {entry["provider"]: entry for entry in found.values() if entry["passes"] == BOTH}
 
 
@@ -68,7 +68,7 @@ def bar(**changed: Any) -> OpTarget:
 
 
 def held_to(run: OpCaseRun, **changed: Any) -> list[str]:
-    return missed([bar(**changed)], {"toy-N500000000": run}, entries_of(run, "bf16", CEILINGS))
+    return missed([bar(**changed)], {"toy-N500000000": run}, entries_of(run, CEILINGS))
 
 
 # -- entries ----------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_a_provider_of_ours_is_compared_with_every_other_round_by_round(run: OpC
     assert set(over) == set(SECONDS) - {"triton"}
     assert over["torch"] == [2.0, 1.6, 2.0], "the median, and both ends of its 99% interval"
     assert entries(run)["torch"]["over"]["triton"] == [0.5, 0.5, 0.625]
-    found = entries_of(run, "bf16", CEILINGS)
+    found = entries_of(run, CEILINGS)
     forward = next(e for e in found.values() if (e["provider"], e["passes"]) == ("triton", FORWARD))
     assert forward["over"] == over
 
@@ -111,7 +111,7 @@ def test_a_bar_is_held_at_the_worse_end_of_the_interval(run: OpCaseRun) -> None:
     (line,) = held_to(run, at_least=1.21)
     assert line == (
         "toy-N500000000, bf16, forward+backward: triton speed over liger >= 1.21: "
-        "measured [1.5, 1.2, 1.5]"
+        "measured 1.500 [1.200, 1.500]"
     )
     assert held_to(run, at_least=1.21, judged_by="median") == []
 
@@ -151,7 +151,7 @@ def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> No
     del run.cannot["liger"]
     run.failed["liger"] = WorkerError("WrongResultError: y")
     (line,) = held_to(run)
-    assert line.endswith("measured None")
+    assert line.endswith("measured nothing that tells")
     assert len(held_to(run, over=("nobody",))) == 1, "a name that is no provider's"
 
 

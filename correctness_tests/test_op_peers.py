@@ -30,7 +30,7 @@ except ValueError as error:
 
 def ask(op, name, case, dtype):
     object.__setattr__(op[name], "requires", ())  # as on a GPU
-    run = OpCaseRun(op, case)
+    run = OpCaseRun(op, case, dtype)
     print("tried", op.timed[case], dtype, Bench(dtype, torch.device("cpu"))._can(run, name))
     print("tried", *run.cannot.values())
 

@@ -1,6 +1,7 @@
 """Measuring ops: every provider of a case by turns, each kind of provider in its own process.
 
-Caches are cold and inputs fresh in every round, and each timed call's outputs are checked; see
+What is not timed is done side by side: compiling, and counting kernels and bytes. Caches are cold
+and inputs fresh in every round, and each timed call's outputs are checked; see
 `tinyllama.harness.op_contender`.
 """
 
@@ -29,7 +30,7 @@ PACKAGE = "tinyllama.ops"
 PEERS = ("compile", "liger", "flash", "cudnn")
 PEER_FILES = tuple(str(Path(__file__).with_name(f"{name}_ops.py")) for name in ("liger", "sdpa"))
 DTYPES = ("bf16", "fp32")
-STATE = {"adamw": ("fp32",)}  # parameters and states of an optimizer are float32 in every tier
+STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
 COMPILING = 6  # cases at a time
 LAYOUTS = ("strided", "transposed")
 SHARED = "tinyllama.harness.op_contender:OpContender"
@@ -51,6 +52,7 @@ class OpCaseRun:
 
     op: Op
     case: int
+    dtype: str
     readings: dict[str, dict[str, list[Reading]]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     layouts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -86,26 +88,28 @@ class Bench:
 
     def __init__(self, dtype: str, device: torch.device, files: Sequence[str] = ()) -> None:
         self.files = (*PEER_FILES, *files)
-        self.dtype = dtype
         self.device = device
         self.effort = Effort.on(device)
-        self.ops = [op for op in ops_with(files).values() if dtype in STATE.get(op.name, DTYPES)]
+        self.runs = [
+            OpCaseRun(op, case, STATE.get(op.name, dtype))
+            for op in ops_with(files).values()
+            for case in cases_of(op, device)
+        ]
         self.workers: dict[str, Worker] = {}
 
     def measure(self) -> dict[str, OpCaseRun]:
         """Every case of every op, by name; what fails is kept beside its provider."""
-        runs = [OpCaseRun(op, case) for op in self.ops for case in cases_of(op, self.device)]
         try:
             with ThreadPoolExecutor(COMPILING) as pool:  # nothing is timed yet
-                list(pool.map(self._compile, runs))
-            for run in runs:
+                list(pool.map(self._compile, self.runs))
+            for run in self.runs:
                 self._one(run)
         finally:
             for worker in self.workers.values():
                 worker.hang_up()
             for worker in self.workers.values():
                 worker.close()
-        return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in runs}
+        return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
 
     def _key(self, run: OpCaseRun, provider: str) -> str:
         """One process for each kind of provider; for compiled code one for each case, since
@@ -124,9 +128,8 @@ class Bench:
 
     def _one(self, run: OpCaseRun) -> None:
         ready = [name for name in providers_of(run.op) if self._can(run, name)]
-        for name in ready:
-            if name != "compile":
-                self._guarded(run, name, self._make)
+        self._each(run, [name for name in ready if name != "compile"], self._make)
+        for name in ready:  # one by one: the reference in float64 may take much of the memory
             self._guarded(run, name, self._check)
         ready = [name for name in ready if name not in run.failed]
 
@@ -134,20 +137,26 @@ class Bench:
             return lambda: self._guarded(run, name, self._turn) or {}
 
         rounds = interleaved({name: turn(name) for name in ready}, self.effort.rounds)
+        for name in (name for name in ready if name not in run.failed):
+            passes = rounds[name][0]
+            run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
+        self._each(run, ready, self._look)
         for name in ready:
-            if name not in run.failed:
-                passes = rounds[name][0]
-                run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
-                self._guarded(run, name, self._look)
+            self._guarded(run, name, self._layouts)
         for name in ready:
             with contextlib.suppress(WorkerError):
                 self._worker(run, name).drop("op")
+
+    def _each(self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]) -> None:
+        """Do what is not timed for some providers, side by side."""
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            list(pool.map(lambda name: self._guarded(run, name, do), names))
 
     def _can(self, run: OpCaseRun, name: str) -> bool:
         needs = ("compile",) if name == "compile" else run.op[name].requires
         reason = untimed(run.op.name, name, needs, self.device)
         if name != "compile" and reason is None:
-            dtype = next(dtype for dtype, short in SHORT.items() if short == self.dtype)
+            dtype = next(dtype for dtype, short in SHORT.items() if short == run.dtype)
             case = run.op.timed[run.case]
             reason = OpCase(run.op, run.op[name], case, dtype).unsupported()
         if reason:
@@ -167,7 +176,7 @@ class Bench:
             return None
 
     def _make(self, run: OpCaseRun, name: str) -> None:
-        timed = Timed(run.op.name, name, run.case, self.dtype)
+        timed = Timed(run.op.name, name, run.case, run.dtype)
         where = {"device": str(self.device), "package": PACKAGE, "files": self.files}
         worker = self._worker(run, name)
         worker.make("op", SHARED, timed=timed, **where)
@@ -182,15 +191,17 @@ class Bench:
 
     def _look(self, run: OpCaseRun, name: str) -> None:
         run.facts[name] = self._worker(run, name).call("op", "facts")
+
+    def _layouts(self, run: OpCaseRun, name: str) -> None:
         last = cases_of(run.op, self.device)[-1]
         if run.case == last and name not in PEERS and run.op.differentiable:
             rounds = self.effort.layout_rounds
             run.layouts[name] = self._worker(run, name).call("op", "layouts", LAYOUTS, rounds)
 
 
-def entries_of(run: OpCaseRun, dtype: str, ceilings: Ceilings) -> dict[str, dict[str, Any]]:
+def entries_of(run: OpCaseRun, ceilings: Ceilings) -> dict[str, dict[str, Any]]:
     """The entries of a case, by name."""
-    found = {}
+    found, dtype = {}, run.dtype
     case = run.op.timed[run.case]
     for provider in providers_of(run.op):
         about = {
@@ -208,7 +219,7 @@ def entries_of(run: OpCaseRun, dtype: str, ceilings: Ceilings) -> dict[str, dict
                 found[f"{name}/{passes}"] = {**about, "passes": passes, "cannot": reason}
             continue
         for passes, readings in run.readings[provider].items():
-            measured = _measured(run, provider, passes, readings, dtype, ceilings)
+            measured = _measured(run, provider, passes, readings, ceilings)
             found[f"{name}/{passes}"] = {**about, "passes": passes, **measured}
     return found
 
@@ -258,10 +269,9 @@ def _measured(
     provider: str,
     passes: str,
     readings: list[Reading],
-    dtype: str,
     ceilings: Ceilings,
 ) -> dict[str, Any]:
-    op, case = run.op, run.op.timed[run.case]
+    op, case, dtype = run.op, run.op.timed[run.case], run.dtype
     size = {"fp32": 4}.get(dtype, 2)
     kinds = ("forward", "backward") if passes == BOTH else ("forward",)
     moved = sum(op.bytes[kind](size, **case.dims) for kind in kinds if kind in op.bytes)

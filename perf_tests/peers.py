@@ -184,7 +184,7 @@ class HuggingFaceStep(StepContender):
         static = self.batches[0].clone()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            for _ in range(3):
+            for _ in range(self.warm_ups):
                 self._eager_step(static)
         torch.cuda.synchronize()
         self.optimizer.zero_grad(set_to_none=True)

@@ -55,10 +55,17 @@ class StepContender:
     parameters: Mapping[str, torch.Tensor]
 
     def __init__(
-        self, group: str, device: str, batch_size: int | None = None, seq_len: int | None = None
+        self,
+        group: str,
+        device: str,
+        batch_size: int | None = None,
+        seq_len: int | None = None,
+        warm_ups: int = 3,
     ) -> None:
+        """warm_ups: steps ahead of the captured one."""
         self.group = Group.parse(group)
         self.device = torch.device(device)
+        self.warm_ups = warm_ups
         torch.zeros(1, device=self.device)  # the device's context is not part of compiling
         self._began = time.perf_counter()
         shape = self.group.shape
@@ -248,7 +255,7 @@ class TierStep(StepContender):
         chosen: Tier = resolve(tier).without(*without).with_memory(memory)
         self.model = TinyLlama(self.shape, chosen).to(self.device)
         self.training = TrainStep(self.model, self.config)
-        self.training.prepare(capture=False)
+        self.training.prepare(warm_up=self.warm_ups, capture=False)
         forget_peak(self.device)
         self.training.prepare(warm_up=0)
         self.graphs = self.training.graphs

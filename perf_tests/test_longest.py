@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ SELECTIVE = replace(
     title=f"{_V3.title}, selective memory",
     arguments={**_V3.arguments, "memory": "selective"},
 )
+BOTH = (COMPILED, SELECTIVE)
 Entry = dict[str, Any]
 
 
@@ -56,35 +58,80 @@ def group(recording: Any, ceilings: Ceilings, device: torch.device) -> Iterator[
     if reason := not_here(BASE, device):
         pytest.skip(reason)
     with recording.group(GROUP) as record:
-        compiled = _entry(COMPILED, device, ceilings)
-        enough = ENOUGH * compiled.get("seq_len", math.inf)
-        found = {
-            COMPILED.name: compiled,
-            SELECTIVE.name: _entry(SELECTIVE, device, ceilings, enough),
-        }
-        for name, entry in found.items():
-            record.add(f"longest/{BASE}/{name}", "longest", **entry)
+        grown = _grown([c for c in BOTH if c.cannot(device, str(BASE)) is None], device)
+        found: dict[str, Entry] = {}
+        enough = math.inf
+        for contender in BOTH:
+            entry = _entry(contender, device, ceilings, grown.get(contender.name), enough)
+            enough = ENOUGH * entry.get("seq_len", math.inf)
+            record.add(f"longest/{BASE}/{contender.name}", "longest", **entry)
+            found[contender.name] = entry
         yield found
 
 
 def _entry(
-    contender: Contender, device: torch.device, ceilings: Ceilings, enough: float = math.inf
+    contender: Contender,
+    device: torch.device,
+    ceilings: Ceilings,
+    grown: list[int] | WorkerError | None,
+    enough: float,
 ) -> Entry:
     entry = {**vars(BASE), "contender": contender.name, "role": contender.role, "batch_size": 1}
-    if reason := contender.cannot(device, str(BASE)):
-        return {**entry, "cannot": reason}
+    if grown is None:
+        return {**entry, "cannot": contender.cannot(device, str(BASE))}
     try:
-        entry |= _longest(contender, device, enough)
+        if isinstance(grown, WorkerError):
+            raise grown
+        entry |= _longest(contender, device, grown, enough)
     except WorkerError as error:
         return {**entry, "cannot": str(error)}
     flops = BASE.shape.model.step_flops(1, entry["seq_len"]) / entry["seconds"]
     return {**entry, "flops_per_second": flops, "mfu": flops / ceilings.product(BASE.precision)}
 
 
-def _longest(contender: Contender, device: torch.device, enough: float) -> Entry:
+def _grown(
+    contenders: Sequence[Contender], device: torch.device
+) -> dict[str, list[int] | WorkerError]:
+    """The peak at each of the shorter lengths, in bytes, or why there is none; the gradients are
+    right at the first. All are made side by side, since compiling leaves the device idle."""
+    with contextlib.ExitStack() as stack:
+        tasks = [(contender, length) for contender in contenders for length in SHORTER]
+        workers = {
+            (contender.name, length): stack.enter_context(_worker(contender))
+            for contender, length in tasks
+        }
+
+        def peak(contender: Contender, length: int) -> int | WorkerError:
+            worker = workers[contender.name, length]
+            try:
+                _make(worker, contender, device, length)
+                found: int = worker.call("step", "memory")["peak_bytes"]
+                if length != SHORTER[0]:
+                    worker.drop("step")
+            except WorkerError as error:
+                return error
+            return found
+
+        with ThreadPoolExecutor(len(tasks) or 1) as pool:
+            peaks = list(pool.map(peak, *zip(*tasks, strict=True))) if tasks else []
+        found: dict[str, list[int] | WorkerError] = {}
+        for contender in contenders:
+            own = [p for p, (c, _) in zip(peaks, tasks, strict=True) if c is contender]
+            failed = [one for one in own if isinstance(one, WorkerError)]
+            try:
+                if not failed:
+                    worker = workers[contender.name, SHORTER[0]]
+                    worker.call("step", "verify")
+                    worker.drop("step")
+            except WorkerError as error:
+                failed = [error]
+            found[contender.name] = failed[0] if failed else own
+        return found
+
+
+def _longest(contender: Contender, device: torch.device, grown: list[int], enough: float) -> Entry:
     """Raises WorkerError, of the last length that was tried."""
-    peaks = [_measured(contender, device, length, verify=not i) for i, length in enumerate(SHORTER)]
-    (short, long), (less, more) = SHORTER, (peak["peak_bytes"] for peak in peaks)
+    (short, long), (less, more) = SHORTER, grown
     per_token = (more - less) / (long - short)
     _, total = torch.cuda.mem_get_info(device)
     length = int(min(enough, short + (ROOM * total - less) / per_token))
@@ -98,17 +145,21 @@ def _longest(contender: Contender, device: torch.device, enough: float) -> Entry
                 raise
 
 
-def _measured(
-    contender: Contender, device: torch.device, seq_len: int, *, verify: bool = False
-) -> Entry:
-    """Time and peak of some steps of one length, in a process of their own."""
+def _worker(contender: Contender) -> Worker:
     modules = (contender.factory.partition(":")[0], *contender.preload)
-    with contextlib.closing(Worker(contender.name, preload=modules)) as worker:
-        where = {"group": str(BASE), "device": str(device), "batch_size": 1, "seq_len": seq_len}
-        worker.make("step", contender.factory, **contender.arguments, **where)
+    return Worker(contender.name, preload=modules)
+
+
+def _make(worker: Worker, contender: Contender, device: torch.device, seq_len: int) -> None:
+    where = {"group": str(BASE), "device": str(device), "batch_size": 1, "seq_len": seq_len}
+    worker.make("step", contender.factory, **contender.arguments, **where, warm_ups=1)
+
+
+def _measured(contender: Contender, device: torch.device, seq_len: int) -> Entry:
+    """Time and peak of some steps of one length, in a process of their own."""
+    with _worker(contender) as worker:
+        _make(worker, contender, device, seq_len)
         entry: Entry = {"seq_len": seq_len, **worker.call("step", "memory")}
-        if verify:
-            worker.call("step", "verify")
         seconds = worker.call("step", "warm_up", 0.0)  # the mean of its few steps
         worker.call("step", "loss_series")
         return {**entry, "seconds": seconds}

@@ -45,7 +45,7 @@ def group(
         runs = Bench(dtype, device, request.config.option.ops).measure()
         found: dict[str, dict[str, Any]] = {}
         for run in runs.values():
-            found |= entries_of(run, dtype, ceilings)
+            found |= entries_of(run, ceilings)
         for name, entry in found.items():
             record.add(name, "op", **entry)
         for name, values in ceilings.entries():
