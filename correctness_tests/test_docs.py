@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from correctness_tests.sample_records import record, step
 from correctness_tests.test_references import disagreements
 from tinyllama.config import ModelConfig, Workload
 from tinyllama.harness import Registry, load_file
@@ -19,6 +21,7 @@ from tinyllama.model import TinyLlama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
+import bar_tables
 import generate_docs
 import model_tables
 
@@ -52,6 +55,24 @@ def test_a_stale_table_is_named_and_a_broken_marker_refused() -> None:
         generate_docs.fill(old.replace("presets", "prests"), "X.md")
     with pytest.raises(generate_docs.DocumentError, match="no line `<!-- end -->`"):
         generate_docs.fill("<!-- generated: tiers -->\n" + old, "X.md")
+
+
+def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def table(v3: float, **changed: Any) -> str:
+        ratio = {"over": {"v1": [v3, 0.9 * v3, 1.1 * v3]}}
+        entries = [step("small-tf32", name) for name in ("v1", "hf-eager", "v3")]
+        entries[-1] |= {**ratio, **changed}
+        found = record("small-tf32", entries, device="NVIDIA H200")
+        monkeypatch.setattr(bar_tables, "newest", lambda kind: [[found]] * (kind == "step"))
+        return bar_tables.steps()
+
+    bar = "| small-tf32 | v3 speed over v1 >= 5.5 | {} | {} |"
+    assert bar.format("7.000 [6.300, 7.700]", "holds") in table(7)
+    assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
+    assert "v3 speed over v1" not in table(7, kind="part")
+    assert bar_tables.ops() == "Nothing is recorded yet."
 
 
 def broken_links(path: Path) -> list[str]:

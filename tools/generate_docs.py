@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
 
+import bar_tables
 import model_tables
 import mutant_record
 import result_figures
@@ -41,6 +42,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "ladder": result_tables.ladder,
     "ops": result_tables.ops,
     "parts": result_tables.parts,
+    "step-bars": bar_tables.steps,
+    "op-bars": bar_tables.ops,
     "curves": result_figures.curves,
     "mutants": mutant_record.table,
 }
