@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.interpreter import to_bits, to_values
-from tinyllama.harness.kernels import jit, recorded, tl
+from tinyllama.harness.kernels import adopted, jit, recorded, tl
 from tinyllama.harness.resources import compile_launch, lacking
 
 EDGES = [
@@ -202,6 +205,30 @@ def test_products_accumulate_in_float32(dtype: torch.dtype) -> None:
     exact = a.double() @ b.double()
     error = (out.double() - exact).abs().max() / exact.abs().max()
     assert error < {torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+
+
+def test_an_adopted_kernel_under_autotune_runs_in_its_first_configuration(tmp_path: Path) -> None:
+    """As packages declare theirs: configurations over heuristics over a kernel."""
+    text = """
+        import triton
+        import triton.language as tl
+
+
+        @triton.autotune([triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
+        @triton.heuristics({"WHOLE": lambda args: args["n"] % args["BLOCK"] == 0})
+        @triton.jit
+        def told(out, n, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+            tl.store(out + tl.program_id(0), BLOCK + WHOLE)
+    """
+    path = tmp_path / "packaged.py"
+    path.write_text(textwrap.dedent(text))
+    spec = importlib.util.spec_from_file_location("packaged", path)
+    packaged = importlib.util.module_from_spec(spec)
+    with adopted():
+        spec.loader.exec_module(packaged)
+    out = torch.zeros(2)
+    packaged.told[lambda meta: (32 // meta["BLOCK"],)](out, n=32)
+    assert out.tolist() == [17, 17]
 
 
 @pytest.mark.parametrize(("M", "N", "K"), [(64, 32, 16), (16, 64, 32), (32, 16, 128)])

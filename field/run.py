@@ -34,8 +34,9 @@ CASES = ROOT / "field" / "cases.toml"
 RECORD = ROOT / "docs" / "field.json"
 PAGE = ROOT / "docs" / "FIELD.md"
 MARKS = ("<!-- table -->\n", "<!-- end of the table -->")
-FOLDERS = {"liger-kernel": "liger"}  # library -> where its adapters are
-MODULES = {"liger-kernel": "liger_kernel"}
+FOLDERS = {"liger-kernel": "liger", "fla-core": "fla"}  # library -> adapters, and their provider
+MODULES = {"liger-kernel": "liger_kernel", "fla-core": "fla"}
+NEEDED = {"fla-core": ("einops==0.8.2",)}  # beside torch and triton, which are there
 BAD = ("failed", "crashed")
 
 Findings = dict[str, str]  # check -> what was seen, of those that fail
@@ -79,7 +80,8 @@ def installed(library: str, release: str, cache: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=cache) as part:
             target = Path(part) / "release"
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-            subprocess.run([*pip, "--target", target, f"{library}=={release}"], check=True)
+            packages = [f"{library}=={release}", *NEEDED.get(library, ())]
+            subprocess.run([*pip, "--target", target, *packages], check=True)
             # Early releases are namespace packages: one installed beside python would go first.
             (target / MODULES[library] / "__init__.py").touch()
             target.rename(folder)
@@ -105,7 +107,7 @@ def findings(library: str, op: str, folder: Path) -> Findings:
         found = json.loads(out.read_text(encoding="utf-8"))
     if wrong := _failing(found.get(f"{op}-eager", [])):
         raise RuntimeError(f"the reference of {op} fails {', '.join(wrong)}: mend {adapter}")
-    return _failing(found[f"{op}-liger"])
+    return _failing(found[f"{op}-{FOLDERS[library]}"])
 
 
 def _failing(checks: list[dict[str, str]]) -> Findings:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     adopted: Callable[[], contextlib.AbstractContextManager[None]]
 elif HAS_TRITON:
     import triton.language as tl
-    from triton.runtime.jit import JITFunction
+    from triton.runtime.jit import JITFunction, KernelInterface
 else:
 
     class _Language:
@@ -178,24 +178,42 @@ if HAS_TRITON and not TYPE_CHECKING:
         name = shown_name(function)
         return Kernel(function, repr=lambda specialization: name)
 
+    class _Tuned(KernelInterface):
+        """A kernel under ``triton.autotune``: tuned on a GPU; elsewhere, where nothing is timed, in
+        the first of its configurations."""
+
+        def __init__(self, kernel: Any, configs: Any, tuner: Callable[[Any], Any]) -> None:
+            self.fn, self.arg_names, self.configs = kernel, kernel.arg_names, list(configs)
+            self._tuner = functools.cache(lambda: tuner(kernel))
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            if any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in given):
+                return self._tuner().run(*args, **kwargs)
+            return self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
+
     @contextlib.contextmanager
     def adopted() -> Iterator[None]:
         """Make what is imported meanwhile under ``triton.jit`` kernels of this module, which are
-        interpreted on a CPU and compiled for any chip."""
+        interpreted on a CPU and compiled for any chip; where they are under ``triton.autotune``
+        too, in their first configuration."""
         import triton
 
-        before = triton.jit
+        before, tune = triton.jit, triton.autotune
+
+        def tuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
+            return lambda kernel: _Tuned(kernel, configs, tune(configs, *rest, **named))
 
         def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
             if function is None:
                 return lambda function: Kernel(function, **options)
             return Kernel(function, **options)
 
-        triton.jit = made
+        triton.jit, triton.autotune = made, tuned
         try:
             yield
         finally:
-            triton.jit = before
+            triton.jit, triton.autotune = before, tune
 
     def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
         named = _named(kernel, args, kwargs)

@@ -1,0 +1,1 @@
+"""Liger-Kernel's functions as providers, a file for each op, for ``tinyllama check``."""
