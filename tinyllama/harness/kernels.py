@@ -76,7 +76,7 @@ def launched() -> Iterator[list[Any]]:
     try:
         yield kernels
     finally:
-        _LAUNCHED.remove(kernels)
+        _LAUNCHED.pop()
 
 
 @contextlib.contextmanager
