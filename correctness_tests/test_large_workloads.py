@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ pytest.importorskip("pytest_benchmark")
 
 from perf_tests import test_longest as longest
 from perf_tests.measure import CONTENDERS
+from perf_tests.peers import Contender
 from perf_tests.workloads import not_beside
 from tinyllama.harness.worker import WorkerError
 
@@ -26,36 +30,82 @@ def test_the_longest_sequence_is_the_last_that_fits(
     """A card on which 60,000 tokens are predicted to fit, and ``limit`` do."""
     tried = []
 
-    def measured(contender: object, device: object, length: int, verify: bool = False) -> dict:
-        tried.append((length, verify))
+    def measured(contender: object, device: object, length: int) -> dict:
+        tried.append(length)
         if length > limit:
             raise WorkerError("out of memory")
-        return {"seq_len": length, "peak_bytes": 10**9 + 10**6 * length}
+        return {"seq_len": length}
 
-    total = (10**9 + 10**6 * 60_000) / longest.ROOM
+    total = peak(60_000) / longest.ROOM
     monkeypatch.setattr(longest, "_measured", measured)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, total))
-    found = longest._longest(longest.SELECTIVE, torch.device("cuda"), enough)
-    assert found["seq_len"] == expected
+    found = longest._longest(longest.SELECTIVE, torch.device("cuda"), PEAKS, enough)
+    assert found["seq_len"] == tried[-1] == expected
     assert found["bytes_per_token"] == 10**6
-    assert tried[:2] == [(4096, True), (16384, False)]
-    if not any(length > limit for length, _ in tried):
-        return
-    assert tried[-2][0] > limit >= expected
+    assert all(length > limit for length in tried[:-1])
+
+
+def peak(tokens: int) -> int:
+    return 10**9 + 10**6 * tokens
+
+
+PEAKS = [peak(tokens) for tokens in longest.SHORTER]
 
 
 def test_a_length_that_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(contender: object, device: object, length: int, verify: bool = False) -> dict:
-        tried.append(length)
-        if len(tried) > 2:
-            raise WorkerError("out of memory")
-        return {"seq_len": length, "peak_bytes": 10**9 + 10**6 * length}
+    def measured(contender: object, device: object, length: int) -> dict:
+        raise WorkerError("out of memory")
 
-    tried: list[int] = []
     monkeypatch.setattr(longest, "_measured", measured)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 30 * 10**9))
     with pytest.raises(WorkerError, match="out of memory"):
-        longest._longest(longest.SELECTIVE, torch.device("cuda"), math.inf)
+        longest._longest(longest.SELECTIVE, torch.device("cuda"), PEAKS, math.inf)
+
+
+class MadeUpWorker(contextlib.AbstractContextManager):
+    """Of a contender; it cannot make what is named ``broken``, nor verify ``wrong``."""
+
+    seen: ClassVar[list[tuple[str, int, str]]] = []
+
+    def __init__(self, contender: Contender) -> None:
+        self.name = contender.name
+
+    def make(self, key: str, factory: str, seq_len: int, **arguments: object) -> None:
+        self.tokens = seq_len
+        if self.name == "broken":
+            raise WorkerError("does not compile")
+
+    def call(self, key: str, method: str) -> dict:
+        self.seen.append((self.name, self.tokens, method))
+        if (self.name, method) == ("wrong", "verify"):
+            raise WorkerError("a gradient is absent")
+        return {"peak_bytes": peak(self.tokens)}
+
+    def drop(self, key: str) -> None:
+        self.seen.append((self.name, self.tokens, "drop"))
+
+    def __exit__(self, *_: object) -> None:
+        self.seen.append((self.name, self.tokens, "end"))
+
+
+def test_shorter_lengths_are_measured_and_the_first_is_verified_when_all_have_their_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(longest, "_worker", MadeUpWorker)
+    monkeypatch.setattr(MadeUpWorker, "seen", [])
+    named = [replace(longest.COMPILED, name=name) for name in ("right", "broken", "wrong")]
+    found = longest._grown(named, torch.device("cuda"))
+    assert found["right"] == PEAKS
+    assert [str(found[name]) for name in ("broken", "wrong")] == [
+        "does not compile",
+        "a gradient is absent",
+    ]
+    seen = MadeUpWorker.seen
+    verified = [(name, tokens) for name, tokens, what in seen if what == "verify"]
+    assert verified == [("right", longest.SHORTER[0]), ("wrong", longest.SHORTER[0])]
+    last_peak = max(i for i, (*_, what) in enumerate(seen) if what == "memory")
+    assert last_peak < min(i for i, (*_, what) in enumerate(seen) if what == "verify")
+    assert sum(what == "end" for *_, what in seen) == 2 * len(named), "no process is left"
 
 
 def test_a_large_workload_compares_what_fits_beside_each_other() -> None:
