@@ -198,7 +198,7 @@ def product(x, y, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_products_accumulate_in_float32(dtype: torch.dtype) -> None:
+def test_products_have_the_accuracy_of_float32(dtype: torch.dtype) -> None:
     a, b = bf16(16, 128), bf16(128, 16, seed=1)
     out = torch.zeros(16, 16, dtype=dtype)
     product[(1,)](a, b, out, M=16, N=16, K=128)
@@ -233,7 +233,7 @@ def test_an_adopted_kernel_under_autotune_runs_in_its_first_configuration(tmp_pa
 
 @pytest.mark.parametrize(("M", "N", "K"), [(64, 32, 16), (16, 64, 32), (32, 16, 128)])
 def test_a_product_and_that_of_the_transposes_agree_to_the_bit(M: int, N: int, K: int) -> None:
-    """As on a device: a backward pass that makes a score again relies on it."""
+    """A backward pass that makes a score again relies on it."""
     a, b = (
         torch.randn(shape, generator=torch.Generator().manual_seed(5)) for shape in ((M, K), (K, N))
     )

@@ -8,12 +8,12 @@ in it are mended here, once, so that no kernel branches on it and no tolerance w
 * it needs ``TRITON_INTERPRET`` before triton is imported, and then nothing compiles; here a
   kernel is interpreted when its tensors are on the CPU, in the same process that compiles it;
 * numpy's BLAS adds up a product in an order that depends on where an element stands, so that a
-  score made again as k q differs from q k; on a device they agree to the bit. Here the sum inside
-  a product is one in float64, rounded once;
+  score made again as k q differs from q k; here the sum inside a product is one in float64, rounded
+  once, wherever it stands;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
 
-What it cannot show stays so: programs never overlap, products are never tf32, and a store out of
-bounds ends the process.
+What it cannot show stays so: programs never overlap, products are never tf32 and add up without
+loss, and a store out of bounds ends the process.
 """
 
 from __future__ import annotations
