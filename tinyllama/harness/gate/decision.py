@@ -1,0 +1,187 @@
+"""The rule: when blocks of interleaved pairs say that a candidate is slower.
+
+A *block* is one fresh launch of both sides; its statistic is the median of the logarithms of
+candidate over base. Blocks, not pairs, are independent: clocks, addresses and the layout of
+memory are drawn once for each launch. So the interval is over blocks.
+
+Looks are taken after 4, 8, 12, 16 and 20 blocks, and looking often must not cost errors:
+
+- a false SLOWER: ``alpha`` in all tests of a merge together, spent over the looks as
+  O'Brien and Fleming do (Lan and DeMets 1983, Biometrika 70:659, their first function), so that
+  an early stop needs much evidence;
+- a slowdown of the tolerance called SAME: ``miss`` for each test, spent evenly over the looks,
+  since what is the same is to be told early.
+
+Each look spends its own share of either (a bound that holds for any dependence between looks), on
+Student's t. The variance is pooled with that of the device's own A/A blocks, unless today's is
+larger than those allow (F test at 0.001); then today's counts alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LOOKS = (4, 8, 12, 16, 20)
+LEAST_SPREAD = 2e-4  # of a block's statistic; what no number of blocks averages away
+UNLIKE_HISTORY = 1e-3  # p of the F test below which the history's variance is not today's
+CONFIRM_BLOCKS = 4
+CONFIRM_ALPHA = 0.05  # one-sided: the confirmation's interval must lie above zero
+
+Floats = NDArray[np.float64]
+
+
+class Call(Enum):
+    """What the blocks so far say."""
+
+    MORE = 0  # not decided: take more blocks; at the cap it is inconclusive
+    SAME = 1
+    FASTER = 2
+    SLOWER = 3
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation of a block's statistic between A/A blocks, and its degrees of
+    freedom; 0 of them: nothing is known."""
+
+    deviation: float = 0.0
+    freedom: int = 0
+
+    @staticmethod
+    def of(statistics: Any) -> Spread:
+        """Of A/A blocks, whose true mean is zero: the sides run the same code."""
+        values = np.asarray(statistics, dtype=float)
+        if values.size == 0:
+            return Spread()
+        return Spread(float(np.sqrt(np.mean(values**2))), int(values.size))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one figure of one benchmark is decided.
+
+    tests: figures that a merge decides on; alpha is shared among them.
+    margin: a ratio up to 1 + margin is nobody's slowdown. tolerance: SAME says that the slowdown
+    is under this. alpha: false SLOWERs in a merge. miss: a slowdown of the tolerance called SAME.
+    """
+
+    tests: int
+    margin: float = 0.005
+    tolerance: float = 0.02
+    alpha: float = 1e-3
+    miss: float = 2.5e-3
+
+    def __post_init__(self) -> None:
+        if self.tests < 1:
+            raise ValueError(f"tests is {self.tests}: a merge decides on one or more")
+        if not 0 < self.margin < self.tolerance:
+            raise ValueError(
+                f"margin {self.margin:g} and tolerance {self.tolerance:g}: the tolerance must be "
+                "larger, and both above 0"
+            )
+
+    def slower_level(self, look: int) -> float:
+        """The one-sided error of SLOWER that this look (from 0) may spend."""
+        alpha = self.alpha / self.tests
+        spent = [2 * stats.norm.sf(stats.norm.isf(alpha / 2) / np.sqrt(t)) for t in _TIMES]
+        return float(spent[look] - (spent[look - 1] if look else 0.0))
+
+    def same_level(self) -> float:
+        """The one-sided error of SAME that each look may spend."""
+        return self.miss / len(LOOKS)
+
+
+_TIMES = [blocks / LOOKS[-1] for blocks in LOOKS]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of log(candidate / base): the mean, the bound below for SLOWER, those of the green ones."""
+
+    mean: Floats
+    slower_low: Floats
+    green_low: Floats
+    green_high: Floats
+
+
+def bounds(statistics: Floats, look: int, rule: Rule, history: Spread) -> Bounds:
+    """The intervals after a look. statistics: (..., blocks), the last axis of LOOKS[look]."""
+    mean = statistics.mean(axis=-1)
+    error, freedom = _standard_error(statistics, history)
+    slower = stats.t.isf(rule.slower_level(look), freedom) * error
+    green = stats.t.isf(rule.same_level(), freedom) * error
+    return Bounds(mean, mean - slower, mean - green, mean + green)
+
+
+def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats]:
+    """Of the mean over blocks, with its degrees of freedom."""
+    blocks = statistics.shape[-1]
+    own, floor = statistics.var(axis=-1, ddof=1), LEAST_SPREAD**2
+    freedom = np.full(own.shape, blocks - 1.0)
+    variance = own
+    if history.freedom:
+        known = max(history.deviation**2, floor)
+        limit = known * stats.f.isf(UNLIKE_HISTORY, blocks - 1, history.freedom)
+        pooled = history.freedom * known + (blocks - 1) * own
+        alike = own <= limit
+        variance = np.where(alike, pooled / (history.freedom + blocks - 1), own)
+        freedom = np.where(alike, history.freedom + blocks - 1.0, blocks - 1.0)
+    return np.sqrt(np.maximum(variance, floor) / blocks), freedom
+
+
+def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:  # noqa: B008
+    """What the blocks of one figure say, at a number of them that is a look."""
+    values = np.asarray(statistics, dtype=float)
+    look = LOOKS.index(len(values))
+    return Call(int(_calls(values[None], look, rule, history)[0]))
+
+
+def decide_each(statistics: Floats, rule: Rule, history: Spread) -> tuple[Any, Any]:
+    """`decide` at every look until one settles it, for many merges at once.
+
+    statistics: (merges, LOOKS[-1]). Returns the calls, as values of `Call`, and the blocks taken.
+    """
+    calls = np.zeros(len(statistics), dtype=np.int64)
+    taken = np.full(len(statistics), LOOKS[-1])
+    open_ = np.arange(len(statistics))
+    for look, blocks in enumerate(LOOKS):
+        now = _calls(statistics[open_, :blocks], look, rule, history)
+        settled = now != Call.MORE.value
+        calls[open_[settled]], taken[open_[settled]] = now[settled], blocks
+        open_ = open_[~settled]
+    return calls, taken
+
+
+def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
+    found = bounds(statistics, look, rule, history)
+    margin, tolerance = np.log1p(rule.margin), np.log1p(rule.tolerance)
+    calls = np.full(found.mean.shape, Call.MORE.value)
+    calls[found.green_high < tolerance] = Call.SAME.value
+    calls[found.green_high < -margin] = Call.FASTER.value
+    calls[found.slower_low > margin] = Call.SLOWER.value
+    return calls
+
+
+def confirmed(statistics: Any, rule: Rule, history: Spread) -> Any:
+    """Whether fresh blocks confirm a SLOWER. statistics: (..., CONFIRM_BLOCKS)."""
+    values = np.asarray(statistics, dtype=float)
+    error, freedom = _standard_error(values, history)
+    return values.mean(axis=-1) - stats.t.isf(CONFIRM_ALPHA, freedom) * error > 0
+
+
+def smallest_found(rule: Rule, spread: Spread, power: float = 0.99) -> float:
+    """The least slowdown that is SLOWER with this power at the last look.
+
+    0.02 is 2%. Of a normal statistic whose deviation is the spread's.
+    """
+    blocks = LOOKS[-1]
+    freedom = spread.freedom + blocks - 1
+    error = max(spread.deviation, LEAST_SPREAD) / np.sqrt(blocks)
+    needed = stats.t.isf(rule.slower_level(len(LOOKS) - 1), freedom) + stats.norm.ppf(power)
+    return float(np.expm1(np.log1p(rule.margin) + needed * error))
