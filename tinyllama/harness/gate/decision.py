@@ -19,6 +19,7 @@ larger than those allow (F test at 0.001); then today's counts alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -53,6 +54,13 @@ class Spread:
     deviation: float = 0.0
     freedom: int = 0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.deviation < math.inf and self.freedom >= 0):
+            raise ValueError(
+                f"a spread of {self.deviation:g} with {self.freedom} degrees of freedom: both are "
+                "finite and 0 or more"
+            )
+
     @staticmethod
     def of(statistics: Any) -> Spread:
         """Of A/A blocks, whose true mean is zero: the sides run the same code."""
@@ -78,13 +86,16 @@ class Rule:
     miss: float = 2.5e-3
 
     def __post_init__(self) -> None:
-        if self.tests < 1:
+        if not (self.tests >= 1 and self.tests % 1 == 0):
             raise ValueError(f"tests is {self.tests}: a merge decides on one or more")
-        if not 0 < self.margin < self.tolerance:
+        if not 0 < self.margin < self.tolerance < math.inf:
             raise ValueError(
                 f"margin {self.margin:g} and tolerance {self.tolerance:g}: the tolerance must be "
-                "larger, and both above 0"
+                "larger, and both above 0 and finite"
             )
+        for name, share in (("alpha", self.alpha), ("miss", self.miss)):
+            if not 0 < share < 0.5:
+                raise ValueError(f"{name} is {share:g}: use a probability between 0 and 0.5")
 
     def slower_level(self, look: int) -> float:
         """The one-sided error of SLOWER that this look (from 0) may spend."""
@@ -135,9 +146,11 @@ def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats
     return np.sqrt(np.maximum(variance, floor) / blocks), freedom
 
 
-def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:  # noqa: B008
+def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:
     """What the blocks of one figure say, at a number of them that is a look."""
     values = np.asarray(statistics, dtype=float)
+    if values.shape not in {(blocks,) for blocks in LOOKS}:
+        raise ValueError(f"blocks of shape {values.shape}: look after one of {LOOKS}")
     look = LOOKS.index(len(values))
     return Call(int(_calls(values[None], look, rule, history)[0]))
 
@@ -147,6 +160,8 @@ def decide_each(statistics: Floats, rule: Rule, history: Spread) -> tuple[Any, A
 
     statistics: (merges, LOOKS[-1]). Returns the calls, as values of `Call`, and the blocks taken.
     """
+    if statistics.shape[-1] != LOOKS[-1]:
+        raise ValueError(f"{statistics.shape[-1]} blocks for each merge: give {LOOKS[-1]}")
     calls = np.zeros(len(statistics), dtype=np.int64)
     taken = np.full(len(statistics), LOOKS[-1])
     open_ = np.arange(len(statistics))
@@ -170,9 +185,16 @@ def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
 
 def confirmed(statistics: Any, rule: Rule, history: Spread) -> Any:
     """Whether fresh blocks confirm a SLOWER. statistics: (..., CONFIRM_BLOCKS)."""
+    return confirmation_low(statistics, history) > 0
+
+
+def confirmation_low(statistics: Any, history: Spread) -> Any:
+    """The lower bound of log(candidate / base) by the blocks that are to confirm a SLOWER."""
     values = np.asarray(statistics, dtype=float)
+    if values.shape[-1] != CONFIRM_BLOCKS:
+        raise ValueError(f"{values.shape[-1]} blocks confirm nothing: give {CONFIRM_BLOCKS}")
     error, freedom = _standard_error(values, history)
-    return values.mean(axis=-1) - stats.t.isf(CONFIRM_ALPHA, freedom) * error > 0
+    return values.mean(axis=-1) - stats.t.isf(CONFIRM_ALPHA, freedom) * error
 
 
 def smallest_found(rule: Rule, spread: Spread, power: float = 0.99) -> float:

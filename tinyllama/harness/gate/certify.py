@@ -1,0 +1,302 @@
+"""The gate's error rates on a device, estimated from the A/A blocks recorded there.
+
+A simulated merge draws whole blocks with replacement, the same ones for all benchmarks, since what
+disturbs a launch disturbs all that is timed in it; each block keeps its sign or changes it, since
+the sides of an A/A block may be exchanged. A slowdown is added to the blocks of a merge.
+
+What such merges can tell: what the rule makes of noise like that of the recorded blocks, their
+correlation, tails and modes included. What they cannot:
+
+- noise that these blocks never met. A disturbance of one launch in 1000 is hardly ever among 40
+  blocks, and no number of merges drawn from them puts it there; ``false_alarms_bound`` is for the
+  merges drawn, not for the device;
+- a history that does not fit: the spread comes from the same blocks, so the rule knows it here as
+  well as it ever can. Blocks of several days hold what differs between days, those of one do not;
+- a side that is always slower: the exchanged signs take it away. So `Found.leaning` tests for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from tinyllama.harness.gate.decision import (
+    CONFIRM_BLOCKS,
+    LOOKS,
+    Floats,
+    Rule,
+    Spread,
+    bounds,
+    confirmation_low,
+    smallest_found,
+)
+from tinyllama.harness.gate.noise import METRICS, Block, Noise
+
+LEAST_BLOCKS = 20
+MERGES = 100_000
+CHUNK = 20_000  # merges at a time
+CONFIDENCE = 0.95
+SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)
+GRID = (*(step / 200 for step in range(1, 21)), 0.12, 0.15, 0.2, 0.3, 0.5, 1.0)
+LEANING = 1e-3  # of all figures together: the p below which A/A blocks lean to one side
+
+Figure = tuple[str, str]  # benchmark, metric
+Rules = Mapping[str, tuple[float, float]]  # by metric: margin, tolerance
+Claims = Mapping[str, Mapping[str, float]]  # by benchmark and metric: a tolerance of its own
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the gate finds of one figure. A slowdown is found when it is SLOWER and confirmed.
+
+    detected: by slowdown, the share found. smallest: the least one of GRID of which 99% are found;
+    None: none of them. by_formula: the same by the normal distribution, without a stop at SAME and
+    without the confirmation. mean: of the blocks, 0 for equal sides; leaning: the p of that.
+    """
+
+    benchmark: str
+    metric: str
+    tolerance: float
+    spread: float
+    blocks: int
+    mean: float
+    leaning: float
+    by_formula: float
+    smallest: float | None
+    detected: dict[float, float]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Error rates of merges in which every figure is decided.
+
+    blocks: those it rests on; left_out: those that lack a figure. false_alarms: merges of equal
+    sides with a figure SLOWER and confirmed, with the upper bound of their share (Clopper and
+    Pearson's, 95%). all_green: the share of such merges with every figure SAME or FASTER.
+    """
+
+    device: str
+    versions: dict[str, str]
+    blocks: int
+    left_out: int
+    merges: int
+    seed: int
+    false_alarms: int
+    false_alarms_bound: float
+    all_green: float
+    claims: dict[str, dict[str, float]]
+    found: tuple[Found, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the keys of ``detected`` are texts, as in 0.02."""
+        found = [
+            {**asdict(each), "detected": {f"{s:g}": share for s, share in each.detected.items()}}
+            for each in self.found
+        ]
+        return {**asdict(self), "found": found}
+
+
+def certify(
+    noise: Noise,
+    versions: Mapping[str, str],
+    rules: Rules,
+    claims: Claims | None = None,
+    benchmarks: Collection[str] | None = None,
+    merges: int = MERGES,
+    seed: int = 0,
+) -> Certificate:
+    """Estimate the error rates of the gate on a device with these versions.
+
+    rules: each benchmark is decided on all of their metrics. claims: the slowdowns that benchmarks
+    state to find, which are their tolerances. benchmarks: those of a merge, else all with blocks.
+    Raises ValueError where fewer than 20 blocks hold every figure.
+    """
+    claims = {benchmark: dict(stated) for benchmark, stated in (claims or {}).items()}
+    blocks = noise.of(versions)
+    figures = _figures(blocks, rules, claims, benchmarks)
+    whole = [block for block in blocks if all(_holds(block, figure) for figure in figures)]
+    if len(whole) < LEAST_BLOCKS:
+        raise ValueError(_too_few(noise.device, blocks, whole, figures))
+    table = np.array([[block.statistics[b][m] for b, m in figures] for block in whole])
+    judged = []
+    for (benchmark, metric), values in zip(figures, table.T, strict=True):
+        margin, tolerance = rules[metric]
+        tolerance = claims.get(benchmark, {}).get(metric, tolerance)
+        judged.append((values, Rule(len(figures), margin, tolerance), Spread.of(values)))
+    alarms, green, shares = _simulate(judged, merges, np.random.default_rng(seed))
+    test = stats.binomtest(alarms, merges, alternative="less")
+    return Certificate(
+        device=noise.device,
+        versions=dict(versions),
+        blocks=len(whole),
+        left_out=len(blocks) - len(whole),
+        merges=merges,
+        seed=seed,
+        false_alarms=alarms,
+        false_alarms_bound=float(test.proportion_ci(CONFIDENCE, method="exact").high),
+        all_green=green / merges,
+        claims=claims,
+        found=tuple(map(_found, figures, judged, shares)),
+    )
+
+
+def _figures(
+    blocks: list[Block],
+    rules: Rules,
+    claims: Claims,
+    benchmarks: Collection[str] | None,
+) -> list[Figure]:
+    """Every metric of every benchmark, recorded or not: what was never timed is not certified."""
+    claimed = {metric for stated in claims.values() for metric in stated}
+    if not rules or set(rules) - set(METRICS) or claimed - set(rules):
+        wanted = ", ".join(sorted(claimed)) or "one or more"
+        raise ValueError(f"rules of {sorted(rules)}: of {', '.join(METRICS)} give {wanted}")
+    timed = {benchmark for block in blocks for benchmark in block.statistics}
+    asked = {*(timed if benchmarks is None else benchmarks), *claims}
+    return sorted(itertools.product(asked, rules))
+
+
+def _holds(block: Block, figure: Figure) -> bool:
+    benchmark, metric = figure
+    return metric in block.statistics.get(benchmark, {})
+
+
+def _too_few(device: str, blocks: list[Block], whole: list[Block], figures: list[Figure]) -> str:
+    text = (
+        f"{len(whole)} of {len(blocks)} A/A blocks of {device} with these versions hold every "
+        f"figure, and a certificate rests on {LEAST_BLOCKS} or more: record more"
+    )
+    lacking = {figure: sum(not _holds(block, figure) for block in blocks) for figure in figures}
+    benchmark, metric = figure = max(lacking, key=lambda each: lacking[each], default=("", ""))
+    missing = lacking.get(figure)
+    return f"{text}; {metric} of {benchmark} is missing from {missing}" if missing else text
+
+
+Judged = tuple[Floats, Rule, Spread]
+
+
+def _simulate(
+    judged: list[Judged], merges: int, rng: np.random.Generator
+) -> tuple[int, int, Floats]:
+    """False alarms, merges all green, and for each figure the share found of each slowdown."""
+    slowdowns = np.log1p(sorted({*SLOWDOWNS, *GRID}))
+    found = np.zeros((len(judged), len(slowdowns)), dtype=np.int64)
+    alarms = green = 0
+    for start in range(0, merges, CHUNK):
+        shape = (min(CHUNK, merges - start), LOOKS[-1] + CONFIRM_BLOCKS)
+        drawn = rng.integers(0, len(judged[0][0]), shape)
+        signs = rng.choice([-1.0, 1.0], shape)
+        alarm, all_green = np.zeros(shape[0], dtype=bool), np.ones(shape[0], dtype=bool)
+        for number, (values, rule, history) in enumerate(judged):
+            statistics = values[drawn] * signs
+            slower_above, green_below = critical(statistics[:, : LOOKS[-1]], rule, history)
+            found_above = np.maximum(
+                slower_above, -confirmation_low(statistics[:, LOOKS[-1] :], history)
+            )
+            alarm |= found_above < 0
+            all_green &= (green_below > 0) & (slower_above >= 0)
+            found[number] += np.searchsorted(np.sort(found_above), slowdowns)
+        alarms, green = alarms + int(alarm.sum()), green + int(all_green.sum())
+    return alarms, green, found / merges
+
+
+def critical(statistics: Floats, rule: Rule, history: Spread) -> tuple[Floats, Floats]:
+    """For each merge, what must be added to its blocks to settle it, at the first look that does.
+
+    SLOWER with more than the first, else green with less than the second, else inconclusive. An
+    addition moves the bounds and leaves their distance, so all of them are decided at once.
+    """
+    slower_above = np.full(len(statistics), np.inf)
+    green_below = np.full(len(statistics), -np.inf)
+    for look, blocks in enumerate(LOOKS):
+        now = bounds(statistics[:, :blocks], look, rule, history)
+        # SLOWER at this look and at no earlier one green
+        enough = np.maximum(np.log1p(rule.margin) - now.slower_low, green_below)
+        slower_above = np.minimum(slower_above, enough)
+        green_below = np.maximum(green_below, np.log1p(rule.tolerance) - now.green_high)
+    return slower_above, green_below
+
+
+def _found(figure: Figure, judged: Judged, shares: Floats) -> Found:
+    values, rule, history = judged
+    share = dict(zip(sorted({*SLOWDOWNS, *GRID}), map(float, shares), strict=True))
+    varies = bool(values.std() > 0)
+    leaning = float(stats.ttest_1samp(values, 0.0).pvalue) if varies else float(values[0] == 0)
+    return Found(
+        *figure,
+        tolerance=rule.tolerance,
+        spread=history.deviation,
+        blocks=len(values),
+        mean=float(values.mean()),
+        leaning=leaning,
+        by_formula=smallest_found(rule, history),
+        smallest=next((s for s in GRID if share[s] >= 0.99), None),
+        detected={s: share[s] for s in SLOWDOWNS},
+    )
+
+
+class Bar(NamedTuple):
+    """A statement, whether it holds, and what was measured."""
+
+    text: str
+    held: bool
+    measured: str
+
+
+def bars(certificate: Certificate) -> list[Bar]:
+    """What a gate must hold. Claimed is to find slowdowns from the tolerance on."""
+    c = certificate
+    lean = LEANING / len(c.found)
+    claimed = [f for f in c.found if f.metric in c.claims.get(f.benchmark, {})]
+    result = [
+        Bar(
+            "false alarms in under 0.1% of merges of equal sides",
+            c.false_alarms_bound < 1e-3,
+            f"{c.false_alarms} of {c.merges}, so at most {c.false_alarms_bound:.2g}, "
+            f"from {c.blocks} blocks",
+        ),
+        Bar("95% of merges of equal sides all green", c.all_green >= 0.95, f"{c.all_green:.2%}"),
+        _each(
+            "blocks of equal sides lean to neither",
+            [(f, f.leaning >= lean, f"{f.mean:+.2%}") for f in c.found],
+        ),
+        _each(
+            "99% of slowdowns of 2% found",
+            [_share(f, 0.02, 0.99) for f in claimed if f.tolerance <= 0.02],
+        ),
+        _each(
+            "every slowdown of 5% found",
+            [_share(f, 0.05, 1.0) for f in claimed if f.tolerance <= 0.05],
+        ),
+        _each("the smallest slowdown found is within the tolerance", list(map(_claim, claimed))),
+    ]
+    return [bar for bar in result if bar]
+
+
+def _each(text: str, cases: list[tuple[Found, bool, str]]) -> Bar | None:
+    """None where no figure is asked: a bar that nothing could miss is none."""
+    missed = [
+        f"{found.metric} of {found.benchmark} ({measured})"
+        for found, held, measured in cases
+        if not held
+    ]
+    measured = f"{len(cases) - len(missed)} of {len(cases)}"
+    if missed:
+        measured += f"; not {', '.join(missed)}"
+    return Bar(text, not missed, measured) if cases else None
+
+
+def _share(found: Found, slowdown: float, least: float) -> tuple[Found, bool, str]:
+    share = found.detected[slowdown]
+    return found, share >= least, f"{share:.3%}"
+
+
+def _claim(found: Found) -> tuple[Found, bool, str]:
+    held = found.smallest is not None and found.smallest <= found.tolerance
+    smallest = f"{GRID[-1]:.0%} is not" if found.smallest is None else f"{found.smallest:.1%}"
+    return found, held, f"{smallest}, tolerance {found.tolerance:.1%}"
