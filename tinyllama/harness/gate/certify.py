@@ -89,7 +89,7 @@ class Certificate:
     false_alarms: int
     false_alarms_bound: float
     all_green: float
-    claims: dict[str, dict[str, float]]
+    claims: Claims
     found: tuple[Found, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -280,15 +280,9 @@ def bars(certificate: Certificate) -> list[Bar]:
 
 def _each(text: str, cases: list[tuple[Found, bool, str]]) -> Bar | None:
     """None where no figure is asked: a bar that nothing could miss is none."""
-    missed = [
-        f"{found.metric} of {found.benchmark} ({measured})"
-        for found, held, measured in cases
-        if not held
-    ]
-    measured = f"{len(cases) - len(missed)} of {len(cases)}"
-    if missed:
-        measured += f"; not {', '.join(missed)}"
-    return Bar(text, not missed, measured) if cases else None
+    missed = [f"{f.metric} of {f.benchmark} ({said})" for f, held, said in cases if not held]
+    counted = f"{len(cases) - len(missed)} of {len(cases)}"
+    return Bar(text, not missed, "; not ".join([counted, *missed])) if cases else None
 
 
 def _share(found: Found, slowdown: float, least: float) -> tuple[Found, bool, str]:
