@@ -1,1 +1,5 @@
-pytest_plugins = ["tinyllama.harness.plugin", "tinyllama.harness.benchmarks"]
+pytest_plugins = [
+    "tinyllama.harness.plugin",
+    "tinyllama.harness.benchmarks",
+    "tinyllama.harness.gate.plugin",
+]

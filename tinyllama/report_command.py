@@ -34,6 +34,7 @@ def add_command(commands: Any) -> None:
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
     from tinyllama.files import check_writable, write_whole
+    from tinyllama.harness import history
     from tinyllama.harness.page import render
     from tinyllama.harness.report import latest, markdown, terminal
 
@@ -42,7 +43,7 @@ def report(args: argparse.Namespace) -> int:
     if args.markdown not in (None, "-"):
         check_writable(Path(args.markdown), "--markdown")
     shown = latest(records)
-    text = f"{markdown(shown)}\n\n{_claims(records)}\n"
+    text = f"{markdown(shown)}\n\n{history.markdown(records)}\n\n{_claims(records)}\n"
     if args.markdown == "-":
         sys.stdout.write(text)
     else:

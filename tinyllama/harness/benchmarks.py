@@ -82,13 +82,14 @@ def pytest_configure(config: pytest.Config) -> None:
     compare = value is True
     if compare:
         option.benchmark_compare = None  # the verdict is ours, not pytest-benchmark's
-    recording = Recording(config, _root(config), compare=compare)
+    gated = getattr(option, "against", None) or getattr(option, "against_env", None)
+    recording = Recording(config, _root(config), compare=compare and not gated)
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it hears the reports
     if hasattr(config, "workerinput"):
         return  # a worker of xdist: its controller has refused what is refused
     if recording.active:
-        _check_measuring(config)
+        check_measuring(config)
         _check_writable(recording.root)
         recording.stored = _stored(recording.root)
     elif option.resume:
@@ -99,7 +100,7 @@ def _root(config: pytest.Config) -> Path:
     return Path(config.option.results_dir or config.rootpath / "results")
 
 
-def _check_measuring(config: pytest.Config) -> None:
+def check_measuring(config: pytest.Config) -> None:
     """Refuse what would measure nothing, or with others beside it."""
     if getattr(config.option, "dist", "no") != "no":
         raise pytest.UsageError(

@@ -64,14 +64,22 @@ class Launch:
 
 _RECORDS: list[list[Launch]] = []
 _CHIPS: list[str] = []
-_LAUNCHED: list[list[Any]] = []
+_LAUNCHED: list[list[Launched]] = []
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch on a GPU: its grid, and triton's own object, which has the compiled stages
+    (``asm``) and tells what the kernel takes (``n_regs``, ``n_spills``)."""
+
+    kernel: Any
+    grid: tuple[int, ...]
 
 
 @contextlib.contextmanager
-def launched() -> Iterator[list[Any]]:
-    """The compiled kernels that a GPU is given meanwhile: triton's own objects, which tell what
-    each takes (``n_regs``, ``n_spills``)."""
-    kernels: list[Any] = []
+def launched() -> Iterator[list[Launched]]:
+    """What a GPU is given meanwhile."""
+    kernels: list[Launched] = []
     _LAUNCHED.append(kernels)
     try:
         yield kernels
@@ -161,8 +169,10 @@ if HAS_TRITON and not TYPE_CHECKING:
             first = next((a for a in given if isinstance(a, torch.Tensor)), None)
             if first is None or first.device.type == "cuda":
                 kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
-                for seen in _LAUNCHED:
-                    seen.append(kernel)
+                if _LAUNCHED:
+                    shape = grid(_named(self, args, kwargs)) if callable(grid) else grid
+                    for seen in _LAUNCHED:
+                        seen.append(Launched(kernel, tuple(shape)))
                 return kernel
             if first.device.type != "cpu":
                 raise RuntimeError(f"{self.__name__} cannot run on {first.device.type} tensors")

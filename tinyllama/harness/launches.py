@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -40,7 +40,8 @@ _RANGE = "launches.call"
 
 @dataclass(frozen=True)
 class Launches:
-    """Of one call. ``busy_seconds``: in which the device worked; ``time_by``: the same by kind.
+    """Of one call. ``busy_seconds``: in which the device worked; ``time_by``: the same by kind;
+    ``by_name``: of each kernel, how often and how long in all.
 
     On a CPU there are no launches: counts are None, and the times are those of operators.
     """
@@ -50,6 +51,7 @@ class Launches:
     host_syncs: int | None
     busy_seconds: float
     time_by: dict[str, float]
+    by_name: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 def kind_of(name: str) -> str:
@@ -83,18 +85,21 @@ def launches(call: Callable[[], object], device: torch.device) -> Launches:
     )
     pageable = sum(1 for e in on_device if _PAGEABLE.search(e.name))
     spans = [(e.time_range.start, e.time_range.end) for e in on_device]
+    timed = [(e.name, e.time_range.end - e.time_range.start) for e in on_device]
     return Launches(
         kernels=len(on_device) - copies,
         copies=copies,
         host_syncs=waits + pageable,
         busy_seconds=_union(spans) * 1e-6,
-        time_by=_by_kind((e.name, e.time_range.end - e.time_range.start) for e in on_device),
+        time_by=_by_kind(timed),
+        by_name=_by_name(timed),
     )
 
 
 def _of_operators(events: list[torch.autograd.profiler_util.FunctionEvent]) -> Launches:
-    times = _by_kind((e.name, e.self_cpu_time_total) for e in events)
-    return Launches(None, None, None, sum(times.values()), times)
+    timed = [(e.name, e.self_cpu_time_total) for e in events]
+    times = _by_kind(timed)
+    return Launches(None, None, None, sum(times.values()), times, _by_name(timed))
 
 
 def _by_kind(timed: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -103,6 +108,15 @@ def _by_kind(timed: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, microseconds in timed:
         kind = kind_of(name)
         total[kind] = total.get(kind, 0.0) + microseconds * 1e-6
+    return total
+
+
+def _by_name(timed: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float]]:
+    """Of each name how often, and seconds in all, from names and microseconds."""
+    total: dict[str, tuple[int, float]] = {}
+    for name, microseconds in timed:
+        count, seconds = total.get(name, (0, 0.0))
+        total[name] = (count + 1, seconds + microseconds * 1e-6)
     return total
 
 

@@ -152,6 +152,8 @@ class Op:
     calls: how many successive calls are compared (in-place ops: more than one).
     tolerances: metric -> ratio to a stored baseline that a comparison allows, where not the
         usual one (`tinyllama.harness.verdict`).
+    slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, where not the
+        usual one (`tinyllama.harness.gate.subject`).
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
     """
@@ -168,6 +170,7 @@ class Op:
     bytes: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=dict)
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
     magnitudes: Callable[..., Mapping[str, torch.Tensor]] | None = field(default=None, init=False)

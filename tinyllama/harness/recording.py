@@ -293,7 +293,7 @@ class Recording:
             terminal.ensure_newline()  # the progress of the tests is complete
         session.testscollected += len(self.verdicts)  # else the progress shown exceeds 100%
         for name, verdict in self.verdicts:
-            _report(self.config, name, verdict)
+            report_verdict(self.config, name, verdict)
         outcome = worst(verdict.outcome for _, verdict in self.verdicts)
         if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and outcome.status:
             session.exitstatus = outcome.status
@@ -317,7 +317,7 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], why: dict[str, s
         config.stash[LEFT_OUT].update(why[str(_group_name(item))] for item in dropped)
 
 
-def _report(config: pytest.Config, group: str, verdict: Verdict) -> None:
+def report_verdict(config: pytest.Config, group: str, verdict: Verdict) -> None:
     """Show a verdict as a test case: pytest counts it, and JUnit has it."""
     good = verdict.outcome.green
     report = pytest.TestReport(

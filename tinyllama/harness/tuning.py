@@ -138,7 +138,7 @@ def _search(
             with space.force(config, **key), launched() as kernels:
                 results = evaluate(case.op, case.provider.call, inputs)
             _assert_close(results, expected)
-            found.spilled[config] = sum(kernel.n_spills for kernel in kernels)
+            found.spilled[config] = sum(one.kernel.n_spills for one in kernels)
             calls[config] = _timed(space, key, config, case, inputs)
         except Exception as error:  # a configuration that cannot be compiled, launched or trusted
             found.failed[config] = f"{type(error).__name__}: {error}".splitlines()[0][:120]

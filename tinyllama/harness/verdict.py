@@ -34,6 +34,7 @@ _HELD = {"curve"}  # kinds that their tests hold to others of the same run
 class Outcome(Enum):
     """What a comparison found, the worst last: a title, and a run's exit status."""
 
+    IDENTICAL = "IDENTICAL", 0
     SAME = "SAME", 0
     FASTER = "FASTER", 0
     SLOWER = "SLOWER", 10
@@ -42,6 +43,9 @@ class Outcome(Enum):
     OTHER_DEVICE_OR_VERSION = "OTHER DEVICE OR VERSION", 13
     BUSY = "BUSY", 14
     MISSING = "MISSING", 15
+    WRONG_RESULT = "WRONG RESULT", 16
+    WORKER_DIED = "WORKER DIED", 17
+    NO_BASE = "NO BASE", 18
 
     def __init__(self, title: str, status: int) -> None:
         self.title = title

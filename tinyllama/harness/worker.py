@@ -87,6 +87,10 @@ class Worker:
             raise WorkerError(f"{name} cannot be started: {error}") from error
         self._connection = Connection(ours.detach())
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def make(self, key: str, factory: str, *, timeout: float = TIMEOUT, **arguments: Any) -> None:
         """Make an object by ``module:name`` and keep it under a key."""
         self._request("make", key, factory, arguments, timeout=timeout)

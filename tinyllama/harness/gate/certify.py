@@ -119,6 +119,8 @@ def certify(
     claims = {benchmark: dict(stated) for benchmark, stated in (claims or {}).items()}
     blocks = noise.of(versions)
     figures = _figures(blocks, rules, claims, benchmarks)
+    if merges < 1 or (blocks and not figures):
+        raise ValueError(f"{merges} merges of {len(figures)} figures: give one or more of both")
     whole = [block for block in blocks if all(_holds(block, figure) for figure in figures)]
     if len(whole) < LEAST_BLOCKS:
         raise ValueError(_too_few(noise.device, blocks, whole, figures))

@@ -7,8 +7,6 @@ so that whoever reads those does not meet it. Blocks of other versions stay in i
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.device import slug
+from tinyllama.harness.files import replace_text
 from tinyllama.harness.gate.decision import Spread
 from tinyllama.harness.results import folder, is_number
 
@@ -80,19 +79,7 @@ class Noise:
         data = {"schema": SCHEMA, **asdict(self)}
         _check(data)
         path = noise_path(root, self.device)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(number, "w") as file:
-                json.dump(data, file, indent=1, allow_nan=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # they are for everyone to read
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
         return path
 
 

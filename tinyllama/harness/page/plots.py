@@ -109,13 +109,16 @@ def lines(
     label: str,
     x_names: Sequence[str] = (),
     marks: Sequence[float] = (),
+    *,
+    logarithmic: bool = True,
 ) -> Plot:
-    """Lines over a logarithmic y; x logarithmic too, or with ``x_names`` the places 0, 1, 2...
+    """Lines over a logarithmic y, or an even one; x logarithmic, or with ``x_names`` the places
+    0, 1, 2...
 
     marks: x at which a vertical line is drawn.
     """
     axes = frame(230, left=46, bottom=38, right=16, top=24)
-    axes.set_yscale("log")
+    axes.set_yscale("log" if logarithmic else "linear")
     xs = sorted({x for line in series for x, _ in line.points})
     if x_names:
         margin = max(0.25, 0.06 * (len(x_names) - 1))
@@ -131,7 +134,11 @@ def lines(
     for index, line in enumerate(series):
         _line(axes, line, f"line{index}")
         tips[f"line{index}"] = line.key.label
-    _y_ticks(axes)
+    if logarithmic:
+        _y_ticks(axes)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(x_label, color=colour("muted"), labelpad=3)
     axes.annotate(
         y_label, (0, 1), (2, -12), "figure fraction", "offset points", color=colour("muted")

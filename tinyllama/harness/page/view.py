@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tinyllama.harness import history
 from tinyllama.harness.page import (
+    changes,
     claims,
     facts,
     numbers,
@@ -133,9 +135,21 @@ def _device(context: Context, ident: str, name: str, records: Sequence[Record]) 
         for n, (group, record) in enumerate(newest["sweep"].items())
     ]
     sections = _sections(ident, ladders, roofs, swept, splits, histories)
+    sections += (_changes(ident, records),)
     known = facts.machine(used[-1]) if used else ()
     sources = facts.sources(used) if used else None
     return Device(name, ident, known, facts.left_out(records, used), sources, sections)
+
+
+def _changes(ident: str, records: Sequence[Record]) -> Section:
+    """Where figures moved; an empty section says why nothing was looked for."""
+    empty = history.unsearched(records)
+    found = [] if empty else changes.panels(records, f"{ident}-changes")
+    intro = (
+        "Levels of a figure over the records of unchanged trees with the same versions, and the "
+        "commits between which it moved. It decides nothing: a merge is judged by the gate."
+    )
+    return Section("Change points", f"{ident}-changes", intro, tuple(found), empty)
 
 
 def _sections(

@@ -1,0 +1,108 @@
+"""From what a user names, a revision or an interpreter, to a `Session` with both sides beside.
+
+Both sides are measured with one instrument: the candidate's clock, its workers and the gate itself
+are laid over the base's tree. What is compared is the ops, and the harness that calls them.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tinyllama.harness.device import device_name
+from tinyllama.harness.gate import accepted
+from tinyllama.harness.gate.noise import Noise
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Tree
+from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
+from tinyllama.harness.gate.session import Session, Setting
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.sources import fingerprint
+from tinyllama.harness.gate.watch import Watch
+
+PACKAGE = "tinyllama.ops"
+INSTRUMENT = ("cache", "clock", "launches", "op_contender", "worker")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compare the tree in ``root`` with: a commit, or (``commit`` None) itself under
+    another interpreter. label: as the user named it. version: of the project, by which what is
+    accepted expires."""
+
+    root: Path
+    label: str
+    commit: str | None
+    python: str
+    device: torch.device
+    results: Path
+    version: str
+    watch: Watch
+    candidate_label: str
+    candidate_python: str
+    effort: Effort | None = None
+    say: Callable[[str], None] = lambda line: None
+
+
+@contextmanager
+def prepared(request: Request) -> Iterator[Session]:
+    """The session of a request; its folders go when it ends. Raises RevisionError."""
+    with tempfile.TemporaryDirectory(prefix="gate-") as name:
+        folder = Path(name)
+        base_root = request.root
+        allowed = accepted.load(request.root / accepted.FILE, request.version)
+        if request.commit is not None:
+            base_root = check_out(request.commit, request.root, folder / "base")
+            overlay(request.root, base_root, instrument(request.root))
+            old = base_root / accepted.FILE
+            allowed = accepted.load(request.root / accepted.FILE, request.version, old)
+        base = Tree(BASE, base_root, request.python, request.label, folder / "base-caches")
+        candidate = Tree(
+            CANDIDATE,
+            request.root,
+            request.candidate_python,
+            request.candidate_label,
+            folder / "candidate-caches",
+        )
+        yield Session(
+            Setting(
+                base=base,
+                candidate=candidate,
+                device=request.device,
+                package=PACKAGE,
+                noise=Noise.load(request.results, device_name(request.device)),
+                accepted=allowed,
+                watch=request.watch,
+                sources=sources,
+                toolchains=request.commit is None,
+                effort=request.effort,
+                say=request.say,
+            )
+        )
+
+
+def instrument(root: Path) -> list[str]:
+    """The files of a tree that measure, relative to it."""
+    harness = root / "tinyllama" / "harness"
+    files = [harness / f"{name}.py" for name in INSTRUMENT]
+    files += sorted((harness / "gate").glob("*.py"))
+    return [str(path.relative_to(root)) for path in files]
+
+
+def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Digests of what a benchmark runs in a tree, by file: of all of it, and without the bodies of
+    kernels. Nothing where the tree has no such module."""
+    try:
+        return _sources(tree.root, (benchmark.module,))
+    except RevisionError:
+        return {"": tree.name}, {"": tree.name}  # equal to nothing
+
+
+@functools.lru_cache(maxsize=256)
+def _sources(root: Path, modules: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    return fingerprint(root, modules), fingerprint(root, modules, host_only=True)

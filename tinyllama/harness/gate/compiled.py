@@ -1,0 +1,84 @@
+"""What a launch runs, whatever its source looks like: the compiled code without debug lines.
+
+A comment above a kernel moves its line numbers, and so changes the binary and nothing that runs.
+Two launches are equal when their instructions, their grid and what the runtime is told (warps,
+shared memory, clusters) are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tinyllama.harness.kernels import Launched
+
+STAGES = ("amdgcn", "ptx")  # the last text of each backend before its binary
+# Where debug information stands in them: whole lines, and sections to the end of the text.
+_DEBUG_LINE = re.compile(r"^\s*(\.loc\b|\.file\b|\.cfi_\w+|\$L__tmp\d+:|\.Ltmp\d+:).*$")
+_DEBUG_SECTION = re.compile(r"^\s*\.section\s+\"?\.(debug_|AMDGPU\.csdata)\w*")
+_SECTION = re.compile(r"^\s*\.(section|text|amdgpu_metadata|amdgcn_target)\b")
+_COMMENTS = {"amdgcn": re.compile(r"\s*(//|;).*$"), "ptx": re.compile(r"\s*//.*$")}
+# What the runtime is told; names and source positions are no part of it.
+_TOLD = ("num_warps", "num_ctas", "shared", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
+
+
+def code(text: str, stage: str) -> str:
+    """PTX or AMD assembly without debug lines and comments."""
+    kept, inside = [], False
+    for line in text.splitlines():
+        if _DEBUG_SECTION.match(line):
+            inside = True
+        elif _SECTION.match(line):
+            inside = False
+        if inside or _DEBUG_LINE.match(line):
+            continue
+        bare = _COMMENTS[stage].sub("", line).rstrip()
+        if bare:
+            kept.append(bare)
+    return "\n".join(kept)
+
+
+def code_of(asm: Any) -> str:
+    """The instructions of a compiled kernel. Raises LookupError for a backend that has no text."""
+    for stage in STAGES:
+        if stage in asm:
+            return code(str(asm[stage]), stage)
+    raise LookupError(f"no instructions in the stages {', '.join(map(str, asm))}")
+
+
+def fingerprint(launches: Iterable[Launched]) -> list[str]:
+    """A digest of each launch, in order."""
+    return [_digest(one) for one in launches]
+
+
+def _digest(one: Launched) -> str:
+    metadata = one.kernel.metadata
+    told = {name: getattr(metadata, name, None) for name in _TOLD}
+    whole = [code_of(one.kernel.asm), list(one.grid), told]
+    return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()
+
+
+def resources(launches: Iterable[Launched]) -> dict[str, dict[str, int]]:
+    """What each kernel takes, by name; of one that is launched often, the last."""
+    found = {}
+    for one in launches:
+        kernel, metadata = one.kernel, one.kernel.metadata
+        found[str(getattr(metadata, "name", kernel))] = {
+            "registers": int(getattr(kernel, "n_regs", 0) or 0),
+            "spills": int(getattr(kernel, "n_spills", 0) or 0),
+            "shared": int(getattr(metadata, "shared", 0) or 0),
+            "warps": int(getattr(metadata, "num_warps", 0) or 0),
+            "stages": int(getattr(metadata, "num_stages", 0) or 0),
+            "programs": _product(one.grid),
+        }
+    return found
+
+
+def _product(grid: tuple[int, ...]) -> int:
+    total = 1
+    for size in grid:
+        total *= size
+    return total

@@ -1,0 +1,87 @@
+"""One metric of one benchmark over its blocks, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tinyllama.harness.gate.decision import (
+    LOOKS,
+    Call,
+    Rule,
+    Spread,
+    bounds,
+    confirmed,
+    decide,
+    smallest_found,
+)
+from tinyllama.harness.verdict import Figure, Outcome
+
+_OUTCOMES = {
+    Call.SAME: Outcome.SAME,
+    Call.FASTER: Outcome.FASTER,
+    Call.SLOWER: Outcome.SLOWER,
+    Call.MORE: Outcome.INCONCLUSIVE,
+}
+
+
+@dataclass
+class Series:
+    """The statistics of its blocks, and of those that confirm.
+
+    accepted: the slowdown that a committed file allows; it is part of the rule already.
+    """
+
+    rule: Rule
+    history: Spread
+    accepted: float = 0.0
+    statistics: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+
+    def look(self) -> Call:
+        """What the blocks so far say, of which there must be as many as at a look."""
+        return decide(self.statistics, self.rule, self.history)
+
+    def figure(self, metric: str, call: Call) -> Figure:
+        """The outcome in words: the slowdown, the interval that decides, and how many blocks."""
+        look = LOOKS.index(len(self.statistics))
+        found = bounds(np.asarray(self.statistics), look, self.rule, self.history)
+        low = found.slower_low if call is Call.SLOWER else found.green_low
+        ratio, lowest, highest = (float(np.exp(x)) for x in (found.mean, low, found.green_high))
+        text = (
+            f"{metric} {_percent(ratio)} [{_percent(lowest)}, {_percent(highest)}] "
+            f"in {len(self.statistics)} blocks"
+        )
+        if self.accepted:
+            text += f", {self.accepted:.1%} accepted"
+        if call is Call.MORE:
+            text += (
+                f", neither under {self.rule.tolerance:.1%} nor over {self.rule.margin:.1%} for "
+                f"sure; slowdowns of {self.smallest():.1%} would be found"
+            )
+        return Figure(metric, _OUTCOMES[call], text, ratio=ratio)
+
+    def smallest(self) -> float:
+        """The least slowdown that blocks of this spread find 99 times of 100."""
+        own = Spread(float(np.std(self.statistics, ddof=1)), len(self.statistics) - 1)
+        return smallest_found(self.rule, own)
+
+    def confirm(self, figure: Figure) -> Figure:
+        """The same, confirmed by fresh blocks, or INCONCLUSIVE."""
+        again = _percent(float(np.exp(np.mean(self.again)))) if self.again else "no"
+        if self.again and bool(confirmed(self.again, self.rule, self._known())):
+            return replace(figure, text=f"{figure.text}, confirmed by {again} in fresh processes")
+        text = f"{figure.text}, not confirmed: {again} in {len(self.again)} fresh blocks"
+        return replace(figure, outcome=Outcome.INCONCLUSIVE, text=text)
+
+    def _known(self) -> Spread:
+        """What the history and the blocks that were slower say of the spread."""
+        own = Spread(float(np.std(self.statistics, ddof=1)), len(self.statistics) - 1)
+        freedom = own.freedom + self.history.freedom
+        squares = own.freedom * own.deviation**2 + self.history.freedom * self.history.deviation**2
+        return Spread(float(np.sqrt(squares / freedom)), freedom)
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio - 1:+.2%}"

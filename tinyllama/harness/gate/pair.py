@@ -1,0 +1,179 @@
+"""Two workers, one of each side, on one device: a block is one fresh launch of both.
+
+Within a block the sides alternate A B B A, so that each comes first as often as second and a drift
+adds to both. Compiled code is kept by side from block to block; processes are not.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import log
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.worker import Worker, WorkerError
+
+FACTORY = "tinyllama.harness.gate.side:Side"
+BASE, CANDIDATE = "base", "candidate"
+READY = 600.0  # seconds until a benchmark is ready: it is compiled
+TURN = 60.0  # seconds of anything else
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A side before it runs: its name, its code, its interpreter, its caches of compiled code.
+
+    label: what a user calls it (a commit). slowed: see `Side`.
+    """
+
+    name: str
+    root: Path
+    python: str
+    label: str
+    caches: Path
+    slowed: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """pairs: of calls in a block, an even number. first: seconds of repeating before the first
+    benchmark of a block, which is when clocks rise; warm_up: before each of the others."""
+
+    pairs: int
+    first: float
+    warm_up: float
+
+    @staticmethod
+    def on(device: torch.device) -> Effort:
+        if device.type == "cpu":
+            return Effort(pairs=40, first=0.3, warm_up=0.03)
+        return Effort(pairs=16, first=1.0, warm_up=0.05)
+
+
+class SideError(RuntimeError):
+    """What went wrong on one side with one benchmark."""
+
+    def __init__(self, side: str, error: WorkerError) -> None:
+        super().__init__(f"{side}: {error}")
+        self.side = side
+        self.wrong = str(error).startswith("WrongResultError")
+        self.details = error.details
+
+
+class Pair:
+    """The workers of both sides; what one of them is asked, `each` asks both at once."""
+
+    def __init__(self, trees: Sequence[Tree], device: torch.device, package: str) -> None:
+        self.trees = {tree.name: tree for tree in trees}
+        self.device, self.package = device, package
+        self.workers = {tree.name: _worker(tree) for tree in trees}
+        self.failed = False
+
+    def restart(self) -> None:
+        """Other processes in the place of those of which one failed."""
+        self.close()
+        self.workers = {name: _worker(tree) for name, tree in self.trees.items()}
+        self.failed = False
+        self.open()
+
+    def open(self) -> None:
+        """Have both sides ready to be asked. Raises SideError."""
+
+        def make(name: str) -> None:
+            slowed = dict(self.trees[name].slowed)
+            arguments: dict[str, Any] = {"device": str(self.device), "package": self.package}
+            if slowed:
+                arguments["slowed"] = slowed
+            self.workers[name].make("side", FACTORY, timeout=READY, **arguments)
+
+        self._both(make)
+
+    def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
+        try:
+            return self.workers[name].call("side", method, *args, timeout=timeout)
+        except WorkerError as error:
+            self.failed = True
+            raise SideError(name, error) from error
+
+    def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
+        """Ask both sides at the same time; never for a time."""
+        return self._both(lambda name: self.ask(name, method, *args, timeout=timeout))
+
+    def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
+        with ThreadPoolExecutor(2) as pool:
+            asked = {name: pool.submit(do, name) for name in self.workers}
+        found = {}
+        for name, answer in asked.items():
+            try:
+                found[name] = answer.result()
+            except WorkerError as error:
+                self.failed = True
+                raise SideError(name, error) from error
+        return found
+
+    def begin(self, benchmark: Benchmark) -> dict[str, float]:
+        """Make a benchmark ready on both sides; the seconds of their first calls."""
+        return self.each("begin", benchmark.name, benchmark.timed, timeout=READY)
+
+    def end(self, benchmark: Benchmark) -> None:
+        self.each("end", benchmark.name)
+
+    def statistics(
+        self, benchmark: Benchmark, proofs: Mapping[str, Any], pairs: int, warm_up: float
+    ) -> dict[str, float]:
+        """A block's statistic of each metric: the median of log(candidate / base)."""
+        self.begin(benchmark)
+        for name in self.workers:  # one at a time: it warms the device
+            self.ask(name, "expect", benchmark.name, proofs[name], warm_up, timeout=READY)
+        logs: dict[str, list[float]] = {}
+        for index in range(pairs):
+            order = list(self.workers)[:: 1 if index % 2 == 0 else -1]
+            took = {name: self.ask(name, "turn", benchmark.name) for name in order}
+            for metric, seconds in took[CANDIDATE].items():
+                logs.setdefault(metric, []).append(_log_ratio(metric, seconds, took[BASE][metric]))
+        self.end(benchmark)
+        return {metric: statistics.median(values) for metric, values in logs.items()}
+
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self.workers.values()]
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.hang_up()
+        for worker in self.workers.values():
+            worker.close()
+
+
+def _log_ratio(metric: str, candidate: float, base: float) -> float:
+    if not (candidate > 0 and base > 0):
+        raise ValueError(f"{metric}: {candidate!r} s over {base!r} s is no ratio of times")
+    return log(candidate / base)
+
+
+def _worker(tree: Tree) -> Worker:
+    caches = {
+        name: str(tree.caches / name.lower())
+        for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    }
+    return Worker(tree.name, python=tree.python, cwd=tree.root, preload=(_MODULE,), env=caches)
+
+
+_MODULE = FACTORY.partition(":")[0]
+
+
+@contextmanager
+def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
+    """A fresh pair, ready; it ends with the block. Raises SideError."""
+    pair = Pair(trees, device, package)
+    try:
+        pair.open()
+        yield pair
+    finally:
+        pair.close()

@@ -1,0 +1,219 @@
+"""The pytest plugin of the gate: ``pytest perf_tests --benchmark-compare --against REV``.
+
+No test of the session is run: the gate times both sides itself, all benchmarks that either side
+declares. Each verdict is a test case in the summary and in JUnit, and the worst is the exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinyllama
+from tinyllama.harness import results
+from tinyllama.harness.benchmarks import check_measuring
+from tinyllama.harness.files import replace_text
+from tinyllama.harness.gate.comparison import Request, prepared
+from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
+from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+from tinyllama.harness.plugin import LEFT_OUT, worker_device
+from tinyllama.harness.recording import report_verdict
+from tinyllama.harness.verdict import Outcome, Verdict, worst
+
+GATING = pytest.StashKey["Gating | None"]()
+WAIT = 180.0  # seconds for another gate to end, and for the machine to fall idle
+# What would leave a part of the benchmarks out, or measure something else.
+REFUSED = {
+    "keyword": "-k",
+    "markexpr": "-m",
+    "deselect": "--deselect",
+    "groups": "--groups",
+    "record": "--record",
+    "resume": "--resume",
+    "ops": "--ops",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tinyllama")
+    group.addoption(
+        "--against",
+        action="append",
+        default=[],
+        metavar="REV",
+        help="gate this tree against a branch, tag or commit; repeatable",
+    )
+    group.addoption(
+        "--against-env",
+        action="append",
+        default=[],
+        metavar="PYTHON",
+        help="gate this interpreter, with its torch and triton, against another one",
+    )
+    group.addoption("--gate-json", metavar="FILE", help="write all that the gate measured")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[GATING] = None
+    option = config.option
+    if option.gate_json and not (option.against or option.against_env):
+        raise pytest.UsageError("--gate-json goes with --against or --against-env: add one")
+    if not (option.against or option.against_env):
+        return
+    check_measuring(config)
+    for name, shown in REFUSED.items():
+        if getattr(option, name, None):
+            raise pytest.UsageError(f"{shown}: the gate times every benchmark; leave it away")
+    if any("::" in arg for arg in config.args):
+        raise pytest.UsageError("tests are chosen one by one: the gate times every benchmark")
+    config.stash[GATING] = Gating(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.stash[GATING] is not None and items:
+        config.stash[LEFT_OUT]["the gate times both sides itself"] += len(items)
+        config.hook.pytest_deselected(items=list(items))
+        items[:] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    gating = session.config.stash[GATING]
+    if gating is None or session.testsfailed:
+        return None
+    gating.run()
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    gating = session.config.stash[GATING]
+    if gating is not None:
+        gating.conclude(session)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    gating = config.stash[GATING]
+    if gating is None:
+        return
+    terminalreporter.section("gate")
+    for line in gating.lines():
+        terminalreporter.line(line)
+
+
+class Gating:
+    """The comparisons of a session, and their verdicts.
+
+    What is asked for is checked when it is made: a pytest.UsageError names what cannot be used.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self.config = config
+        self.device = worker_device(config)
+        self.json = Path(option.gate_json) if option.gate_json else None
+        if self.json and not self.json.parent.is_dir():
+            raise pytest.UsageError(f"--gate-json {self.json}: no such folder; make it first")
+        try:
+            self.root = Path(tree_of(Path(config.rootpath)))
+            self.commits = {rev: resolve(rev, self.root) for rev in option.against}
+            for rev in self.commits:
+                if same_tree(rev, self.root):
+                    raise RevisionError(
+                        f"--against {rev!r}: this tree is that revision, byte for byte; check out "
+                        "the candidate"
+                    )
+        except RevisionError as error:
+            raise pytest.UsageError(str(error)) from error
+        self.interpreters = [Path(name) for name in option.against_env]
+        for path in self.interpreters:
+            if not path.is_file():
+                raise pytest.UsageError(f"--against-env {path}: no such file; name an interpreter")
+        self.verdicts: list[tuple[str, Verdict]] = []  # with what it is against
+        self.reports: list[dict[str, Any]] = []
+        self.ended = False
+
+    def run(self) -> None:
+        """Compare with each base in turn, with the device to ourselves."""
+        try:
+            with device_lock(self.device, WAIT):
+                for rev, commit in self.commits.items():
+                    self._against(rev, commit, sys.executable)
+                for python in self.interpreters:
+                    self._against(str(python), None, str(python))
+        except BusyError as error:
+            self.verdicts.append(("device", Verdict("device", Outcome.BUSY, str(error))))
+        self.ended = True
+        if self.json:
+            replace_text(self.json, json.dumps({"comparisons": self.reports}, indent=1) + "\n")
+
+    def _against(self, label: str, commit: str | None, python: str) -> None:
+        watch = Watch(self.device)
+        if disturbed := _settled(watch.before):
+            self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
+            return
+        try:
+            request = Request(
+                root=self.root,
+                label=label,
+                commit=commit,
+                python=python,
+                device=self.device,
+                results=Path(self.config.option.results_dir or self.root / "results"),
+                version=tinyllama.__version__,
+                watch=watch,
+                candidate_label=results.current_commit(),
+                candidate_python=sys.executable,
+                say=self._say,
+            )
+            with prepared(request) as session:
+                verdicts = session.run()
+                self.reports.append({"against": label, **session.report()})
+        except (RevisionError, OSError) as error:
+            verdicts = [Verdict(label, Outcome.NO_BASE, str(error))]
+        except ValueError as error:
+            verdicts = [Verdict(label, Outcome.MISSING, str(error))]
+        if disturbed := watch.after():
+            verdicts.append(Verdict("device", Outcome.BUSY, disturbed))
+        self.verdicts += [(label, verdict) for verdict in verdicts]
+
+    def conclude(self, session: pytest.Session) -> None:
+        """The reports and the exit status: pytest's own where that is neither 0 nor 5."""
+        status = session.exitstatus
+        if not self.ended or not self.verdicts:
+            text = "it did not come to its end" if not self.ended else "nothing was compared"
+            self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
+        session.testscollected += len(self.verdicts)
+        for label, verdict in self.verdicts:
+            report_verdict(self.config, label, verdict)
+        outcome = worst(verdict.outcome for _, verdict in self.verdicts)
+        if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = outcome.status
+
+    def lines(self) -> list[str]:
+        outcome = worst(verdict.outcome for _, verdict in self.verdicts)
+        counted = {o: sum(1 for _, v in self.verdicts if v.outcome is o) for o in Outcome}
+        shown = ", ".join(f"{count} {o.title}" for o, count in counted.items() if count)
+        each = [f"against {label}: {verdict}" for label, verdict in self.verdicts]
+        return [*each, f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"]
+
+    def _say(self, line: str) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal:
+            terminal.write_line(f"{time.strftime('%H:%M:%S')} {line}")
+
+
+def _settled(disturbed: Callable[[], str | None]) -> str | None:
+    """What disturbs a machine that had some minutes to fall idle."""
+    end = time.monotonic() + WAIT
+    while (reason := disturbed()) and time.monotonic() < end:
+        time.sleep(5)
+    return reason

@@ -1,0 +1,163 @@
+"""A revision's tree beside the candidate's.
+
+git is only asked: the base is unpacked into a folder of its own, and the checkout and its ``.git``
+stay as they are. What of a tree a benchmark runs: `tinyllama.harness.gate.sources`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# What a hook's environment says of its own repository, which need not be the one that is named.
+_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+
+
+class RevisionError(ValueError):
+    """A revision, a checkout or a tree that cannot be used; the message says which, and the fix."""
+
+
+def tree_of(repo: Path) -> str:
+    """The root folder of the checkout that a folder is in."""
+    return _git(repo, "rev-parse", "--show-toplevel")[1].removesuffix("\n")
+
+
+def resolve(rev: str, repo: Path) -> str:
+    """The commit of a branch, a tag or a commit; whatever its name, it is no option to git."""
+    tree_of(repo)
+    found = ""
+    if "\0" not in rev:
+        named = ("--end-of-options", f"{rev}^{{commit}}")
+        found = _git(repo, "rev-parse", "--verify", "--quiet", *named, fails=(1, 128))[1].strip()
+    if _COMMIT.fullmatch(found):
+        return found
+    if _git(repo, "rev-parse", "--is-shallow-repository")[1].strip() == "true":
+        fix = "this clone is shallow: git fetch --unshallow (in CI: fetch-depth: 0)"
+    elif _git(repo, "rev-parse", "--verify", "--quiet", "HEAD^{commit}", fails=(1, 128))[0]:
+        fix = "nothing was committed yet"
+    else:
+        fix = "fetch it, or check its spelling (git before 2.30 finds none)"
+    raise RevisionError(f"no commit {rev!r} in {repo}: {fix}")
+
+
+def same_tree(rev: str, repo: Path) -> bool:
+    """Whether the working tree is exactly that revision: a comparison would be with itself.
+
+    Untracked files count where a benchmark could run them.
+    """
+    commit, top = resolve(rev, repo), Path(tree_of(repo))
+    plainly = ("--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
+    index = top / _git(top, "rev-parse", "--git-path", "index")[1].removesuffix("\n")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "index"  # `diff` writes to it
+        if index.exists():
+            shutil.copyfile(index, copy)
+        if _git(top, "diff", *plainly, commit, "--", fails=(1,), GIT_INDEX_FILE=str(copy))[0]:
+            return False
+    kinds = ("*.py", "*.json", "*.toml")
+    return not _git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", *kinds)[1]
+
+
+def check_out(commit: str, repo: Path, folder: Path) -> Path:
+    """Unpack a commit's tree into a fresh folder, whole or not at all; returns the folder."""
+    commit, top = resolve(commit, repo), Path(tree_of(repo))
+    if folder.exists() and any(folder.iterdir()):
+        raise RevisionError(f"{folder} is not empty: name a fresh folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _unpack(commit, top, folder)
+        names = _git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit)[1]
+        for name in names.split("\0")[:-1]:
+            if not os.path.lexists(folder / name):
+                raise RevisionError(
+                    f"git archive leaves {name!r} of {commit} out: take export-ignore out of its "
+                    ".gitattributes"
+                )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def overlay(source: Path, target: Path, files: Sequence[str]) -> list[str]:
+    """Copy files of one tree over another's, so that both sides have the same clock; returns those
+    whose content differed."""
+    for name in files:
+        if not (source / name).is_file():
+            raise RevisionError(f"{source} has no file {name!r}: both sides are measured with it")
+    changed = []
+    for name in files:
+        content, path = (source / name).read_bytes(), target / name
+        if not path.is_file() or path.is_symlink() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # a link's target is another file
+            path.write_bytes(content)
+            changed.append(name)
+    return changed
+
+
+def _command(folder: Path, *args: str) -> list[str]:
+    return ["git", "-C", str(folder), *args]
+
+
+def _environment(**places: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _PLACES}
+    return {**kept, "LC_ALL": "C", **places}
+
+
+def _git(folder: Path, *args: str, fails: tuple[int, ...] = (), **places: str) -> tuple[int, str]:
+    """Status and output. Raises RevisionError for a status that is neither 0 nor in ``fails``."""
+    try:
+        done = subprocess.run(
+            _command(folder, *args), env=_environment(**places), capture_output=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise RevisionError("git is not installed: a base revision is read with it") from error
+    if done.returncode not in (0, *fails):
+        said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
+        raise RevisionError(f"{folder} cannot be read as a git checkout: {said}")
+    return done.returncode, os.fsdecode(done.stdout)
+
+
+def _unpack(commit: str, top: Path, folder: Path) -> None:
+    failed: Exception | None = None
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(
+            _command(top, "archive", "--format=tar", commit),
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as git:
+            assert git.stdout is not None
+            try:
+                with tarfile.open(fileobj=git.stdout, mode="r|") as archive:
+                    for member in archive:
+                        _extract(archive, member, folder)
+                git.stdout.read()
+            except (tarfile.TarError, OSError) as error:
+                failed = error
+        errors.seek(0)
+        said = os.fsdecode(errors.read()).strip()
+    if failed or git.returncode:
+        raise RevisionError(f"{commit} cannot be unpacked into {folder}: {failed or said}; {said}")
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Extract what stays in the folder; raise TarError for anything else."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extract(member, folder, filter="data")
+        return
+    # Python 3.10 and 3.11 have that filter since a patch level.
+    near = os.path.dirname(member.name)
+    reach = os.path.join(near, member.linkname) if member.issym() else member.name
+    known = member.isfile() or member.isdir() or member.issym()
+    if not known or os.path.isabs(reach) or os.path.normpath(reach).split(os.sep)[0] == "..":
+        raise tarfile.TarError(f"{member.name!r} reaches outside the tree")
+    archive.extract(member, folder)

@@ -1,0 +1,402 @@
+"""The whole comparison of a candidate with a base: what is identical, slower, or cannot be told.
+
+    listed     both sides say what they have            -> missing, new
+    sources    what each benchmark runs, as source      -> IDENTICAL, without a GPU
+    prepared   compiled from cold, inputs, counts       -> IDENTICAL kernels; exact figures
+    verified   results held to float64, once a side     -> WRONG RESULT
+    blocks     fresh pairs, a look after every fourth   -> SAME, FASTER, SLOWER, INCONCLUSIVE
+    confirmed  SLOWER once more in fresh pairs          -> SLOWER, or INCONCLUSIVE
+    moved      profiles of both sides of what is slower -> which kernels
+
+Whatever keeps a benchmark from its verdict is a verdict: nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from tinyllama.harness.gate.attribution import moved
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS, Call, Rule
+from tinyllama.harness.gate.exact import compile_figure, count_figures
+from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.noise import Noise
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, SideError, Tree, opened
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.verdict import Figure, Outcome, Verdict, worst
+
+MARGINS = {"cpu": 0.02, DEVICE: 0.005, "host_seconds": 0.02}
+DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
+
+
+class Allowing(Protocol):
+    """What a committed file accepts; see `tinyllama.harness.gate.accepted`."""
+
+    def amount(self, benchmark: str, metric: str) -> float: ...
+
+    def is_new(self, benchmark: str) -> bool: ...
+
+    def check(self, known: Sequence[str]) -> None: ...
+
+
+class Watching(Protocol):
+    """What tells whether a device is disturbed; see `tinyllama.harness.gate.watch`."""
+
+    def during(self, pids: Sequence[int]) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
+    the host alone. toolchains: the interpreters are what is compared, not the trees."""
+
+    base: Tree
+    candidate: Tree
+    device: torch.device
+    package: str
+    noise: Noise
+    accepted: Allowing
+    watch: Watching
+    sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
+    toolchains: bool = False
+    only: Sequence[str] | None = None
+    looks: Sequence[int] = LOOKS
+    effort: Effort | None = None
+    say: Callable[[str], None] = lambda line: None
+
+
+@dataclass
+class Found:
+    """Of one benchmark: what was measured, and in the end the verdict."""
+
+    benchmark: Benchmark
+    series: dict[str, Series] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    proofs: dict[str, Any] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+
+    @property
+    def name(self) -> str:
+        return self.benchmark.name
+
+    @property
+    def blocks(self) -> int:
+        return min((len(series.statistics) for series in self.series.values()), default=0)
+
+    @property
+    def again(self) -> int:
+        return min((len(series.again) for series in self.series.values()), default=0)
+
+
+class Stopped(Exception):  # noqa: N818
+    """The comparison as a whole has a verdict: nothing more can be measured."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+class Session:
+    """One comparison. `run` gives a verdict for each benchmark of either side."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.trees = (setting.base, setting.candidate)
+        self.effort = setting.effort or Effort.on(setting.device)
+        self.found: dict[str, Found] = {}
+        self.others: list[Verdict] = []
+        self.versions: dict[str, str] = {}
+        self.disturbed = 0
+
+    def run(self) -> list[Verdict]:
+        try:
+            with self._pair() as pair:
+                self._list(pair)
+                self._sources()
+                self._prepare(pair)
+            self._blocks()
+            self._confirm()
+            self._move()
+        except Stopped as stop:
+            self.others.append(stop.verdict)
+            for one in self._open():
+                self._settle(one, Outcome.MISSING, f"not measured: {stop.verdict.text}")
+        return [*self.others, *self._verdicts()]
+
+    def report(self) -> dict[str, Any]:
+        """All that was measured, for a file."""
+        return {
+            "base": self.setting.base.label,
+            "candidate": self.setting.candidate.label,
+            "versions": self.versions,
+            "benchmarks": {
+                one.name: {
+                    "outcome": one.verdict.outcome.title if one.verdict else None,
+                    "text": one.verdict.text if one.verdict else None,
+                    "figures": [_plain(figure) for figure in one.figures],
+                    "blocks": {metric: s.statistics for metric, s in one.series.items()},
+                    "moved": one.moved,
+                }
+                for one in self.found.values()
+            },
+            "others": [str(verdict) for verdict in self.others],
+        }
+
+    # -- the stages -------------------------------------------------------------------------
+
+    def _list(self, pair: Pair) -> None:
+        setting = self.setting
+        who = pair.each("identity")
+        for name, tree in pair.trees.items():
+            if who[name]["root"] != str(tree.root.resolve()):
+                text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
+                raise Stopped(Verdict(name, _unable(name), text))
+        self.versions = who[CANDIDATE]["versions"]
+        if who[BASE]["device"] != who[CANDIDATE]["device"]:
+            text = f"{who[BASE]['device']} and {who[CANDIDATE]['device']}"
+            raise Stopped(Verdict("device", Outcome.OTHER_DEVICE_OR_VERSION, text))
+        alike = who[BASE]["versions"] == self.versions
+        if not setting.toolchains and not alike:
+            text = f"{who[BASE]['versions']} and {self.versions}"
+            raise Stopped(Verdict("versions", Outcome.OTHER_DEVICE_OR_VERSION, text))
+        if setting.toolchains and alike and who[BASE]["python"] == who[CANDIDATE]["python"]:
+            text = f"both sides are {who[BASE]['python']}: nothing is compared"
+            raise Stopped(Verdict("toolchain", Outcome.MISSING, text))
+        listed = pair.each("benchmarks")
+        self._match(*({one.name: one for one in listed[side]} for side in (BASE, CANDIDATE)))
+
+    def _match(self, base: dict[str, Benchmark], candidate: dict[str, Benchmark]) -> None:
+        if not candidate and not base:
+            raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
+        self.setting.accepted.check([*base, *candidate])
+        only = self.setting.only
+        for name in [n for n in {**base, **candidate} if only is None or n in only]:
+            if name not in candidate:
+                text = "the base has it, the candidate does not"
+                self.others.append(Verdict(name, Outcome.MISSING, text))
+            elif name not in base:
+                new = self.setting.accepted.is_new(name)
+                outcome = Outcome.SAME if new else Outcome.NO_BASELINE
+                text = "new, and accepted as such" if new else "the base does not have it"
+                self.others.append(Verdict(name, outcome, text))
+            else:
+                self.found[name] = Found(_stricter(base[name], candidate[name]))
+
+    def _sources(self) -> None:
+        """What runs the same source with the same versions needs no process."""
+        if self.setting.toolchains:
+            return
+        for one in self._open():
+            base, candidate = (self.setting.sources(t, one.benchmark)[0] for t in self.trees)
+            if base == candidate:
+                self._settle(one, Outcome.IDENTICAL, "the same source, comments left aside")
+
+    def _prepare(self, pair: Pair) -> None:
+        for one in self._open():
+            with self._kept(one):
+                self._prepare_one(pair, one)
+
+    def _prepare_one(self, pair: Pair, one: Found) -> None:
+        pair = self._alive(pair)
+        seconds = pair.begin(one.benchmark)
+        inputs = pair.each("inputs", one.name)
+        if inputs[BASE] != inputs[CANDIDATE]:
+            text = "its inputs are not those of the base: another benchmark under one name"
+            return self._settle(one, Outcome.NO_BASELINE, text)
+        counted = pair.each("counted", one.name)
+        compiled = pair.each("compiled", one.name)
+        one.figures += count_figures(counted[BASE], counted[CANDIDATE], self._amount(one))
+        one.figures.append(compile_figure(seconds, self._amount(one)))
+        if self._same_code(one, compiled) and all(f.outcome.green for f in one.figures):
+            text = f"the same code for the host and in {len(compiled[BASE])} launches"
+            return self._settle(one, Outcome.IDENTICAL, text)
+        for side in (BASE, CANDIDATE):  # one at a time: float64 may take much of the memory
+            one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
+        pair.end(one.benchmark)
+        return None
+
+    def _same_code(self, one: Found, compiled: Mapping[str, Sequence[str]]) -> bool:
+        if self.setting.toolchains or not compiled[BASE]:
+            return False
+        base, candidate = (self.setting.sources(t, one.benchmark)[1] for t in self.trees)
+        return base == candidate and compiled[BASE] == compiled[CANDIDATE]
+
+    def _blocks(self) -> None:
+        for look in self.setting.looks:
+            open_ = self._open()
+            if not open_:
+                return
+            self.setting.say(f"{len(open_)} undecided: blocks up to {look} of {LOOKS[-1]}")
+            while open_ and open_[0].blocks < look:
+                self._block(open_, lambda series: series.statistics)
+                open_ = self._open()
+            for one in open_:
+                self._look(one, last=look == self.setting.looks[-1])
+
+    def _block(self, which: Sequence[Found], of: Callable[[Series], list[float]]) -> None:
+        """One fresh launch of both sides: a statistic of each benchmark and metric."""
+        first = self.effort.first
+        taken: dict[str, dict[str, float]] = {}
+        with self._pair() as pair:
+            for one in which:
+                with self._kept(one):
+                    pair = self._alive(pair)
+                    warm_up = max(first, self.effort.warm_up)
+                    taken[one.name] = pair.statistics(
+                        one.benchmark, one.proofs, self.effort.pairs, warm_up
+                    )
+                    first = 0.0
+            disturbed = self.setting.watch.during(pair.pids())
+        if disturbed:
+            self.disturbed += 1
+            self.setting.say(f"a block is discarded: {disturbed}")
+            if self.disturbed > DISCARDED:
+                raise Stopped(Verdict("device", Outcome.BUSY, disturbed))
+            return
+        for one in which:
+            for metric, value in taken.get(one.name, {}).items():
+                of(self._series(one, metric)).append(value)
+
+    def _look(self, one: Found, *, last: bool) -> None:
+        calls = {metric: series.look() for metric, series in one.series.items()}
+        if Call.MORE in calls.values() and not last:
+            return
+        for metric, series in one.series.items():
+            one.figures.append(series.figure(metric, calls[metric]))
+        self._conclude(one)
+
+    def _conclude(self, one: Found) -> None:
+        outcome = worst(figure.outcome for figure in one.figures)
+        shown = [f.text for f in one.figures if f.metric in one.series or not f.outcome.green]
+        self._settle(one, outcome, "; ".join(shown))
+
+    def _confirm(self) -> None:
+        """SLOWER times are measured once more in fresh processes."""
+        suspects = [
+            one
+            for one in self.found.values()
+            if any(f.outcome is Outcome.SLOWER and f.metric in one.series for f in one.figures)
+        ]
+        if not suspects:
+            return
+        self.setting.say(f"{len(suspects)} SLOWER: confirmed in {CONFIRM_BLOCKS} fresh blocks")
+        while any(_is(one, Outcome.SLOWER) and one.again < CONFIRM_BLOCKS for one in suspects):
+            self._block(suspects, lambda series: series.again)
+        for one in suspects:
+            if one.again >= CONFIRM_BLOCKS:
+                one.figures = [_confirmed(one, figure) for figure in one.figures]
+                self._conclude(one)
+
+    def _move(self) -> None:
+        """Which kernels of what is slower moved."""
+        slower = [f for f in self.found.values() if _is(f, Outcome.SLOWER)]
+        if not slower:
+            return
+        with self._pair() as pair:
+            for one in slower:
+                verdict = one.verdict
+                with self._kept(one, settle=False):
+                    pair = self._alive(pair)
+                    pair.begin(one.benchmark)
+                    one.moved = moved(*(_profiles(pair, side, one) for side in (BASE, CANDIDATE)))
+                    pair.end(one.benchmark)
+                assert verdict is not None
+                text = "\n    ".join([verdict.text, *one.moved])
+                one.verdict = Verdict(one.name, verdict.outcome, text, tuple(one.figures))
+
+    # -- what the stages share --------------------------------------------------------------
+
+    def _open(self) -> list[Found]:
+        return [one for one in self.found.values() if one.verdict is None]
+
+    def _settle(self, one: Found, outcome: Outcome, text: str) -> None:
+        one.verdict = Verdict(one.name, outcome, text, tuple(one.figures))
+
+    def _verdicts(self) -> Iterator[Verdict]:
+        for one in self.found.values():
+            yield one.verdict or Verdict(one.name, Outcome.MISSING, "it came to no verdict")
+
+    def _amount(self, one: Found) -> Callable[[str], float]:
+        return lambda metric: self.setting.accepted.amount(one.name, metric)
+
+    def _series(self, one: Found, metric: str) -> Series:
+        if metric not in one.series:
+            amount = self.setting.accepted.amount(one.name, metric)
+            margin = MARGINS["cpu" if self.setting.device.type == "cpu" else metric]
+            tolerance = one.benchmark.slowdowns[metric]
+            tests = sum(len(each.benchmark.slowdowns) for each in self.found.values())
+            rule = Rule(tests=tests, margin=margin + amount, tolerance=tolerance + amount)
+            history = self.setting.noise.spread(one.name, metric, self.versions)
+            one.series[metric] = Series(rule, history, amount)
+        return one.series[metric]
+
+    @contextmanager
+    def _pair(self) -> Iterator[Pair]:
+        """A fresh pair. A base that cannot even begin is no base."""
+        try:
+            with opened(self.trees, self.setting.device, self.setting.package) as pair:
+                yield pair
+        except SideError as error:
+            raise Stopped(Verdict(error.side, _unable(error.side), _words(error))) from error
+
+    def _alive(self, pair: Pair) -> Pair:
+        """The same workers, or where one of them failed, others in their place."""
+        if pair.failed:
+            pair.restart()
+        return pair
+
+    @contextmanager
+    def _kept(self, one: Found, *, settle: bool = True) -> Iterator[None]:
+        """What goes wrong with one benchmark is its verdict, and the others go on."""
+        try:
+            yield
+        except SideError as error:
+            outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.WORKER_DIED
+            if settle:
+                self._settle(one, outcome, _words(error))
+            else:
+                one.moved = [f"not attributed: {_words(error)}"]
+        except ValueError as error:
+            self._settle(one, Outcome.MISSING, str(error))
+
+
+def _confirmed(one: Found, figure: Figure) -> Figure:
+    if figure.outcome is not Outcome.SLOWER or figure.metric not in one.series:
+        return figure
+    return one.series[figure.metric].confirm(figure)
+
+
+def _profiles(pair: Pair, side: str, one: Found) -> list[dict[str, Any]]:
+    return [pair.ask(side, "profile", one.name) for _ in range(3)]
+
+
+def _is(one: Found, outcome: Outcome) -> bool:
+    return one.verdict is not None and one.verdict.outcome is outcome
+
+
+def _unable(side: str) -> Outcome:
+    return Outcome.NO_BASE if side == BASE else Outcome.WORKER_DIED
+
+
+def _words(error: SideError) -> str:
+    last = error.details.strip().splitlines()[-1:]
+    return f"{error}" + (f" ({last[0]})" if last and last[0] not in str(error) else "")
+
+
+def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
+    """The candidate's, with the smaller slowdowns of both: a change cannot widen its own."""
+    smaller = {
+        metric: min(slowdown, base.slowdowns.get(metric, slowdown))
+        for metric, slowdown in candidate.slowdowns.items()
+    }
+    return Benchmark(candidate.name, candidate.timed, candidate.module, smaller)
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    return {**asdict(figure), "outcome": figure.outcome.title}

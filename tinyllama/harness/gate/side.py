@@ -1,0 +1,150 @@
+"""One side of a comparison, asked in a worker of its own interpreter and tree.
+
+A side says what it could time and which code that would run, and takes turns.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tinyllama
+from tinyllama.harness.cases import SHORT, OpCase
+from tinyllama.harness.device import cannot, device_name
+from tinyllama.harness.gate.compiled import fingerprint, resources
+from tinyllama.harness.gate.subject import DEVICE, HOST, Proof, Subject
+from tinyllama.harness.op import Op
+from tinyllama.harness.op_contender import Timed, ops_of, passes_of, untimed
+from tinyllama.harness.results import versions
+
+STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
+# The slowdown that is not to be called SAME, by metric. A shared host is no quiet device.
+ON_GPU = {DEVICE: 0.02, HOST: 0.10}
+ON_CPU = {DEVICE: 0.10}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is compared under one name. slowdowns: metric -> what may not be called SAME."""
+
+    name: str
+    timed: Timed
+    module: str
+    slowdowns: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
+    """The benchmarks of a device: each provider of each op of the tree on its largest timed case;
+    where there is no GPU, on its smallest."""
+    usual = ON_CPU if device.type == "cpu" else ON_GPU
+    dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
+    found = []
+    for op in ops_of(package, tuple(files)).values():
+        for provider in op.providers.values() if op.timed else ():
+            place = 0 if device.type == "cpu" else len(op.timed) - 1
+            timed = Timed(op.name, provider.name, place, STATE.get(op.name, dtype))
+            if _left_out(op, timed, device) is None:
+                slowdowns = {metric: op.slowdowns.get(metric, usual[metric]) for metric in usual}
+                found.append(Benchmark(_name(op, timed), timed, op.module, slowdowns))
+    return found
+
+
+def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
+    provider = op[timed.provider]
+    reason = untimed(op.name, provider.name, provider.requires, device)
+    if reason is None and provider.waits:
+        reason = "its calls wait for the device: no device time can be told apart"
+    dtype = next(dtype for dtype, short in SHORT.items() if short == timed.dtype)
+    return reason or OpCase(op, provider, op.timed[timed.case], dtype).unsupported()
+
+
+def _name(op: Op, timed: Timed) -> str:
+    case = op.timed[timed.case]
+    return f"{op.name}-{timed.provider}-{case}-{timed.dtype}/{passes_of(op)[-1]}"
+
+
+class Side:
+    """One side of the comparison, in its worker.
+
+    slowed: benchmark -> share of its device time that is added to each call as real work, to see
+    the gate find it; never used in a comparison.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        package: str = "tinyllama.ops",
+        files: Sequence[str] = (),
+        slowed: Mapping[str, float] | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.package, self.files = package, tuple(files)
+        self.slowed = dict(slowed or {})
+        self.subjects: dict[str, Subject] = {}
+
+    def identity(self) -> dict[str, Any]:
+        """Which code this is, by what, on what."""
+        return {
+            "root": str(Path(tinyllama.__file__).resolve().parent.parent),
+            "python": f"{platform.python_version()} {sys.prefix}",
+            "versions": versions(),
+            "device": device_name(self.device),
+        }
+
+    def benchmarks(self) -> list[Benchmark]:
+        return declared(self.device, self.package, self.files)
+
+    def begin(self, name: str, timed: Timed) -> float:
+        """Make a benchmark ready; the seconds of its first call, compiling included."""
+        subject = Subject(timed, str(self.device), self.package, self.files)
+        start = time.perf_counter()
+        subject.run_once()
+        seconds = time.perf_counter() - start
+        self.subjects[name] = subject
+        if name in self.slowed:
+            subject.slow_down(self.slowed[name])
+        return seconds
+
+    def verify(self, name: str) -> list[dict[str, Proof]]:
+        return self.subjects[name].verify()
+
+    def expect(self, name: str, proofs: list[dict[str, Proof]], warm_up: float) -> None:
+        """Hold a call for each seed to what was verified, then repeat for some seconds."""
+        self.subjects[name].expect(proofs)
+        self.subjects[name].warm_up(warm_up)
+
+    def turn(self, name: str) -> dict[str, float]:
+        """Seconds of one call, by metric; its results are held to what was verified."""
+        return self.subjects[name].gated_turn()
+
+    def compiled(self, name: str) -> list[str]:
+        """A digest of each launch of a kernel of ours; none on a CPU."""
+        return fingerprint(self.subjects[name].launched())
+
+    def inputs(self, name: str) -> int:
+        """A digest of the inputs of all seeds."""
+        return self.subjects[name].input_digest()
+
+    def counted(self, name: str) -> dict[str, int]:
+        """What is compared exactly: bytes at most, kernels, copies, synchronisations."""
+        return self.subjects[name].counted()
+
+    def profile(self, name: str) -> dict[str, Any]:
+        """Seconds of each kernel of one call, and what those of ours take of the device."""
+        subject = self.subjects[name]
+        return {"kernels": subject.profile(), "resources": resources(subject.launched())}
+
+    def end(self, name: str) -> None:
+        self.subjects.pop(name, None)
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()

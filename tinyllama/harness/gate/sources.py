@@ -1,0 +1,228 @@
+"""What of a tree a benchmark runs: the Python files that its modules import, transitively, and the
+data beside them. Two trees in which those have equal fingerprints run the same code.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tinyllama.harness.gate.revision import RevisionError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", as workers are told
+_JIT = {"triton.jit", "triton.runtime.jit.jit", "tinyllama.harness.kernels.jit"}
+_SEARCHES = {"discover", "iter_modules", "walk_packages"}  # calls that import a package's modules
+# Beside a module, what it may read or compile.
+_BESIDE = ("*.json", "*.toml", "tuned/*.json", "*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hip")
+
+
+def closure(root: Path, modules: Sequence[str]) -> list[Path]:
+    """The files under ``root`` that modules import, transitively; found without importing them.
+
+    Imports inside functions count, and so do a package's ``__init__``, a literal argument of
+    `import_module`, and a factory's name, "module:name".
+
+    `tinyllama.ops` imports its other modules when any of it is imported (`discover`). They are
+    not followed for that alone: a benchmark of an op runs what its file imports and no other op.
+    They are followed for a file that imports the package itself, which may use any of them. (For a
+    provider that another file registers, name that file too.)
+    """
+    for name in modules:
+        if _file(root, name) is None:
+            raise RevisionError(f"no module {name!r} in {root}: renamed, or not there yet?")
+    files: set[Path] = set()
+    done: set[tuple[str, bool]] = set()
+    waiting = [(name, True) for name in modules]  # and whether the module itself is asked for
+    while waiting:
+        name, asked = waiting.pop()
+        if (name, asked) in done:
+            continue
+        done.add((name, asked))
+        if package := name.rpartition(".")[0]:
+            waiting.append((package, False))
+        path = _file(root, name)
+        if path is None:
+            continue
+        files.add(path)
+        tree = _parsed(path)
+        waiting += [(found, True) for found in _imported(tree, root, _package(path, name))]
+        if asked and path.name == "__init__.py" and _called(tree) & _SEARCHES:
+            waiting += [(f"{name}.{module}", True) for module in _modules(path.parent)]
+    return sorted(files)
+
+
+class Sources:
+    """The fingerprints of a tree, whole and of the host alone, each found once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._known: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
+
+    def of(self, *modules: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Of what these modules run: equal in two trees, where that is the same."""
+        if modules not in self._known:
+            whole = fingerprint(self.root, modules)
+            self._known[modules] = whole, fingerprint(self.root, modules, host_only=True)
+        return self._known[modules]
+
+
+def fingerprint(root: Path, modules: Sequence[str], *, host_only: bool = False) -> dict[str, str]:
+    """A digest by relative path of each file that modules import, and of the data beside them.
+
+    host_only: without what kernels do, for a GPU, where their compiled code is compared; a CPU
+    interprets kernels, and needs all.
+    """
+    files = closure(root, modules)
+    found = {path: host_digest(path) if host_only else digest(path) for path in files}
+    for folder in {path.parent for path in files}:
+        for pattern in _BESIDE:
+            found.update({path: _data_digest(path) for path in folder.glob(pattern)})
+    return {path.relative_to(root).as_posix(): found[path] for path in sorted(found)}
+
+
+def digest(path: Path) -> str:
+    """Of what a file does: comments, docstrings and formatting do not matter."""
+    return _hash(ast.dump(_Plain().visit(_parsed(path))))
+
+
+def host_digest(path: Path) -> str:
+    """`digest` without the bodies of kernels, of which signature and decorators remain."""
+    tree = _parsed(path)
+    return _hash(ast.dump(_Plain(_imported_names(tree)).visit(tree)))
+
+
+class _Plain(ast.NodeTransformer):
+    """Drops statements that do nothing; with a file's imported names, kernels' bodies too."""
+
+    def __init__(self, names: dict[str, str] | None = None) -> None:
+        self.names = names
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_Pass(self, node: ast.Pass) -> None:
+        return None
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self.names is not None and any(map(self._is_jit, node.decorator_list)):
+            node.body = []
+        return self.generic_visit(node)
+
+    def _is_jit(self, decorator: ast.expr) -> bool:
+        """By what the name was imported as: another library's `jit` runs on the host."""
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        first, _, rest = ast.unparse(called).partition(".")
+        known = (self.names or {}).get(first, "")
+        return (f"{known}.{rest}" if rest else known) in _JIT
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of spellings that are to become errors
+            return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise RevisionError(f"{path} cannot be read as Python: {error}") from error
+
+
+def _file(root: Path, module: str) -> Path | None:
+    """Where a module is; None for one of elsewhere, or a folder without ``__init__``."""
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    place = root.joinpath(*parts)
+    for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+        if path.is_file():
+            return path
+    return None
+
+
+def _package(path: Path, module: str) -> str:
+    """The package that a file's relative imports start from."""
+    return module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+
+def _modules(folder: Path) -> list[str]:
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    return sorted(files | {path.parent.name for path in folder.glob("*/__init__.py")})
+
+
+def _imported(tree: ast.Module, root: Path, package: str) -> Iterator[str]:
+    """The modules that a file asks for, those of elsewhere too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+                if alias.asname is None:  # the name that is bound is the first of these
+                    parts = alias.name.split(".")
+                    yield from (".".join(parts[:n]) for n in range(1, len(parts)))
+        elif isinstance(node, ast.ImportFrom):
+            yield from _imported_from(node, root, package)
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
+            yield from (_text(argument) for argument in node.args[:1])
+        elif match := _FACTORY.fullmatch(_text(node)):
+            yield match[1]
+
+
+def _imported_from(node: ast.ImportFrom, root: Path, package: str) -> Iterator[str]:
+    parts = package.split(".") if package and node.level else []
+    above = parts[: max(0, len(parts) - node.level + 1)]
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    for alias in node.names:
+        inner = f"{base}.{alias.name}"
+        if alias.name == "*" and (path := _file(root, base)) and path.name == "__init__.py":
+            yield from (f"{base}.{module}" for module in _modules(path.parent))
+        yield base if _file(root, inner) is None else inner
+
+
+def _imported_names(tree: ast.Module) -> dict[str, str]:
+    """What names stand for, by a file's absolute imports."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
+    return found
+
+
+def _called(tree: ast.Module) -> set[str]:
+    return {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+def _name(function: ast.expr) -> str:
+    """The last part of a function's name."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _data_digest(path: Path) -> str:
+    """Of what JSON and TOML say; of anything else, and what is neither, its bytes."""
+    raw = path.read_bytes()
+    readers = {".json": json.loads, ".toml": tomllib.loads}
+    try:
+        return _hash(repr(readers[path.suffix](raw.decode())))
+    except (KeyError, ValueError):
+        return hashlib.sha256(raw).hexdigest()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,238 @@
+"""A provider of an op on one case, as the gate times it.
+
+Inputs are the same on both sides and in every block, drawn from two seeds by turns: a result that
+was kept from the call before is wrong. A call counts only if its results are, bit for bit, those of
+a call that was held to float64 (of a provider that is not deterministic: within the error that was
+allowed).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tinyllama.harness.device import synchronize
+from tinyllama.harness.evaluate import Inputs, evaluate
+from tinyllama.harness.kernels import Launched, launched
+from tinyllama.harness.launches import launches
+from tinyllama.harness.op_contender import OpContender, Timed, WrongResultError
+
+SEEDS = 2
+SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
+PROJECTIONS = 8
+DEVICE, HOST = "device_seconds", "host_seconds"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of a result that was right: a digest of its bits, random projections, and its
+    distance from float64 that was allowed."""
+
+    digest: int
+    projections: tuple[float, ...]
+    allowed: float
+
+
+@dataclass
+class _Kept:
+    """Of one seed: the results that a call must give again, and how far from them it may be."""
+
+    results: dict[str, torch.Tensor]
+    allowed: dict[str, float] = field(default_factory=dict)
+
+
+class Subject(OpContender):
+    """A provider on one case, whose inputs come from two seeds by turns."""
+
+    def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str]) -> None:
+        super().__init__(timed, device, package, files)
+        self.kept: dict[int, _Kept] = {}
+        self.extra = 0.0
+        self.exact = self.device.type in self.case.provider.deterministic
+
+    def slow_down(self, share: float, readings: int = 5) -> None:
+        """Add work that takes a share of the call's device time, as it is read here and now."""
+        read = [self.clock.read(self._run, before=lambda: self._prepare(self.passes[-1]))]
+        read += [
+            self.clock.read(self._run, before=lambda: self._prepare(self.passes[-1]))
+            for _ in range(readings)
+        ]
+        self.extra = share * sorted(one.device for one in read[1:])[readings // 2]
+
+    def verify(self) -> list[dict[str, Proof]]:
+        """Hold the results of each seed to float64; what later calls must give.
+
+        Raises WrongResultError.
+        """
+        return [self._verified(seed) for seed in range(SEEDS)]
+
+    def _verified(self, seed: int) -> dict[str, Proof]:
+        self.round = seed
+        inputs, eager = self._drawn(), self.op["eager"].call
+        exact = evaluate(self.op, eager, inputs.double())
+        plain = evaluate(self.op, eager, inputs)
+        got = self._one_call(seed)
+        proofs = {}
+        for name, oracle in exact.items():
+            if name not in got:
+                raise WrongResultError(f"{self.case}: no {name}")
+            value, slack = got[name], self.case.provider.slack.get(self.case.dtype, 1.0)
+            size = oracle.norm().item()
+            own = (plain[name].double() - oracle).norm().item()
+            eps = torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0
+            allowed = SLACK * slack * max(own, eps * size)
+            error = (value.double() - oracle).norm().item()
+            if not error <= allowed:
+                raise WrongResultError(f"{self.case}: {name}: error {error:.3g} > {allowed:.3g}")
+            proofs[name] = Proof(_digest(value), _projections(value), allowed)
+        return proofs
+
+    def expect(self, proofs: list[dict[str, Proof]]) -> None:
+        """Hold one call of each seed to what was verified, and keep its results.
+
+        Raises WrongResultError.
+        """
+        self.kept = {}
+        for seed, wanted in enumerate(proofs):
+            got = self._one_call(seed)
+            for name, proof in wanted.items():
+                if name not in got or not self._as_verified(got[name], proof):
+                    how = "are not those that were verified" if self.exact else "is too far off"
+                    raise WrongResultError(f"{self.case}: {name}: its bits {how}")
+            kept = {name: value.detach().clone() for name, value in got.items()}
+            self.kept[seed] = _Kept(kept, {n: 2 * p.allowed for n, p in wanted.items()})
+
+    def _as_verified(self, value: torch.Tensor, proof: Proof) -> bool:
+        if self.exact:
+            return _digest(value) == proof.digest
+        # Two right results are within twice the allowed error of each other; its projection on
+        # random signs is of that size, and beyond eight times it once in 1e15.
+        limit = 8 * 2 * proof.allowed
+        pairs = zip(_projections(value), proof.projections, strict=True)
+        return all(abs(now - then) <= limit for now, then in pairs)
+
+    def gated_turn(self) -> dict[str, float]:
+        reading = self._read(self.passes[-1])
+        if self.device.type == "cpu":
+            return {DEVICE: reading.device}
+        return {DEVICE: reading.device, HOST: reading.host}
+
+    def launched(self) -> list[Launched]:
+        if self.device.type == "cpu":
+            return []
+        self._prepare(self.passes[-1])
+        with launched() as found:
+            self._run()
+        synchronize(self.device)
+        return found
+
+    def counted(self) -> dict[str, int]:
+        if self.device.type == "cpu":
+            return {}
+        self._prepare(self.passes[-1])
+        peak = self._peak(self.passes[-1])
+        self._prepare(self.passes[-1])
+        found = launches(self._run, self.device)
+        counts = {
+            "peak_bytes": peak,
+            "kernels": found.kernels,
+            "copies": found.copies,
+            "host_syncs": found.host_syncs,
+        }
+        return {name: value for name, value in counts.items() if value is not None}
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        """Of each kernel of one call how often it ran, and seconds in all."""
+        self._prepare(self.passes[-1])
+        return launches(self._run, self.device).by_name
+
+    def input_digest(self) -> int:
+        total = 0
+        for seed in range(SEEDS):
+            self.round = seed
+            drawn = self._drawn()
+            for value in (*drawn.args.values(), *drawn.upstream.values()):
+                for tensor in value if isinstance(value, list) else [value]:
+                    total = (total * 31 + (_digest(tensor) if tensor is not None else 1)) % 2**64
+        return total
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _fresh(self, layout: str = "contiguous") -> Inputs:
+        self.round = (self.round + 1) % SEEDS
+        self.layout = layout
+        return self._drawn()
+
+    def _one_call(self, seed: int) -> dict[str, torch.Tensor]:
+        """The results of a call on the inputs of a seed."""
+        self.round = seed - 1
+        self._prepare(self.passes[-1])
+        self._run()
+        return self._collected()
+
+    def _run(self) -> None:
+        super()._run()
+        if self.extra:
+            self.clock.queue.spin(self.extra) if self.device.type != "cpu" else _work(self.extra)
+
+    def _check(self) -> None:
+        """The results of the call just made are those that were verified."""
+        got, kept = self._collected(), self.kept[self.round]
+        for name, value in kept.results.items():
+            if name not in got:
+                raise WrongResultError(f"{self.case}: a timed call gave no {name}")
+            if self.exact:
+                if not torch.equal(_bits(got[name]), _bits(value)):
+                    raise WrongResultError(
+                        f"{self.case}: {name} of a timed call is not, bit for bit, what was "
+                        "verified: it is wrong, or its provider is not deterministic"
+                    )
+                continue
+            error = (got[name].double() - value.double()).norm().item()
+            if not error <= kept.allowed[name]:
+                raise WrongResultError(
+                    f"{self.case}: {name} of a timed call: {error:.3g} from what was verified, "
+                    f"allowed {kept.allowed[name]:.3g}"
+                )
+
+
+def _work(seconds: float) -> None:
+    """Work of the host that takes some seconds."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PART = 2**24  # elements at a time
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # multiplicative hashing, Knuth 6.4
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().view(_INTEGERS[value.element_size()]).flatten()
+
+
+def _digest(value: torch.Tensor) -> int:
+    """Of the bits and their places, modulo 2**64; equal on every device."""
+    bits, total = _bits(value), 0
+    for part, start in zip(bits.split(_PART), range(0, bits.numel(), _PART), strict=False):
+        places = torch.arange(start, start + part.numel(), device=part.device)
+        total += int(((part.to(torch.int64) + 1) * ((places * _ODD) | 1)).sum().item())
+    return total % 2**64
+
+
+def _projections(value: torch.Tensor) -> tuple[float, ...]:
+    """Sums over the elements with random signs."""
+    if not value.dtype.is_floating_point:
+        return (0.0,) * PROJECTIONS
+    flat, found = value.detach().flatten(), [0.0] * PROJECTIONS
+    for start in range(0, flat.numel(), _PART):
+        part = flat[start : start + _PART].double()
+        generator = torch.Generator(part.device).manual_seed(start)
+        for place in range(PROJECTIONS):
+            signs = torch.empty_like(part).uniform_(-1, 1, generator=generator).sign_()
+            found[place] += float((part * signs).sum())
+    return tuple(found)

@@ -1,0 +1,170 @@
+"""A device for one gate at a time, and what disturbs it: other work, clocks that are held down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+from tinyllama.harness.machine import BUSY_SHARE
+from tinyllama.harness.machine import _busy_at_rest as busy_at_rest
+from tinyllama.harness.machine import _known as known
+from tinyllama.harness.sensors import NotToldError, Sensor, sensor
+
+
+class BusyError(RuntimeError):
+    """A device that another gate holds, or that cannot be locked at all."""
+
+
+@contextlib.contextmanager
+def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
+    """Be the only gate on a device, whoever's the others are; waits so many seconds for it.
+
+    The lock is a file in the folder for temporary files, named by the GPU itself, not by its
+    number among those that are visible. It goes with the process that holds it.
+    """
+    path = Path(tempfile.gettempdir()) / f"tinyllama-gate-{_identity(device)}.lock"
+    holder = path.with_suffix(".pid")
+    lock = FileLock(path, mode=0o666)
+    try:
+        lock.acquire(timeout=timeout)
+    except Timeout as error:
+        raise BusyError(
+            f"{device} was held by {_holder(holder)} for {timeout:g} s: wait until that gate has "
+            "ended"
+        ) from error
+    except OSError as error:
+        raise BusyError(
+            f"{device} cannot be locked: {error}: let every user write {path}, or delete it"
+        ) from error
+    try:
+        _write(holder, str(os.getpid()))
+        yield
+    finally:
+        _write(holder, "")
+        lock.release()
+
+
+def _identity(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    bus = getattr(properties, "pci_bus_id", device.index or 0)
+    return re.sub(r"[^\w-]", "-", str(getattr(properties, "uuid", f"bus-{bus}")))
+
+
+def _write(holder: Path, pid: str) -> None:
+    """Say who holds the lock, as far as this user may; never through another's link."""
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW
+    with contextlib.suppress(OSError):
+        try:
+            descriptor = os.open(holder, flags)
+        except FileNotFoundError:
+            descriptor = os.open(holder, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(descriptor, 0o666)
+        with open(descriptor, "w") as file:
+            file.write(pid)
+
+
+def _holder(holder: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(holder.read_text())
+        if _group(pid) is not None:
+            return f"process {pid}"
+    return "another process"
+
+
+class Watch:
+    """What is known against timing on a device, before, between and after the blocks.
+
+    lowest, highest: MHz of the SM clock when `during` looked; None where that is not told.
+    blind: why nothing can be told about a GPU, if so. gpu: in the place of its own sensor.
+    """
+
+    def __init__(self, device: torch.device, gpu: Sensor | None = None) -> None:
+        self.device = device
+        found = gpu or sensor(device)
+        self.gpu = None if isinstance(found, str) else found
+        self.blind = found if isinstance(found, str) and device.type != "cpu" else None
+        self.lowest: int | None = None
+        self.highest: int | None = None
+        self._workers: set[int] = set()
+
+    def before(self) -> str | None:
+        """Why nothing should be timed now, while nothing of ours runs on the device."""
+        if self.device.type == "cpu":
+            load, processors = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
+            busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
+            return busy if load > processors else None
+        return self.after()
+
+    def during(self, pids: Sequence[int] = ()) -> str | None:
+        """What disturbs blocks, while workers of ours with these pids may be on the device."""
+        self._workers.update(pids)
+        if self.gpu is None:
+            return None
+        with contextlib.suppress(NotToldError):
+            clock = self.gpu.clocks_mhz()["sm"]
+            self.lowest = min(clock, self.lowest or clock)
+            self.highest = max(clock, self.highest or clock)
+        return self._strangers(self.gpu, pids) or self._throttled(self.gpu)
+
+    def after(self) -> str | None:
+        """What disturbs a GPU on which nothing of ours runs any more."""
+        if self.gpu is None:
+            return None
+        if strangers := self._strangers(self.gpu, ()):
+            return strangers
+        busy = busy_at_rest(self.gpu)
+        if busy > BUSY_SHARE:
+            return f"the GPU is {busy:.0%} busy with nothing of ours running"
+        return self._throttled(self.gpu)
+
+    def _strangers(self, gpu: Sensor, pids: Sequence[int]) -> str | None:
+        """Processes on the GPU that are not ours.
+
+        In a container their ids may be those of the host, which name nobody here: then no more of
+        them may be there than there are of ours.
+        """
+        nobody: list[int] = []
+        listed = known(gpu.processes, nobody)
+        unseen = [p for p in listed if _group(p) is None and p not in self._workers]
+        strangers = [p for p in listed if p not in unseen and not self._ours(p)]
+        if strangers:
+            return f"other processes compute on the GPU: {', '.join(map(str, strangers))}"
+        ours = [*pids, *([os.getpid()] if torch.cuda.is_initialized() else [])]
+        if len(unseen) > len([pid for pid in ours if pid not in listed]):
+            return f"processes of outside this container compute on the GPU: {len(unseen)} in all"
+        return None
+
+    def _ours(self, pid: int) -> bool:
+        return pid in self._workers or _group(pid) == os.getpgrp() or _descends(pid)
+
+    def _throttled(self, gpu: Sensor) -> str | None:
+        throttled = known(gpu.throttled, None)
+        return throttled and f"the GPU is throttled: {throttled}"
+
+
+def _group(pid: int) -> int | None:
+    """The group of a process; None for one that cannot be seen from here."""
+    try:
+        return os.getpgid(pid) if pid > 0 else None
+    except OSError:
+        return None
+
+
+def _descends(pid: int) -> bool:
+    """Whether a process was started by this one, or by one of its descendants."""
+    while pid not in (0, os.getpid()):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid != 0
