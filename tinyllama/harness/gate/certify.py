@@ -27,6 +27,7 @@ from scipy import stats
 
 from tinyllama.harness.gate.decision import (
     CONFIRM_BLOCKS,
+    LEAST_SPREAD,
     LOOKS,
     Floats,
     Rule,
@@ -43,7 +44,9 @@ CHUNK = 20_000  # merges at a time
 CONFIDENCE = 0.95
 SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)
 GRID = (*(step / 200 for step in range(1, 21)), 0.12, 0.15, 0.2, 0.3, 0.5, 1.0)
-LEANING = 1e-3  # of all figures together: the p below which A/A blocks lean to one side
+ENOUGH = 0.99  # of slowdowns found
+LEANING = 1e-3  # of all figures together: the p below which A/A blocks lean to one side,
+LEAST_LEANING = 0.2  # by this share of the margin or more
 
 Figure = tuple[str, str]  # benchmark, metric
 Rules = Mapping[str, tuple[float, float]]  # by metric: margin, tolerance
@@ -54,9 +57,10 @@ Claims = Mapping[str, Mapping[str, float]]  # by benchmark and metric: a toleran
 class Found:
     """What the gate finds of one figure. A slowdown is found when it is SLOWER and confirmed.
 
-    detected: by slowdown, the share found. smallest: the least one of GRID of which 99% are found;
-    None: none of them. by_formula: the same by the normal distribution, without a stop at SAME and
-    without the confirmation. mean: of the blocks, 0 for equal sides; leaning: the p of that.
+    detected: by slowdown, the share found; at_tolerance: that of its tolerance. smallest: the least
+    of GRID of which 99% are found; None: none of them. by_formula: the same by the normal
+    distribution, without a stop at SAME and without the confirmation. mean: of the blocks, which is
+    0 for equal sides; leaning: the p of one that is not further than a fifth of the margin.
     """
 
     benchmark: str
@@ -68,6 +72,7 @@ class Found:
     leaning: float
     by_formula: float
     smallest: float | None
+    at_tolerance: float
     detected: dict[float, float]
 
 
@@ -148,10 +153,7 @@ def certify(
 
 
 def _figures(
-    blocks: list[Block],
-    rules: Rules,
-    claims: Claims,
-    benchmarks: Collection[str] | None,
+    blocks: list[Block], rules: Rules, claims: Claims, benchmarks: Collection[str] | None
 ) -> list[Figure]:
     """Every metric of every benchmark, recorded or not: what was never timed is not certified."""
     claimed = {metric for stated in claims.values() for metric in stated}
@@ -186,8 +188,8 @@ def _simulate(
     judged: list[Judged], merges: int, rng: np.random.Generator
 ) -> tuple[int, int, Floats]:
     """False alarms, merges all green, and for each figure the share found of each slowdown."""
-    slowdowns = np.log1p(sorted({*SLOWDOWNS, *GRID}))
-    found = np.zeros((len(judged), len(slowdowns)), dtype=np.int64)
+    slowdowns = [np.log1p(_slowdowns(rule)) for _, rule, _ in judged]
+    found = np.zeros((len(judged), len(slowdowns[0])), dtype=np.int64)
     alarms = green = 0
     for start in range(0, merges, CHUNK):
         shape = (min(CHUNK, merges - start), LOOKS[-1] + CONFIRM_BLOCKS)
@@ -202,7 +204,7 @@ def _simulate(
             )
             alarm |= found_above < 0
             all_green &= (green_below > 0) & (slower_above >= 0)
-            found[number] += np.searchsorted(np.sort(found_above), slowdowns)
+            found[number] += np.searchsorted(np.sort(found_above), slowdowns[number])
         alarms, green = alarms + int(alarm.sum()), green + int(all_green.sum())
     return alarms, green, found / merges
 
@@ -224,20 +226,25 @@ def critical(statistics: Floats, rule: Rule, history: Spread) -> tuple[Floats, F
     return slower_above, green_below
 
 
+def _slowdowns(rule: Rule) -> list[float]:
+    return [*SLOWDOWNS, *GRID, rule.tolerance]
+
+
 def _found(figure: Figure, judged: Judged, shares: Floats) -> Found:
     values, rule, history = judged
-    share = dict(zip(sorted({*SLOWDOWNS, *GRID}), map(float, shares), strict=True))
-    varies = bool(values.std() > 0)
-    leaning = float(stats.ttest_1samp(values, 0.0).pvalue) if varies else float(values[0] == 0)
+    share = dict(zip(_slowdowns(rule), map(float, shares), strict=True))
+    error = max(values.std(ddof=1), LEAST_SPREAD) / np.sqrt(len(values))
+    further = abs(values.mean()) - LEAST_LEANING * np.log1p(rule.margin)
     return Found(
         *figure,
         tolerance=rule.tolerance,
         spread=history.deviation,
         blocks=len(values),
         mean=float(values.mean()),
-        leaning=leaning,
+        leaning=float(stats.t.sf(further / error, len(values) - 1)),
         by_formula=smallest_found(rule, history),
-        smallest=next((s for s in GRID if share[s] >= 0.99), None),
+        smallest=next((s for s in GRID if share[s] >= ENOUGH), None),
+        at_tolerance=share[rule.tolerance],
         detected={s: share[s] for s in SLOWDOWNS},
     )
 
@@ -251,10 +258,12 @@ class Bar(NamedTuple):
 
 
 def bars(certificate: Certificate) -> list[Bar]:
-    """What a gate must hold. Claimed is to find slowdowns from the tolerance on."""
+    """What a gate must hold; of a figure, what it claims. Of 5% every one is asked of those that
+    claim 2%: a slowdown of just the tolerance is missed now and then, as the rule allows."""
     c = certificate
     lean = LEANING / len(c.found)
     claimed = [f for f in c.found if f.metric in c.claims.get(f.benchmark, {})]
+    fine = [f for f in claimed if f.tolerance <= 0.02]
     result = [
         Bar(
             "false alarms in under 0.1% of merges of equal sides",
@@ -264,18 +273,14 @@ def bars(certificate: Certificate) -> list[Bar]:
         ),
         Bar("95% of merges of equal sides all green", c.all_green >= 0.95, f"{c.all_green:.2%}"),
         _each(
-            "blocks of equal sides lean to neither",
+            "blocks of equal sides lean to neither by a fifth of the margin",
             [(f, f.leaning >= lean, f"{f.mean:+.2%}") for f in c.found],
         ),
+        _each("99% of slowdowns of 2% found", [_share(f, f.detected[0.02]) for f in fine]),
+        _each("every slowdown of 5% found", [_share(f, f.detected[0.05], 1.0) for f in fine]),
         _each(
-            "99% of slowdowns of 2% found",
-            [_share(f, 0.02, 0.99) for f in claimed if f.tolerance <= 0.02],
+            "99% of slowdowns of the tolerance found", [_share(f, f.at_tolerance) for f in claimed]
         ),
-        _each(
-            "every slowdown of 5% found",
-            [_share(f, 0.05, 1.0) for f in claimed if f.tolerance <= 0.05],
-        ),
-        _each("the smallest slowdown found is within the tolerance", list(map(_claim, claimed))),
     ]
     return [bar for bar in result if bar]
 
@@ -287,12 +292,6 @@ def _each(text: str, cases: list[tuple[Found, bool, str]]) -> Bar | None:
     return Bar(text, not missed, "; not ".join([counted, *missed])) if cases else None
 
 
-def _share(found: Found, slowdown: float, least: float) -> tuple[Found, bool, str]:
-    share = found.detected[slowdown]
-    return found, share >= least, f"{share:.3%}"
-
-
-def _claim(found: Found) -> tuple[Found, bool, str]:
-    held = found.smallest is not None and found.smallest <= found.tolerance
-    smallest = f"{GRID[-1]:.0%} is not" if found.smallest is None else f"{found.smallest:.1%}"
-    return found, held, f"{smallest}, tolerance {found.tolerance:.1%}"
+def _share(found: Found, share: float, least: float = ENOUGH) -> tuple[Found, bool, str]:
+    smallest = "none" if found.smallest is None else f"{found.smallest:.1%}"
+    return found, share >= least, f"{share:.3%}, smallest {smallest}"
