@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinyllama.harness.history import Change, Series, changes, told, watched
-from tinyllama.harness.page.numbers import MISSING
 from tinyllama.harness.page.panels import Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
 from tinyllama.harness.page.svg import OURS, THEIRS, Key
@@ -14,12 +13,10 @@ from tinyllama.harness.results import Record
 
 DRAWN = 8  # lines of a plot, as many as there are colours
 HEADERS = (
-    Header("entry", words=True),
-    Header("metric", words=True),
+    Header("entry", "metric", words=True),
     Header("level", "before → after", "medians, to the neighbouring changes", words=True),
+    Header("commits", "", "beneath it what else differs between the two records", words=True),
     Header("from", words=True),
-    Header("commits", words=True),
-    Header("machine", "", "what else differs between the two records", words=True),
 )
 
 
@@ -39,16 +36,16 @@ def _panel(group: str, versions: Sequence[str], series: Sequence[Series], ident:
     found = [change for one in series for change in changes(one)]
     dates = sorted({r.record.date[:10] for one in series for r in one.readings})
     notes = (told(len(series), len(found)), f"Of {', '.join(versions)}.")
-    rows = tuple(Row(tuple(map(Cell, _words(change)))) for change in found)
+    rows = tuple(Row(_cells(change)) for change in found)
     tables = (Table(f"Changes of {group}", HEADERS, rows),) if rows else ()
     figures = (_figure(found, group, ident),) if found else ()
     return Panel(group, figures, tables, notes, f"{dates[0]} to {dates[-1]}")
 
 
-def _words(change: Change) -> tuple[str, ...]:
+def _cells(change: Change) -> tuple[Cell, ...]:
     series = change.series
-    machine = change.machine or MISSING
-    return series.entry, series.metric, change.levels, change.where, change.commits, machine
+    commits = Cell(change.commits, change.machine)
+    return Cell(series.entry, series.metric), Cell(change.levels), commits, Cell(change.where)
 
 
 def _figure(found: Sequence[Change], group: str, ident: str) -> Figure:
@@ -74,7 +71,7 @@ def _figure(found: Sequence[Change], group: str, ident: str) -> Figure:
     hidden = len({id(change.series) for change in found}) - len(drawn)
     caption += f"; {hidden} more series changed less, and are in the table." if hidden else "."
     label = f"{group}, change points: " + "; ".join(map(str, kept))
-    days = [date[5:16].replace("T", " ") for date in dates]
+    days = [date[5:10] for date in dates]
     plot = lines(
         plotted,
         "record, by date",

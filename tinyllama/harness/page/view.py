@@ -149,7 +149,7 @@ def _changes(ident: str, records: Sequence[Record]) -> Section:
         "Levels of a figure over the records of unchanged trees with the same versions, and the "
         "commits between which it moved. It decides nothing: a merge is judged by the gate."
     )
-    return Section("Change points", f"{ident}-changes", intro, tuple(found), empty)
+    return Section("Change points", f"{ident}-changes", intro, tuple(found), empty, True)
 
 
 def _sections(
