@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tinyllama
+from tinyllama.certify_command import add_certify
 from tinyllama.check_command import add_check
 from tinyllama.config import MEMORY, PRECISIONS, PRESETS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.kernels_command import add_kernels
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add_tune(commands)
     add_check(commands)
     add_kernels(commands)
+    add_certify(commands)
     return parser
 
 

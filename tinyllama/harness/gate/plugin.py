@@ -202,7 +202,11 @@ class Gating:
         outcome = worst(verdict.outcome for _, verdict in self.verdicts)
         counted = {o: sum(1 for _, v in self.verdicts if v.outcome is o) for o in Outcome}
         shown = ", ".join(f"{count} {o.title}" for o, count in counted.items() if count)
-        each = [f"against {label}: {verdict}" for label, verdict in self.verdicts]
+        each = [
+            f"against {label}: {verdict}"
+            for label, verdict in self.verdicts
+            if verdict.outcome is not Outcome.IDENTICAL
+        ]
         return [*each, f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"]
 
     def _say(self, line: str) -> None:

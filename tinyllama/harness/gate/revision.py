@@ -58,7 +58,7 @@ def same_tree(rev: str, repo: Path) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"  # `diff` writes to it
         if index.exists():
-            shutil.copyfile(index, copy)
+            shutil.copy2(index, copy)  # with its time, by which it trusts those of files
         if _git(top, "diff", *plainly, commit, "--", fails=(1,), GIT_INDEX_FILE=str(copy))[0]:
             return False
     kinds = ("*.py", "*.json", "*.toml")
@@ -146,7 +146,8 @@ def _unpack(commit: str, top: Path, folder: Path) -> None:
         errors.seek(0)
         said = os.fsdecode(errors.read()).strip()
     if failed or git.returncode:
-        raise RevisionError(f"{commit} cannot be unpacked into {folder}: {failed or said}; {said}")
+        reasons = "; ".join(filter(None, (str(failed or ""), said)))
+        raise RevisionError(f"{commit} cannot be unpacked into {folder}: {reasons}")
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

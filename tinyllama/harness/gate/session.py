@@ -14,7 +14,7 @@ Whatever keeps a benchmark from its verdict is a verdict: nothing is left out in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -27,10 +27,11 @@ from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, SideError, Tree, opened
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.verdict import Figure, Outcome, Verdict, worst
 
-MARGINS = {"cpu": 0.02, DEVICE: 0.005, "host_seconds": 0.02}
+MARGINS = {DEVICE: 0.005, HOST: 0.02}
+MARGIN_ON_CPU = 0.02
 DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
 
 
@@ -53,7 +54,8 @@ class Watching(Protocol):
 @dataclass(frozen=True)
 class Setting:
     """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
-    the host alone. toolchains: the interpreters are what is compared, not the trees."""
+    the host alone. toolchains: the interpreters are what is compared, not the trees. measure_all:
+    time what is identical too, for A/A blocks. only: names of benchmarks, for those as well."""
 
     base: Tree
     candidate: Tree
@@ -64,10 +66,12 @@ class Setting:
     watch: Watching
     sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
     toolchains: bool = False
+    measure_all: bool = False
     only: Sequence[str] | None = None
     looks: Sequence[int] = LOOKS
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
+    pairs: Callable[..., AbstractContextManager[Pair]] = opened
 
 
 @dataclass
@@ -128,6 +132,24 @@ class Session:
             for one in self._open():
                 self._settle(one, Outcome.MISSING, f"not measured: {stop.verdict.text}")
         return [*self.others, *self._verdicts()]
+
+    def blocks(self) -> Iterator[dict[str, dict[str, float]]]:
+        """The statistics of one block after another, without end, of what can be timed.
+
+        Raises Stopped where nothing can be; what failed has its verdict in `found`.
+        """
+        with self._pair() as pair:
+            self._list(pair)
+            self._sources()
+            self._prepare(pair)
+        while self._open():
+            before = {one.name: one.blocks for one in self._open()}
+            self._block(self._open(), lambda series: series.statistics)
+            yield {
+                one.name: {m: series.statistics[-1] for m, series in one.series.items()}
+                for one in self._open()
+                if one.blocks > before[one.name]
+            }
 
     def report(self) -> dict[str, Any]:
         """All that was measured, for a file."""
@@ -190,7 +212,7 @@ class Session:
 
     def _sources(self) -> None:
         """What runs the same source with the same versions needs no process."""
-        if self.setting.toolchains:
+        if self.setting.toolchains or self.setting.measure_all:
             return
         for one in self._open():
             base, candidate = (self.setting.sources(t, one.benchmark)[0] for t in self.trees)
@@ -222,7 +244,7 @@ class Session:
         return None
 
     def _same_code(self, one: Found, compiled: Mapping[str, Sequence[str]]) -> bool:
-        if self.setting.toolchains or not compiled[BASE]:
+        if self.setting.toolchains or self.setting.measure_all or not compiled[BASE]:
             return False
         base, candidate = (self.setting.sources(t, one.benchmark)[1] for t in self.trees)
         return base == candidate and compiled[BASE] == compiled[CANDIDATE]
@@ -328,7 +350,7 @@ class Session:
     def _series(self, one: Found, metric: str) -> Series:
         if metric not in one.series:
             amount = self.setting.accepted.amount(one.name, metric)
-            margin = MARGINS["cpu" if self.setting.device.type == "cpu" else metric]
+            margin = margin_of(metric, self.setting.device)
             tolerance = one.benchmark.slowdowns[metric]
             tests = sum(len(each.benchmark.slowdowns) for each in self.found.values())
             rule = Rule(tests=tests, margin=margin + amount, tolerance=tolerance + amount)
@@ -340,7 +362,7 @@ class Session:
     def _pair(self) -> Iterator[Pair]:
         """A fresh pair. A base that cannot even begin is no base."""
         try:
-            with opened(self.trees, self.setting.device, self.setting.package) as pair:
+            with self.setting.pairs(self.trees, self.setting.device, self.setting.package) as pair:
                 yield pair
         except SideError as error:
             raise Stopped(Verdict(error.side, _unable(error.side), _words(error))) from error
@@ -364,6 +386,11 @@ class Session:
                 one.moved = [f"not attributed: {_words(error)}"]
         except ValueError as error:
             self._settle(one, Outcome.MISSING, str(error))
+
+
+def margin_of(metric: str, device: torch.device) -> float:
+    """The slowdown that is nobody's, of a metric on a device."""
+    return MARGIN_ON_CPU if device.type == "cpu" else MARGINS[metric]
 
 
 def _confirmed(one: Found, figure: Figure) -> Figure:

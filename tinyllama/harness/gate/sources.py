@@ -63,18 +63,31 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
 
 
 class Sources:
-    """The fingerprints of a tree, whole and of the host alone, each found once."""
+    """What of one tree benchmarks run; each file is read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._known: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
+        self._digests: dict[Path, tuple[str, str]] = {}
+        self._found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
 
     def of(self, *modules: str) -> tuple[dict[str, str], dict[str, str]]:
-        """Of what these modules run: equal in two trees, where that is the same."""
-        if modules not in self._known:
-            whole = fingerprint(self.root, modules)
-            self._known[modules] = whole, fingerprint(self.root, modules, host_only=True)
-        return self._known[modules]
+        """The fingerprints of what these modules run, whole and of the host alone."""
+        if modules not in self._found:
+            files = closure(self.root, modules)
+            folders = {path.parent for path in files}
+            beside = {p for folder in folders for pattern in _BESIDE for p in folder.glob(pattern)}
+            named = {p.relative_to(self.root).as_posix(): p for p in sorted({*files, *beside})}
+            whole = {name: self._both(path)[0] for name, path in named.items()}
+            self._found[modules] = whole, {n: self._both(p)[1] for n, p in named.items()}
+        return self._found[modules]
+
+    def _both(self, path: Path) -> tuple[str, str]:
+        if path not in self._digests:
+            code = path.suffix == ".py"
+            self._digests[path] = (
+                (digest(path), host_digest(path)) if code else (_data_digest(path),) * 2
+            )
+        return self._digests[path]
 
 
 def fingerprint(root: Path, modules: Sequence[str], *, host_only: bool = False) -> dict[str, str]:
@@ -83,12 +96,7 @@ def fingerprint(root: Path, modules: Sequence[str], *, host_only: bool = False) 
     host_only: without what kernels do, for a GPU, where their compiled code is compared; a CPU
     interprets kernels, and needs all.
     """
-    files = closure(root, modules)
-    found = {path: host_digest(path) if host_only else digest(path) for path in files}
-    for folder in {path.parent for path in files}:
-        for pattern in _BESIDE:
-            found.update({path: _data_digest(path) for path in folder.glob(pattern)})
-    return {path.relative_to(root).as_posix(): found[path] for path in sorted(found)}
+    return Sources(root).of(*modules)[host_only]
 
 
 def digest(path: Path) -> str:
@@ -176,8 +184,10 @@ def _imported(tree: ast.Module, root: Path, package: str) -> Iterator[str]:
 
 
 def _imported_from(node: ast.ImportFrom, root: Path, package: str) -> Iterator[str]:
-    parts = package.split(".") if package and node.level else []
-    above = parts[: max(0, len(parts) - node.level + 1)]
+    parts = package.split(".") if package else []
+    if node.level > len(parts):
+        return  # from above the tree
+    above = parts[: len(parts) - node.level + 1] if node.level else []
     base = ".".join([*above, *([node.module] if node.module else [])])
     for alias in node.names:
         inner = f"{base}.{alias.name}"
