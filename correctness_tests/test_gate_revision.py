@@ -1,0 +1,295 @@
+"""A revision is found whatever its name is, unpacked whole, and the repository stays as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tinyllama.harness.gate.revision import (
+    RevisionError,
+    check_out,
+    overlay,
+    resolve,
+    same_tree,
+    tree_of,
+)
+
+NAMES = [
+    "main",
+    "feature/with-dashes--and=signs",
+    "quote'd",
+    'dou"ble',
+    "$(touch${IFS}touched)",
+    "`touch`;touch&touched",
+    "README.md",
+    "umlaut-ä",
+]
+LIKE_OPTIONS = ["-x", "--all", "--upload-pack=touch", "--output=touched"]
+NOWHERE = ["nope", "", " ", "-", "--", "--all", "--git-dir", "--upload-pack=touch touched"]
+NOWHERE += ["^main", "main..main", "main\0x", "main\nmain", "main main", "HEAD:README.md"]
+NOWHERE += ["$(touch touched)"]
+AUTHOR = {
+    f"GIT_{role}_{field}": f"a@{field}"
+    for role in ("AUTHOR", "COMMITTER")
+    for field in ("NAME", "EMAIL")
+}
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """git as it is where nobody set anything."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    for name, value in {**AUTHOR, "GIT_CONFIG_GLOBAL": os.devnull}.items():
+        monkeypatch.setenv(name, value)
+
+
+def git(folder: Path, *args: str) -> str:
+    run = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, check=True)
+    return os.fsdecode(run.stdout).strip()
+
+
+def commit(folder: Path, message: str = "a change") -> str:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", f"--message={message}")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """Two commits on ``main``, in a folder whose name takes quoting."""
+    folder = tmp_path / "a 'repo' with $(touch x)"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    (folder / "README.md").write_text("one\n")
+    (folder / ".gitignore").write_text("ignored.py\n")
+    commit(folder, "first")
+    (folder / "a package").mkdir()
+    (folder / "a package" / 'it\'s "one".py').write_text("x = 1\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("README.md")
+    commit(folder, "second")
+    return folder
+
+
+def state(repo: Path) -> dict[Path, tuple[int, bytes]]:
+    files = [path for path in (repo / ".git").rglob("*") if path.is_file()]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*NAMES, *LIKE_OPTIONS])
+def test_a_branch_of_any_name_is_its_commit(repo: Path, name: str) -> None:
+    first = git(repo, "rev-parse", "HEAD~1")
+    git(repo, "update-ref", f"refs/heads/{name}", first)
+    assert resolve(name, repo) == first
+    assert not list(repo.parent.rglob("touched"))
+
+
+def test_a_tag_a_short_hash_and_an_ancestor_are_commits(repo: Path) -> None:
+    head = git(repo, "rev-parse", "HEAD")
+    git(repo, "tag", "--annotate", "v1.0", "--message=a release")
+    assert git(repo, "rev-parse", "v1.0") != head, "an object of its own"
+    assert resolve("v1.0", repo) == resolve(head[:10], repo) == resolve("HEAD", repo) == head
+    assert resolve("v1.0~1", repo / "a package") == git(repo, "rev-parse", "HEAD~1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    NOWHERE,
+)
+def test_what_names_no_commit_is_refused(repo: Path, name: str) -> None:
+    with pytest.raises(RevisionError, match=r"^no commit .* in .*: fetch it"):
+        resolve(name, repo)
+    with pytest.raises(RevisionError, match="no commit"):
+        check_out(name, repo, repo.parent / "out")
+    assert not (repo.parent / "out").exists()
+    assert not list(repo.parent.rglob("touched"))
+
+
+def test_a_shallow_clone_says_how_to_fetch_the_rest(repo: Path) -> None:
+    clone = repo.parent / "clone"
+    subprocess.run(
+        ["git", "clone", "--quiet", "--depth=1", repo.resolve().as_uri(), clone], check=True
+    )
+    assert resolve("HEAD", clone) == git(repo, "rev-parse", "HEAD")
+    with pytest.raises(RevisionError, match=r"git fetch --unshallow \(in CI: fetch-depth: 0\)"):
+        resolve(git(repo, "rev-parse", "HEAD~1"), clone)
+
+
+def test_where_nothing_can_be_asked_the_reason_is_said(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RevisionError, match="not a git repository"):
+        resolve("main", tmp_path)
+    with pytest.raises(RevisionError, match="No such file"):
+        resolve("main", tmp_path / "gone")
+    git(tmp_path, "init", "--quiet", "--bare", "bare")
+    with pytest.raises(RevisionError, match="must be run in a work tree"):
+        tree_of(tmp_path / "bare")
+    git(tmp_path, "init", "--quiet", "new")
+    with pytest.raises(RevisionError, match="nothing was committed yet"):
+        resolve("main", tmp_path / "new")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RevisionError, match="git is not installed"):
+        resolve("main", repo)
+
+
+def test_a_hook_of_another_repository_does_not_mislead(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "--quiet", "other")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other/.git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other/index"))
+    assert tree_of(repo / "a package") == str(repo)
+    assert same_tree("main", repo)
+
+
+# -- the working tree and a revision ----------------------------------------------------------
+
+CHANGES: dict[str, tuple[bool, Callable[[Path], object]]] = {
+    "nothing": (True, lambda repo: None),
+    "a new time": (True, lambda repo: os.utime(repo / "run.sh", (0, 0))),
+    "an ignored file": (True, lambda repo: (repo / "ignored.py").touch()),
+    "notes": (True, lambda repo: (repo / "notes.txt").touch()),
+    "a tracked file": (False, lambda repo: (repo / "README.md").write_text("two\n")),
+    "a staged file": (False, lambda repo: stage(repo, "README.md")),
+    "a deleted file": (False, lambda repo: (repo / "run.sh").unlink()),
+    "a new module": (False, lambda repo: (repo / "a package" / "new.py").touch()),
+    "a new table": (False, lambda repo: (repo / "a package" / "new.json").touch()),
+    "new settings": (False, lambda repo: (repo / "new.toml").touch()),
+}
+
+
+def stage(repo: Path, name: str) -> None:
+    (repo / name).write_text("staged\n")
+    git(repo, "add", name)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_tree_is_that_revision_or_was_changed(repo: Path, change: str) -> None:
+    same, make = CHANGES[change]
+    make(repo)
+    before = state(repo)
+    assert same_tree("main", repo / "a package") is same
+    assert not same_tree("main~1", repo)
+    assert state(repo) == before
+
+
+def test_whether_the_tree_is_an_unknown_revision_is_not_answered(repo: Path) -> None:
+    with pytest.raises(RevisionError):
+        same_tree("nope", repo)
+
+
+# -- unpacking --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["its filter", "without it"])
+def unpacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tarfile is, and as it was before patch levels of Python 3.10 and 3.11."""
+    if request.param == "without it":
+        monkeypatch.delattr(tarfile, "data_filter")
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+@pytest.mark.usefixtures("unpacking")
+def test_a_commit_is_unpacked_and_the_repository_left_alone(repo: Path, tmp_path: Path) -> None:
+    (repo / "README.md").write_text("changed since\n")
+    (repo / "new.py").touch()
+    before = state(repo)
+    folder = tmp_path / "out of 'it'" / "--base"
+    assert check_out("main", repo / "a package", folder) == folder
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    assert found == {"README.md", ".gitignore", 'a package/it\'s "one".py', "run.sh", "link"}
+    assert (folder / "README.md").read_text() == "one\n"
+    assert (folder / "link").readlink() == Path("README.md")
+    assert os.access(folder / "run.sh", os.X_OK)
+    assert state(repo) == before
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_only_a_fresh_folder_is_filled(repo: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "old.py").touch()
+    with pytest.raises(RevisionError, match="not empty"):
+        check_out("main", repo, tmp_path / "full")
+    assert (tmp_path / "full" / "old.py").exists()
+    (tmp_path / "empty").mkdir()
+    check_out("main", repo, tmp_path / "empty")
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+@pytest.mark.usefixtures("unpacking")
+@pytest.mark.parametrize("target", ["../../outside", "/etc/passwd", "a package/../../outside"])
+def test_a_link_out_of_the_tree_is_not_unpacked(repo: Path, tmp_path: Path, target: str) -> None:
+    (repo / "bad").symlink_to(target)
+    commit(repo)
+    with pytest.raises(RevisionError, match="bad"):
+        check_out("HEAD", repo, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_git_archive_leaves_out_is_missed(repo: Path, tmp_path: Path) -> None:
+    (repo / ".gitattributes").write_text("*.sh export-ignore\n")
+    commit(repo)
+    with pytest.raises(RevisionError, match=r"'run\.sh'.*export-ignore"):
+        check_out("HEAD", repo, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("size", [0, 700, 1536, 2600])
+def test_an_archive_that_breaks_off_leaves_nothing(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, status: int
+) -> None:
+    real = shutil.which("git")
+    fake = tmp_path / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text(
+        f'#!/bin/sh\ncase "$*" in *--format=tar*) "{real}" "$@" | head -c {size}; '
+        f'echo lost >&2; exit {status};; esac\nexec "{real}" "$@"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    with pytest.raises(RevisionError, match=r"cannot be unpacked into .*lost|leaves .* out"):
+        check_out("main", repo, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -- one measuring instrument for both sides --------------------------------------------------
+
+
+def test_files_are_laid_over_and_those_that_differed_named(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder in (source / "harness", target):
+        folder.mkdir(parents=True)
+    for name in ("same.py", "changed.py", "harness/new.py", "linked.py"):
+        (source / name).write_text(f"of the candidate: {name}")
+    (target / "same.py").write_text("of the candidate: same.py")
+    (target / "changed.py").write_text("of the base")
+    (target / "kept.py").write_text("of the base")
+    (target / "linked.py").symlink_to("kept.py")
+    names = ["same.py", "changed.py", "harness/new.py", "linked.py"]
+    assert overlay(source, target, names) == names[1:]
+    assert all((target / n).read_bytes() == (source / n).read_bytes() for n in names)
+    assert (target / "kept.py").read_text() == "of the base"
+    assert overlay(source, target, names) == []
+
+
+def test_an_instrument_that_lacks_a_part_is_laid_over_nothing(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "a.py").touch()
+    with pytest.raises(RevisionError, match=r"no file 'gone\.py'"):
+        overlay(source, target, ["a.py", "gone.py"])
+    assert not target.exists()
