@@ -223,7 +223,12 @@ def _show(args: argparse.Namespace, device: torch.device, noise: Noise) -> int:
     for bar in judged:
         print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
     path = noise_folder(args.results_dir, noise.device) / "certificate.json"
-    content = {"commits": sorted({b.commit for b in noise.of(versions())}), **found.as_dict()}
+    blocks = noise.of(versions())
+    content = {
+        "date": max(block.date for block in blocks),
+        "commits": sorted({block.commit for block in blocks}),
+        **found.as_dict(),
+    }
     content["bars"] = [bar._asdict() for bar in judged]
     replace_text(path, json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}")

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
 
 import bar_tables
+import gate_tables
 import model_tables
 import mutant_record
 import result_figures
@@ -45,6 +46,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "step-bars": bar_tables.steps,
     "op-bars": bar_tables.ops,
     "curves": result_figures.curves,
+    "certificate": gate_tables.certificate,
     "mutants": mutant_record.table,
 }
 

@@ -32,17 +32,20 @@ def parts() -> str:
 
 def newest(kind: str) -> list[list[Record]]:
     """For each device, the newest complete records of each group with entries of this kind."""
+    by_device: dict[str, list[Record]] = {}
+    for record in latest(load(path) for path in tracked("results/*/*.json")):
+        if any(entry["kind"] == kind for entry in record.entries):
+            by_device.setdefault(record.device, []).append(record)
+    return [by_device[device] for device in sorted(by_device)]
+
+
+def tracked(pattern: str) -> list[Path]:
+    """The files of a pattern that git tracks; all of them in an export, which has no git."""
     listed = subprocess.run(
-        ["git", "ls-files", "results/*/*.json"],
+        ["git", "ls-files", f":(glob){pattern}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     ).stdout.split("\n")[:-1]
-    # An export has no git.
-    paths = [ROOT / name for name in listed] or list(ROOT.glob("results/*/*.json"))
-    by_device: dict[str, list[Record]] = {}
-    for record in latest(load(path) for path in paths):
-        if any(entry["kind"] == kind for entry in record.entries):
-            by_device.setdefault(record.device, []).append(record)
-    return [by_device[device] for device in sorted(by_device)]
+    return [ROOT / name for name in listed] or list(ROOT.glob(pattern))
