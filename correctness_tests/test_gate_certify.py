@@ -144,6 +144,7 @@ def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
     assert drawn == certified(table, seed=1)
     assert drawn != replace(certified(table, seed=2), seed=1)
     data = json.loads(json.dumps(drawn.as_dict(), allow_nan=False))
+    assert data == drawn.as_dict()
     assert data["blocks"] == 400
     assert data["found"][0]["smallest"] is None
     assert set(data["found"][0]["detected"]) == {"0.01", "0.02", "0.05", "0.1"}
@@ -244,18 +245,28 @@ def test_too_few_merges_do_not_bound_the_false_alarms() -> None:
 def test_a_rule_that_alarms_falsely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rule, "slower_level", lambda rule, look: 0.2)
     assert ALARMS not in missed(normal(0.004))  # the margin is far from such noise
-    assert ALARMS in missed(normal(0.02))
+    table = np.hstack([normal(0.02), normal(0.001)])
+    assert ALARMS in missed(table)
+    blocks = np.random.default_rng(3).choice(table[:, 0], (MERGES, LOOKS[-1]))
+    calls, _ = decide_each(blocks, Rule(tests=2), Spread.of(table[:, 0]))
+    green = np.isin(calls, (Call.SAME.value, Call.FASTER.value)).mean()
+    assert certified(table).all_green == pytest.approx(green, abs=0.03)
     monkeypatch.setattr(decision, "CONFIRM_ALPHA", 1e-9)
-    assert ALARMS not in missed(normal(0.02))
+    assert ALARMS not in missed(table)
 
 
 def test_a_side_that_is_always_slower_is_seen() -> None:
     """The signs, exchanged at random, hide it from all other bars."""
-    assert not missed(np.hstack([normal(0.003), normal(0.003, seed=1) + 0.001]))
+    assert not missed(np.hstack([normal(0.003), normal(0.003, seed=1) + 0.00125]))
     (bar,) = missed(np.hstack([normal(0.003), normal(0.003, seed=1) - 0.002])).values()
     assert bar == Bar(LEAN, False, f"1 of 2; not {DEVICE} of b1 (-0.20%)")
     assert LEAN in missed(np.full((30, 1), 0.002))
     assert LEAN not in missed(np.zeros((30, 1)))
+
+
+def test_every_slowdown_is_more_than_99_of_100() -> None:
+    (bar,) = (bar for bar in missed(normal(0.02)).values() if bar.text == FIVE)
+    assert bar.measured.startswith(f"0 of 1; not {DEVICE} of b0 (99.")
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,10 @@ def _device(data: dict[str, Any]) -> str:
     for one in data["found"]:
         shares = " | ".join(f"{share:.1%}" for share in one["detected"].values())
         smallest = "none" if one["smallest"] is None else f"{one['smallest']:.1%}"
-        lines.append(
-            f"| {one['benchmark']} | {one['metric']} | {one['spread']:.2%} | {shares} | {smallest} |"
-        )
-    head = f"{data['device']}, from {data['blocks']} A/A blocks and {data['merges']:,} simulated merges"
-    return "\n".join([f"{head}:", "", *lines, "", _provenance(data)])
+        name = f"{one['benchmark']} | {one['metric']} | {one['spread']:.2%}"
+        lines.append(f"| {name} | {shares} | {smallest} |")
+    source = f"{data['blocks']} A/A blocks and {data['merges']:,} simulated merges"
+    return "\n".join([f"{data['device']}, from {source}:", "", *lines, "", _provenance(data)])
 
 
 def _provenance(data: dict[str, Any]) -> str:
