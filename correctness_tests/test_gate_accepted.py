@@ -1,0 +1,182 @@
+"""What a committed file accepts is accepted until its release; a file with an error accepts
+nothing, and says which entry it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tinyllama.harness.gate.accepted import FILE, METRICS, load
+
+REST = 'reason = "sums are compensated now"\nrelease = "0.3.0"\n'
+NORM = f'[[accepted]]\nbenchmark = "norm"\namount = 0.03\n{REST}'
+NEW = f'[[accepted]]\nbenchmark = "rope"\nnew = true\n{REST}'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / FILE
+
+
+def test_an_amount_of_one_metric_of_one_benchmark(path: Path) -> None:
+    kernels = NORM.replace("amount = 0.03", 'metric = "kernels"\namount = 1')
+    path.write_text(NORM + kernels + NEW)
+    found = load(path, "0.2.0")
+    found.check(["norm", "rope", "other"])
+    assert found.amount("norm", "device_seconds") == pytest.approx(0.03)
+    assert found.amount("norm", "kernels") == 1
+    assert not any(found.amount("norm", m) for m in (*METRICS[1:3], *METRICS[4:], "live_bytes"))
+    assert not any(found.amount(name, m) for name in ("nor", "Norm", "rope") for m in METRICS)
+    assert found.is_new("rope")
+    assert not found.is_new("norm")
+    assert found.entries[0].reason == "sums are compensated now"
+
+
+@pytest.mark.parametrize("text", [None, "", "# nothing\n", "accepted = []\n"])
+def test_without_an_entry_nothing_is_accepted(path: Path, text: str | None) -> None:
+    if text is not None:
+        path.write_text(text)
+    found = load(path, "0.2.0", path.with_name("no base.toml"))
+    found.check([])
+    assert found.amount("norm", "device_seconds") == 0
+    assert not found.is_new("norm")
+
+
+WRONG = {
+    "an unknown key": (NORM + 'until = "now"\n', "unknown key 'until': use benchmark, metric,"),
+    "no benchmark": (NORM.replace("benchmark", "#"), "lacks 'benchmark': add it"),
+    "no reason": (NORM.replace("reason", "#"), "lacks 'reason'"),
+    "no release": (NORM.replace("release", "#"), "lacks 'release'"),
+    "no amount": (NORM.replace("amount", "#"), "give amount or new"),
+    "amount and new": (NORM + "new = true\n", "give amount or new, and not both"),
+    "an empty reason": (NORM.replace("sums are compensated now", " \\t"), r"reason is ' \\t'"),
+    "a benchmark of no name": (NORM.replace('"norm"', '""'), "benchmark is ''"),
+    "a number as a name": (NORM.replace('"norm"', "3"), "benchmark is 3: use a text"),
+    "a number as a release": (NORM.replace('"0.3.0"', "0.3"), "release is 0.3: use a text"),
+    "a word as a release": (NORM.replace("0.3.0", "never"), "release is 'never': use numbers"),
+    "a candidate as release": (NORM.replace("0.3.0", "0.3rc1"), "release is '0.3rc1'"),
+    "an unknown metric": (NORM + 'metric = "speed"\n', "unknown metric 'speed': use device_"),
+    "several metrics": (NORM + 'metric = ["kernels"]\n', r"unknown metric \['kernels'\]"),
+    "new = false": (NEW.replace("true", "false"), "new is False: use true, or an amount"),
+    "new = 1": (NEW.replace("true", "1"), "new is 1"),
+    "new in one metric": (NEW + 'metric = "kernels"\n', "take metric out"),
+    "the same twice": (NORM + NORM, "twice: delete one"),
+    "the default named": (NORM + NORM + 'metric = "device_seconds"\n', "twice"),
+    "new and slower": (NEW + NORM.replace("norm", "rope") + 'metric = "kernels"\n', "twice"),
+    "slower and new": (NORM.replace("norm", "rope") + NEW, "twice"),
+    "new twice": (NEW + NEW, "twice"),
+    **{
+        f"amount = {amount}": (NORM.replace("0.03", amount), f"amount is {amount}: use a share")
+        for amount in ("0", "-0.1", "1.001", "3", "nan", "inf", "'3%'")
+    },
+    "amount = true": (NORM.replace("0.03", "true"), "amount is True: use a share"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_entry_that_is_wrong_is_named_with_the_fix(path: Path, name: str) -> None:
+    text, message = WRONG[name]
+    path.write_text(text)
+    number = text.count("[[")
+    with pytest.raises(
+        ValueError, match=rf"accepted_slowdowns\.toml, accepted {number} .*"
+    ) as told:
+        load(path, "0.2.0")
+    assert told.match(message)
+    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match=message):
+        load(path.with_name("none.toml"), "0.2.0", path)
+
+
+NO_LISTS = ["[accepted]\n", "accepted = 3\n", "accepted = [3]\n", "[[excepted]]\n"]
+NO_TOML = ["[[accepted]\n", NORM.replace('"norm"', "norm")]
+
+
+@pytest.mark.parametrize("text", [*NO_LISTS, NORM + "[more]\n", *NO_TOML])
+def test_a_file_that_is_no_list_of_entries_is_an_error(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"^/.*accepted_slowdowns\.toml[ :]"):
+        load(path, "0.2.0")
+
+
+def test_a_file_that_cannot_be_read_is_an_error(path: Path) -> None:
+    path.write_bytes(NORM.encode() + b"# \xff\n")
+    with pytest.raises(ValueError, match=r"accepted_slowdowns\.toml cannot be read"):
+        load(path, "0.2.0")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match=r"accepted_slowdowns\.toml cannot be read"):
+        load(path, "0.2.0")
+
+
+@pytest.mark.parametrize("text", [NORM, NEW])
+def test_an_entry_of_a_benchmark_that_is_gone_is_an_error(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"accepted 1 .* no such benchmark: rename or delete"):
+        load(path, "0.2.0").check(["norm[x]", "ropes"])
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "holds"),
+    [
+        ("0.2.0", "0.3.0", True),
+        ("0.2.9", "0.3", True),
+        ("0.9", "0.10", True),
+        ("0.3.0", "0.3.0.1", True),
+        ("0.3.0.dev4", "0.3.0", True),
+        ("0.3.0rc1", "0.3", True),
+        ("0.3a1+local", "0.3.0", True),
+        ("0.2.0.post1", "0.3.0", True),
+        ("0.3.0", "0.3.0", False),
+        ("0.3", "0.3.0", False),
+        ("0.3.0", "0.3", False),
+        ("0.3.0+local", "0.3.0", False),
+        ("0.3.0.post1", "0.3.0", False),
+        ("0.3.1.dev1", "0.3.0", False),
+        ("0.10.0", "0.9.0", False),
+        ("1", "0.9.0", False),
+    ],
+)
+@pytest.mark.parametrize("entry", [NORM, NEW])
+def test_an_entry_ends_with_its_release(
+    path: Path, version: str, release: str, holds: bool, entry: str
+) -> None:
+    path.write_text(entry.replace("0.3.0", release))
+    if holds:
+        assert load(path, version).entries
+        return
+    said = re.escape(f"until {release}, and this is {version}: delete")
+    with pytest.raises(ValueError, match=rf"accepted 1 .*{said}"):
+        load(path, version)
+
+
+@pytest.mark.parametrize("version", ["", "unknown", "v1"])
+def test_a_version_that_is_none_accepts_nothing(path: Path, version: str) -> None:
+    path.write_text(NORM)
+    with pytest.raises(ValueError, match=f"the version is {version!r}"):
+        load(path, version)
+
+
+def test_what_the_base_accepted_is_in_its_figures_already(path: Path) -> None:
+    base = path.with_name("base.toml")
+    base.write_text(NORM + NEW)
+    path.write_text(NORM + NEW)
+    found = load(path, "0.2.0", base)
+    assert found.amount("norm", "device_seconds") == 0
+    assert not found.is_new("rope"), "the base has it, or something is wrong"
+    path.write_text(NORM.replace("0.03", "0.05").replace("sums", "more sums"))
+    more = load(path, "0.2.0", base)
+    assert more.amount("norm", "device_seconds") == pytest.approx(1.05 / 1.03 - 1)
+    path.write_text(NORM.replace("0.03", "0.01"))
+    assert load(path, "0.2.0", base).amount("norm", "device_seconds") == 0
+    path.unlink()
+    assert load(path, "0.2.0", base).amount("norm", "device_seconds") == 0
+    assert load(base, "0.2.0", path).amount("norm", "device_seconds") == pytest.approx(0.03)
+
+
+def test_a_base_of_before_the_release_may_have_what_expired_since(path: Path) -> None:
+    base = path.with_name("base.toml")
+    base.write_text(NORM)
+    assert load(path, "0.3.0", base).amount("norm", "device_seconds") == 0
