@@ -28,7 +28,7 @@ PAGE = (ROOT / "docs" / "CI.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 ROW = re.compile(r"^\| (\d+) \| ([A-Z ]+) \|", re.M)
 PINNED = re.compile(r"[\w-]+/[\w-]+@v\d+")
-PASSES = re.compile(r"\|\|\s*(?:true|:)(?:\s|$)|set \+e|^\s*exit 0", re.M)
+PASSES = re.compile(r"\|\|\s*(?:true|:|exit 0)(?!\w)|set \+e|^\s*exit 0", re.M)
 GATES = re.compile(r"merge-base|--against\b")
 
 Data = dict[Any, Any]
@@ -132,6 +132,8 @@ def gating(data: Data) -> Data:
         (lambda d: gating(d).update(run="echo ${{ github.event.pull_request.title }}"), "is code"),
         (lambda d: gating(d).update(run=gating(d)["run"].strip() + " || true"), "passes"),
         (lambda d: gating(d).update(run="pytest || :\n"), "passes"),
+        (lambda d: gating(d).update(run="pytest || true; ls"), "passes"),
+        (lambda d: gating(d).update(run="pytest || exit 0"), "passes"),
         (lambda d: gating(d).update(run="set +e\npytest\n"), "passes"),
         (lambda d: gating(d).update(run="pytest\nexit 0"), "passes"),
         (lambda d: gating(d).update(shell="sh"), "another shell"),
@@ -254,6 +256,7 @@ def test_the_shell_blocks_parse_and_so_does_what_is_seen_to_fail() -> None:
             ["bash", "-n"], input=text, capture_output=True, text=True, check=False
         )
         assert not checked.stderr, text
+        assert not PASSES.search(text), text
     broken = subprocess.run(["bash", "-n"], input="if x", capture_output=True, text=True)
     assert broken.returncode
 
@@ -287,22 +290,25 @@ def shell(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
     for name, text in bodies.items():
         (stubs / name).write_text(text if text.startswith("#!") else f"#!/usr/bin/env bash\n{text}")
         (stubs / name).chmod(0o755)
+    (tmp_path / ".venv").symlink_to(tmp_path)  # a workflow calls .venv/bin/python
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (
         ["init", "-q", "-b", "main"],
+        [*identity, "commit", "-q", "--allow-empty", "-m", "release"],
+        ["update-ref", "refs/released", "HEAD"],
         [*identity, "commit", "-q", "--allow-empty", "-m", "base"],
         ["update-ref", "refs/remotes/origin/main", "HEAD"],
         [*identity, "commit", "-q", "--allow-empty", "-m", "candidate"],
     ):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
 
-    def run(script: str, **variables: str) -> tuple[int, list[str]]:
+    def run(script: str, *options: str, **variables: str) -> tuple[int, list[str]]:
         calls = tmp_path / "calls"
         path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
         kept = {"PATH": path, "CALLS": str(calls), "SLURM_SUBMIT_DIR": str(tmp_path), **variables}
         (tmp_path / "gate.sh").write_text(block("# gate.sh"))
         (tmp_path / "gate.sh").chmod(0o755)
-        done = run_script(script, tmp_path, **kept)
+        done = run_script(script, tmp_path, *options, **kept)
         return done.returncode, calls.read_text().splitlines() if calls.exists() else []
 
     return run
@@ -342,6 +348,29 @@ def test_a_script_that_swallows_the_status_would_be_seen(
     for worse in (text.replace("-euo pipefail", "-eu"), text.replace("gate=$?", "true")):
         assert worse != text
         assert shell(worse, GATE="10")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("tagged", "expected"),
+    [(None, ["BASE"]), ("refs/released", ["BASE", "v0.1.0"]), ("origin/main", ["BASE"])],
+)
+def test_a_gpu_lane_is_held_to_the_merge_base_and_to_an_earlier_release(
+    tagged: str | None,
+    expected: list[str],
+    shell: Callable[..., tuple[int, list[str]]],
+    tmp_path: Path,
+) -> None:
+    if tagged:
+        subprocess.run(["git", "tag", "v0.1.0", tagged], cwd=tmp_path, check=True)
+    (tmp_path / "build").mkdir()
+    base = (tmp_path / ".git/refs/remotes/origin/main").read_text().strip()
+    gate = workflows()["gate-gpu.yml"]["jobs"]["gate"]
+    (step,) = (s for s in gate["steps"] if "perf_tests" in s.get("run", ""))
+    status, called = shell(step["run"], *STEP, AGAINST="origin/main", LANE="amd", GATE="10")
+    assert status == 10
+    assert re.findall(r"--against (\S+)", called[0].replace(base, "BASE")) == expected
+    summary = tmp_path / "summary.md"
+    assert ("no release" in summary.read_text() if summary.exists() else False) == (not tagged)
 
 
 def test_the_summary_shows_the_gates_section_or_says_that_there_is_none(tmp_path: Path) -> None:
