@@ -149,6 +149,7 @@ def test_what_the_benchmark_plugin_saves_changes_no_verdict(
         lines(found, "SLOWER one/a")
     baseline.measure()
     assert baseline.run(COMPARE, *args).ret == 0
+    del found  # a result holds its whole session
     gc.collect()  # pytest-benchmark leaves its file open: the warning is to come here
 
 

@@ -65,7 +65,7 @@ WRONG = {
     "the same twice": (NORM + NORM, "twice: delete one"),
     "the default named": (NORM + NORM + 'metric = "device_seconds"\n', "twice"),
     "new and slower": (NEW + NORM.replace("norm", "rope") + 'metric = "kernels"\n', "twice"),
-    "slower and new": (NORM.replace("norm", "rope") + NEW, "twice"),
+    "slower and new": (NORM.replace("norm", "rope") + 'metric = "kernels"\n' + NEW, "twice"),
     "new twice": (NEW + NEW, "twice"),
     **{
         f"amount = {amount}": (NORM.replace("0.03", amount), f"amount is {amount}: use a share")

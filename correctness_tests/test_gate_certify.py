@@ -129,7 +129,7 @@ def test_heavy_tails_cost_decisions_and_not_false_alarms() -> None:
     assert drawn.all_green < 0.95
     (found,) = drawn.found
     assert found.smallest is not None
-    assert found.smallest > 3 * found.by_formula
+    assert found.smallest > 1.5 * found.by_formula
 
 
 def test_false_alarms_are_bounded_by_what_was_drawn() -> None:
@@ -139,7 +139,7 @@ def test_false_alarms_are_bounded_by_what_was_drawn() -> None:
 
 
 def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
-    table = normal(0.6)
+    table = normal(0.3)
     drawn = certified(table, seed=1)
     assert drawn == certified(table, seed=1)
     assert drawn != replace(certified(table, seed=2), seed=1)
@@ -163,7 +163,7 @@ def test_a_figure_is_decided_by_the_tolerance_it_states_and_all_share_alpha() ->
     table = columns(2, 0.02)
     stated = certified(table, claims={"b1": {DEVICE: 0.05}})
     assert [found.tolerance for found in stated.found] == [0.02, 0.05]
-    assert stated.all_green > certified(table).all_green + 0.1
+    assert stated.all_green > certified(table).all_green + 0.05
     alone = certified(table, benchmarks=["b0"]).found[0]
     assert alone.by_formula < stated.found[0].by_formula
 
@@ -274,7 +274,7 @@ def test_every_slowdown_is_more_than_99_of_100() -> None:
     [
         (0.0125, 0.02, {TWO, WITHIN}),
         (0.025, 0.02, {ALL_GREEN, TWO, FIVE, WITHIN}),
-        (0.025, 0.05, {WITHIN}),
+        (0.03, 0.05, {WITHIN}),
         (0.004, 0.008, {WITHIN}),
         (0.6, 0.5, {ALL_GREEN, WITHIN}),
     ],

@@ -308,7 +308,7 @@ def test_only_looks_decide(blocks: int) -> None:
         decide(np.zeros(blocks), Rule(tests=1))
     with pytest.raises(ValueError, match="give 20"):
         decide_each(np.zeros((3, blocks)), Rule(tests=1), Spread())
-    with pytest.raises(ValueError, match="give 4"):
+    with pytest.raises(ValueError, match=f"give {CONFIRM_BLOCKS}"):
         confirmed(np.zeros(blocks), Rule(tests=1), Spread())
 
 

@@ -21,6 +21,7 @@ LAYERS = [
     {"data", "checkpoint", "diagnose", "memory", "result"},
     {"train"},
     {
+        "certify_command",
         "check_command",
         "doctor",
         "kernels_command",

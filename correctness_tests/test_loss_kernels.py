@@ -224,20 +224,22 @@ def test_classes_that_are_masked_out(device: torch.device) -> None:
 
 
 def test_rows_and_targets_anywhere(device: torch.device) -> None:
+    torch.manual_seed(0)
     wide = torch.randn(6, 50, device=device)
     spread = torch.randint(33, (12,), device=device)
     expected, lse_N = loss_forward(wide[::2, 4:37].contiguous(), spread[::4].contiguous())
     loss, same_N = loss_forward(wide[::2, 4:37], spread[::4])
-    assert torch.equal(loss, expected)
-    assert torch.equal(same_N, lse_N)
+    # Rows that begin anywhere are loaded in other widths, and summed in another order.
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(same_N, lse_N, rtol=1e-6, atol=0)
     dloss = torch.ones((), device=device)
     gradient = loss_backward(wide[::2, 4:37].contiguous(), spread[::4].contiguous(), lse_N, dloss)
     before = wide.clone()
     into = wide[::2, 4:37]
     loss_backward(into, spread[::4], lse_N, dloss, out_NV=into)
-    assert torch.equal(into, gradient)
-    before[::2, 4:37] = gradient
-    assert torch.equal(wide, before)
+    torch.testing.assert_close(into, gradient)
+    before[::2, 4:37] = into.clone()
+    assert torch.equal(wide, before), "nothing beside them is written"
 
 
 def test_empty_batch(device: torch.device) -> None:

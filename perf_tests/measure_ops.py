@@ -144,6 +144,10 @@ class Bench:
         for name in ready:
             self._guarded(run, name, self._layouts)
         for name in ready:
+            if name == "compile":  # nothing of this process is used again
+                if worker := self.workers.pop(self._key(run, name), None):
+                    worker.close()
+                continue
             with contextlib.suppress(WorkerError):
                 self._worker(run, name).drop("op")
 

@@ -171,10 +171,10 @@ class StepContender:
 
     # -- timing -----------------------------------------------------------------------------
 
-    def warm_up(self, seconds: float) -> float:
-        """Repeat until the time is over; the seconds of one step."""
+    def warm_up(self, seconds: float, least: int = 3) -> float:
+        """Repeat until the time is over, at least so often; the seconds of one step."""
         start, steps = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds or steps < 3:
+        while time.perf_counter() - start < seconds or steps < least:
             self.next()
             synchronize(self.device)
             steps += 1

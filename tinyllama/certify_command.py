@@ -58,6 +58,7 @@ def _certify(args: argparse.Namespace) -> int:
 
     from tinyllama.harness.device import default_device, device_name
     from tinyllama.harness.gate.noise import Noise
+    from tinyllama.harness.gate.pair import launcher
     from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 
     if args.blocks < 0 or args.merges < 1000:
@@ -70,13 +71,17 @@ def _certify(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     if args.validate or args.blocks:
         try:
-            with device_lock(device, 60.0), tempfile.TemporaryDirectory() as folder:
+            with (
+                device_lock(device, 60.0),
+                tempfile.TemporaryDirectory() as folder,
+                launcher() as pairs,
+            ):
                 watch = Watch(device)
                 if disturbed := watch.before():
                     raise BusyError(disturbed)
                 if args.validate:
-                    return _validate(args, device, noise, watch, Path(folder))
-                _record(args, device, noise, watch, Path(folder))
+                    return _validate(args, device, noise, watch, Path(folder), pairs)
+                _record(args, device, noise, watch, Path(folder), pairs)
         except BusyError as error:
             print(f"tinyllama: {error}", file=sys.stderr)
             return 14
@@ -89,13 +94,15 @@ def _session(
     noise: Noise,
     watch: Any,
     folder: Path,
+    pairs: Any,
     slowed: Mapping[str, float] | None = None,
 ) -> Session:
     """This tree against itself."""
     from tinyllama.harness.gate.accepted import Accepted
     from tinyllama.harness.gate.comparison import PACKAGE, sources
     from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-    from tinyllama.harness.gate.session import Session, Setting
+    from tinyllama.harness.gate.session import Session
+    from tinyllama.harness.gate.setting import Setting
     from tinyllama.harness.gate.side import declared
 
     root = Path(tinyllama.__file__).resolve().parent.parent
@@ -120,20 +127,26 @@ def _session(
             sources=sources,
             measure_all=True,
             only=chosen,
+            pairs=pairs,
             say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
         )
     )
 
 
 def _record(
-    args: argparse.Namespace, device: torch.device, noise: Noise, watch: Any, folder: Path
+    args: argparse.Namespace,
+    device: torch.device,
+    noise: Noise,
+    watch: Any,
+    folder: Path,
+    pairs: Any,
 ) -> None:
     """Add blocks one by one, each saved when it is there."""
     from tinyllama.harness.gate.noise import Block
     from tinyllama.harness.gate.session import Stopped
     from tinyllama.harness.results import current_commit
 
-    session = _session(args, device, noise, watch, folder)
+    session = _session(args, device, noise, watch, folder, pairs)
     began, longest = time.monotonic(), 0.0
     before = began
     try:
@@ -164,7 +177,12 @@ def _record(
 
 
 def _validate(
-    args: argparse.Namespace, device: torch.device, noise: Noise, watch: Any, folder: Path
+    args: argparse.Namespace,
+    device: torch.device,
+    noise: Noise,
+    watch: Any,
+    folder: Path,
+    pairs: Any,
 ) -> int:
     """The gate on benchmarks that are really slower, and on some that are not."""
     from tinyllama.harness.gate.comparison import PACKAGE
@@ -177,7 +195,13 @@ def _validate(
     ]
     slowed = {name: SLOWDOWNS[i % len(SLOWDOWNS)] for i, name in enumerate(names)}
     session = _session(
-        args, device, noise, watch, folder, {name: share for name, share in slowed.items() if share}
+        args,
+        device,
+        noise,
+        watch,
+        folder,
+        pairs,
+        {name: share for name, share in slowed.items() if share},
     )
     for verdict in session.run():
         share = slowed.get(verdict.name)
@@ -201,7 +225,7 @@ def _show(args: argparse.Namespace, device: torch.device, noise: Noise) -> int:
     from tinyllama.harness.files import replace_text
     from tinyllama.harness.gate.certify import bars, certify
     from tinyllama.harness.gate.comparison import PACKAGE
-    from tinyllama.harness.gate.session import margin_of
+    from tinyllama.harness.gate.setting import margin_of
     from tinyllama.harness.gate.side import declared
     from tinyllama.harness.results import versions
     from tinyllama.summary import console

@@ -33,6 +33,7 @@ from tinyllama.harness.registry import Registry, discover, load_file
 from tinyllama.harness.rounds import interleaved, ratio
 
 FORWARD, BOTH = "forward", "forward+backward"
+KEPT_SHARE = 1 / 16  # of the device's memory; others are timed beside this process
 CHANGING_ROWS = 2.0  # the widest row of another draw may be wider; not by as much as this
 
 
@@ -117,6 +118,7 @@ class OpContender:
         self.outputs: tuple[torch.Tensor, ...] = ()
         self.gradients: Sequence[torch.Tensor | None] = ()
         self.bounds: dict[str, _Bound] = {}
+        self.emptied = False  # the allocator holds nothing that a call could be given
 
     def _provider(self, name: str) -> Provider:
         if name != "compile":
@@ -183,12 +185,30 @@ class OpContender:
         return {name: self._read(name) for name in self.passes}
 
     def _read(self, name: str) -> Reading:
+        self._fill(name)
         if self.case.provider.waits:
             reading = self._working(name)
         else:
             reading = self.clock.read(self._run, before=lambda: self._prepare(name))
         self._check()
+        self._shrink()
         return reading
+
+    def _fill(self, name: str, layout: str = "contiguous") -> None:
+        """After `_shrink` a call that is not timed: memory is asked of the device in that one."""
+        if self.emptied:
+            self._prepare(name, layout)
+            self._run()
+            self.emptied = False
+
+    def _shrink(self) -> None:
+        """Give back what a check took, if it is much: in float64 it is several times the call's."""
+        if self.device.type == "cpu":
+            return
+        _, total = torch.cuda.mem_get_info(self.device)
+        if torch.cuda.memory_reserved(self.device) > KEPT_SHARE * total:
+            self._forget()
+            self.emptied = True
 
     def _working(self, name: str) -> Reading:
         """Of a call that waits for the device: the seconds in which that worked. The gaps, in
@@ -220,9 +240,11 @@ class OpContender:
 
         def turn(layout: str) -> Callable[[], float]:
             def one() -> float:
+                self._fill(self.passes[-1], layout)
                 before = lambda: self._prepare(self.passes[-1], layout)  # noqa: E731
                 reading = self.clock.read(self._run, before=before)
                 self._check()
+                self._shrink()
                 return reading.device
 
             return one

@@ -18,9 +18,10 @@ import torch
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Tree
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Tree, launcher
 from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
-from tinyllama.harness.gate.session import Session, Setting
+from tinyllama.harness.gate.session import Session
+from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import fingerprint
 from tinyllama.harness.gate.watch import Watch
@@ -52,7 +53,7 @@ class Request:
 @contextmanager
 def prepared(request: Request) -> Iterator[Session]:
     """The session of a request; its folders go when it ends. Raises RevisionError."""
-    with tempfile.TemporaryDirectory(prefix="gate-") as name:
+    with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher() as pairs:
         folder = Path(name)
         base_root = request.root
         allowed = accepted.load(request.root / accepted.FILE, request.version)
@@ -82,6 +83,7 @@ def prepared(request: Request) -> Iterator[Session]:
                 toolchains=request.commit is None,
                 effort=request.effort,
                 say=request.say,
+                pairs=pairs,
             )
         )
 

@@ -31,7 +31,7 @@ from scipy import stats
 LOOKS = (4, 8, 12, 16, 20)
 LEAST_SPREAD = 2e-4  # of a block's statistic; what no number of blocks averages away
 UNLIKE_HISTORY = 1e-3  # p of the F test below which the history's variance is not today's
-CONFIRM_BLOCKS = 4
+CONFIRM_BLOCKS = 8  # with 4, slowdowns that the looks find are lost here
 CONFIRM_ALPHA = 0.05  # one-sided: the confirmation's interval must lie above zero
 
 Floats = NDArray[np.float64]

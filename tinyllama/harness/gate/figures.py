@@ -14,7 +14,6 @@ from tinyllama.harness.gate.decision import (
     bounds,
     confirmed,
     decide,
-    smallest_found,
 )
 from tinyllama.harness.verdict import Figure, Outcome
 
@@ -56,16 +55,9 @@ class Series:
         if self.accepted:
             text += f", {self.accepted:.1%} accepted"
         if call is Call.MORE:
-            text += (
-                f", neither under {self.rule.tolerance:.1%} nor over {self.rule.margin:.1%} for "
-                f"sure; slowdowns of {self.smallest():.1%} would be found"
-            )
+            rule = self.rule
+            text += f", neither under {rule.tolerance:.1%} nor over {rule.margin:.1%} for sure"
         return Figure(metric, _OUTCOMES[call], text, ratio=ratio)
-
-    def smallest(self) -> float:
-        """The least slowdown that blocks of this spread find 99 times of 100."""
-        own = Spread(float(np.std(self.statistics, ddof=1)), len(self.statistics) - 1)
-        return smallest_found(self.rule, own)
 
     def confirm(self, figure: Figure) -> Figure:
         """The same, confirmed by fresh blocks, or INCONCLUSIVE."""

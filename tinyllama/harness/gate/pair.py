@@ -6,10 +6,11 @@ adds to both. Compiled code is kept by side from block to block; processes are n
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -22,6 +23,7 @@ from tinyllama.harness.worker import Worker, WorkerError
 
 FACTORY = "tinyllama.harness.gate.side:Side"
 BASE, CANDIDATE = "base", "candidate"
+WARM_UP = 0.05  # seconds of repeating before a benchmark is timed, on a device that is warm
 READY = 600.0  # seconds until a benchmark is ready: it is compiled
 TURN = 60.0  # seconds of anything else
 
@@ -44,17 +46,16 @@ class Tree:
 @dataclass(frozen=True)
 class Effort:
     """pairs: of calls in a block, an even number. first: seconds of repeating before the first
-    benchmark of a block, which is when clocks rise; warm_up: before each of the others."""
+    benchmark of a block, in which clocks rise."""
 
     pairs: int
     first: float
-    warm_up: float
 
     @staticmethod
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
-            return Effort(pairs=40, first=0.3, warm_up=0.03)
-        return Effort(pairs=16, first=1.0, warm_up=0.05)
+            return Effort(pairs=40, first=0.3)
+        return Effort(pairs=16, first=1.0)
 
 
 class SideError(RuntimeError):
@@ -132,6 +133,7 @@ class Pair:
         self.begin(benchmark)
         for name in self.workers:  # one at a time: it warms the device
             self.ask(name, "expect", benchmark.name, proofs[name], warm_up, timeout=READY)
+            warm_up = min(warm_up, WARM_UP)
         logs: dict[str, list[float]] = {}
         for index in range(pairs):
             order = list(self.workers)[:: 1 if index % 2 == 0 else -1]
@@ -171,9 +173,47 @@ _MODULE = FACTORY.partition(":")[0]
 @contextmanager
 def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
     """A fresh pair, ready; it ends with the block. Raises SideError."""
-    pair = Pair(trees, device, package)
+    yield from _opened(Pair(trees, device, package))
+
+
+def _opened(pair: Pair) -> Iterator[Pair]:
     try:
         pair.open()
         yield pair
     finally:
         pair.close()
+
+
+class Ahead:
+    """`opened`, with the processes of the next pair started while this one is used: they import,
+    and touch no device, until they are asked. For machines with processors to spare."""
+
+    def __init__(self) -> None:
+        self._next: Pair | None = None
+
+    @contextmanager
+    def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
+        pair, self._next = self._next or Pair(trees, device, package), None
+        for ready in _opened(pair):
+            self._next = Pair(trees, device, package)
+            yield ready
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.close()
+
+
+PROCESSORS = 8  # from so many on, importing on two of them disturbs nobody
+
+
+@contextmanager
+def launcher() -> Iterator[Callable[..., AbstractContextManager[Pair]]]:
+    """What opens pairs on this machine."""
+    if len(os.sched_getaffinity(0)) < PROCESSORS:
+        yield opened
+        return
+    ahead = Ahead()
+    try:
+        yield ahead
+    finally:
+        ahead.close()

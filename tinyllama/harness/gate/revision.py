@@ -95,7 +95,7 @@ def overlay(source: Path, target: Path, files: Sequence[str]) -> list[str]:
     changed = []
     for name in files:
         content, path = (source / name).read_bytes(), target / name
-        if not path.is_file() or path.is_symlink() or path.read_bytes() != content:
+        if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)  # a link's target is another file
             path.write_bytes(content)

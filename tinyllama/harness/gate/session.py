@@ -14,88 +14,27 @@ Whatever keeps a benchmark from its verdict is a verdict: nothing is left out in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
-
-import torch
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 from tinyllama.harness.gate.attribution import moved
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS, Call, Rule
 from tinyllama.harness.gate.exact import compile_figure, count_figures
 from tinyllama.harness.gate.figures import Series
-from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, SideError, Tree, opened
+from tinyllama.harness.gate.pair import (
+    BASE,
+    CANDIDATE,
+    WARM_UP,
+    Effort,
+    Pair,
+    SideError,
+)
+from tinyllama.harness.gate.setting import Found, Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.verdict import Figure, Outcome, Verdict, worst
 
-MARGINS = {DEVICE: 0.005, HOST: 0.02}
-MARGIN_ON_CPU = 0.02
 DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
-
-
-class Allowing(Protocol):
-    """What a committed file accepts; see `tinyllama.harness.gate.accepted`."""
-
-    def amount(self, benchmark: str, metric: str) -> float: ...
-
-    def is_new(self, benchmark: str) -> bool: ...
-
-    def check(self, known: Sequence[str]) -> None: ...
-
-
-class Watching(Protocol):
-    """What tells whether a device is disturbed; see `tinyllama.harness.gate.watch`."""
-
-    def during(self, pids: Sequence[int]) -> str | None: ...
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
-    the host alone. toolchains: the interpreters are what is compared, not the trees. measure_all:
-    time what is identical too, for A/A blocks. only: names of benchmarks, for those as well."""
-
-    base: Tree
-    candidate: Tree
-    device: torch.device
-    package: str
-    noise: Noise
-    accepted: Allowing
-    watch: Watching
-    sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
-    toolchains: bool = False
-    measure_all: bool = False
-    only: Sequence[str] | None = None
-    looks: Sequence[int] = LOOKS
-    effort: Effort | None = None
-    say: Callable[[str], None] = lambda line: None
-    pairs: Callable[..., AbstractContextManager[Pair]] = opened
-
-
-@dataclass
-class Found:
-    """Of one benchmark: what was measured, and in the end the verdict."""
-
-    benchmark: Benchmark
-    series: dict[str, Series] = field(default_factory=dict)
-    figures: list[Figure] = field(default_factory=list)
-    proofs: dict[str, Any] = field(default_factory=dict)
-    moved: list[str] = field(default_factory=list)
-    verdict: Verdict | None = None
-
-    @property
-    def name(self) -> str:
-        return self.benchmark.name
-
-    @property
-    def blocks(self) -> int:
-        return min((len(series.statistics) for series in self.series.values()), default=0)
-
-    @property
-    def again(self) -> int:
-        return min((len(series.again) for series in self.series.values()), default=0)
 
 
 class Stopped(Exception):  # noqa: N818
@@ -269,9 +208,8 @@ class Session:
             for one in which:
                 with self._kept(one):
                     pair = self._alive(pair)
-                    warm_up = max(first, self.effort.warm_up)
                     taken[one.name] = pair.statistics(
-                        one.benchmark, one.proofs, self.effort.pairs, warm_up
+                        one.benchmark, one.proofs, self.effort.pairs, max(first, WARM_UP)
                     )
                     first = 0.0
             disturbed = self.setting.watch.during(pair.pids())
@@ -282,16 +220,23 @@ class Session:
                 raise Stopped(Verdict("device", Outcome.BUSY, disturbed))
             return
         for one in which:
-            for metric, value in taken.get(one.name, {}).items():
+            values = taken.get(one.name, {})
+            if one.name in taken and values.keys() != one.benchmark.slowdowns.keys():
+                wanted = ", ".join(one.benchmark.slowdowns)
+                text = f"a block gave {', '.join(values) or 'no time'}, wanted are {wanted}"
+                self._settle(one, Outcome.MISSING, text)
+                continue
+            for metric, value in values.items():
                 of(self._series(one, metric)).append(value)
 
     def _look(self, one: Found, *, last: bool) -> None:
-        calls = {metric: series.look() for metric, series in one.series.items()}
-        if Call.MORE in calls.values() and not last:
-            return
         for metric, series in one.series.items():
-            one.figures.append(series.figure(metric, calls[metric]))
-        self._conclude(one)
+            if one.settled(metric) is None:
+                call = series.look()
+                if call is not Call.MORE or last:
+                    one.figures.append(series.figure(metric, call))
+        if all(one.settled(metric) for metric in one.series):
+            self._conclude(one)
 
     def _conclude(self, one: Found) -> None:
         outcome = worst(figure.outcome for figure in one.figures)
@@ -386,11 +331,6 @@ class Session:
                 one.moved = [f"not attributed: {_words(error)}"]
         except ValueError as error:
             self._settle(one, Outcome.MISSING, str(error))
-
-
-def margin_of(metric: str, device: torch.device) -> float:
-    """The slowdown that is nobody's, of a metric on a device."""
-    return MARGIN_ON_CPU if device.type == "cpu" else MARGINS[metric]
 
 
 def _confirmed(one: Found, figure: Figure) -> Figure:

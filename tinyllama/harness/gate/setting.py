@@ -1,0 +1,93 @@
+"""What a comparison is given, and what it finds of each benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from tinyllama.harness.gate.decision import LOOKS
+from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.noise import Noise
+from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.verdict import Figure, Verdict
+
+MARGINS = {DEVICE: 0.005, HOST: 0.02}
+MARGIN_ON_CPU = 0.02
+
+
+def margin_of(metric: str, device: torch.device) -> float:
+    """The slowdown that is nobody's, of a metric on a device."""
+    return MARGIN_ON_CPU if device.type == "cpu" else MARGINS[metric]
+
+
+class Allowing(Protocol):
+    """What a committed file accepts; see `tinyllama.harness.gate.accepted`."""
+
+    def amount(self, benchmark: str, metric: str) -> float: ...
+
+    def is_new(self, benchmark: str) -> bool: ...
+
+    def check(self, known: Sequence[str]) -> None: ...
+
+
+class Watching(Protocol):
+    """What tells whether a device is disturbed; see `tinyllama.harness.gate.watch`."""
+
+    def during(self, pids: Sequence[int]) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
+    the host alone. toolchains: the interpreters are what is compared, not the trees. measure_all:
+    time what is identical too, for A/A blocks. only: names of benchmarks, for those as well."""
+
+    base: Tree
+    candidate: Tree
+    device: torch.device
+    package: str
+    noise: Noise
+    accepted: Allowing
+    watch: Watching
+    sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
+    toolchains: bool = False
+    measure_all: bool = False
+    only: Sequence[str] | None = None
+    looks: Sequence[int] = LOOKS
+    effort: Effort | None = None
+    say: Callable[[str], None] = lambda line: None
+    pairs: Callable[..., AbstractContextManager[Pair]] = opened
+
+
+@dataclass
+class Found:
+    """Of one benchmark: what was measured, and in the end the verdict."""
+
+    benchmark: Benchmark
+    series: dict[str, Series] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+    proofs: dict[str, Any] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+
+    @property
+    def name(self) -> str:
+        return self.benchmark.name
+
+    @property
+    def blocks(self) -> int:
+        return min((len(series.statistics) for series in self.series.values()), default=0)
+
+    def settled(self, metric: str) -> Figure | None:
+        """What was said of a metric at the first look that could."""
+        return next((figure for figure in self.figures if figure.metric == metric), None)
+
+    @property
+    def again(self) -> int:
+        return min((len(series.again) for series in self.series.values()), default=0)
