@@ -6,8 +6,10 @@ The time to compile from a cold cache has some, and one reading a side; it is he
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.results import is_number
 from tinyllama.harness.verdict import Figure, Outcome
 
 # Both sides compile at once on one machine, and a single reading of each is off by some tenths.
@@ -24,9 +26,13 @@ def count_figures(
     ]
 
 
-def _count(metric: str, before: int | None, after: int | None, accepted: float) -> Figure:
-    if before is None or after is None:
-        text = f"{metric} was {before}, is {after}: it could not be read on one side"
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _count(metric: str, before: Any, after: Any, accepted: float) -> Figure:
+    if not (_is_count(before) and _is_count(after)):
+        text = f"{metric} was {before}, is {after}: it could not be read on both sides"
         return Figure(metric, Outcome.MISSING, text, before, after)
     text = f"{metric} {before:,} -> {after:,}"
     outcome = Outcome.SAME
@@ -42,6 +48,9 @@ def _count(metric: str, before: int | None, after: int | None, accepted: float) 
 def compile_figure(seconds: Mapping[str, float], accepted: Callable[[str], float]) -> Figure:
     """Of the first calls, from cold caches: SLOWER beyond a ratio and some seconds."""
     before, after = seconds[BASE], seconds[CANDIDATE]
+    if not all(is_number(value) and value > 0 for value in (before, after)):
+        text = f"compile_seconds was {before}, is {after}: no times"
+        return Figure("compile_seconds", Outcome.MISSING, text, before, after)
     limit = before * COMPILE_RATIO * (1 + accepted("compile_seconds")) + COMPILE_SECONDS
     text = f"compile_seconds {before:.1f} -> {after:.1f}"
     outcome = Outcome.SAME
