@@ -122,6 +122,8 @@ class Gating:
         self.json = Path(option.gate_json) if option.gate_json else None
         if self.json and not self.json.parent.is_dir():
             raise pytest.UsageError(f"--gate-json {self.json}: no such folder; make it first")
+        if self.json and self.json.is_dir():
+            raise pytest.UsageError(f"--gate-json {self.json}: it is a folder; name a file")
         try:
             self.root = Path(tree_of(Path(config.rootpath)))
             self.commits = {rev: resolve(rev, self.root) for rev in option.against}
@@ -152,8 +154,6 @@ class Gating:
         except BusyError as error:
             self.verdicts.append(("device", Verdict("device", Outcome.BUSY, str(error))))
         self.ended = True
-        if self.json:
-            replace_text(self.json, json.dumps({"comparisons": self.reports}, indent=1) + "\n")
 
     def _against(self, label: str, commit: str | None, python: str) -> None:
         watch = Watch(self.device)
@@ -191,12 +191,32 @@ class Gating:
         if not self.ended or not self.verdicts:
             text = "it did not come to its end" if not self.ended else "nothing was compared"
             self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
+        ours = status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        try:
+            self._write(None if ours else int(status))
+        except OSError as error:
+            text = f"{self.json} could not be written: {error}"
+            self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
         session.testscollected += len(self.verdicts)
         for label, verdict in self.verdicts:
             report_verdict(self.config, label, verdict)
-        outcome = worst(verdict.outcome for _, verdict in self.verdicts)
-        if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = outcome.status
+        if ours:
+            session.exitstatus = worst(verdict.outcome for _, verdict in self.verdicts).status
+
+    def _write(self, status: int | None) -> None:
+        """The report, however the run ended: that of an earlier one must not stay in its place."""
+        if self.json is None:
+            return
+        found = worst(verdict.outcome for _, verdict in self.verdicts)
+        content = {
+            "status": found.status if status is None else status,
+            "verdicts": [
+                {"against": label, "name": v.name, "outcome": v.outcome.title, "text": v.text}
+                for label, v in self.verdicts
+            ],
+            "comparisons": self.reports,
+        }
+        replace_text(self.json, json.dumps(content, indent=1) + "\n")
 
     def lines(self) -> list[str]:
         outcome = worst(verdict.outcome for _, verdict in self.verdicts)
