@@ -73,9 +73,8 @@ def test_a_lock_ends_with_the_error_of_who_holds_it(folder: Path) -> None:
 @pytest.fixture
 def holder(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that holds the CPU, until it is told to let go."""
-    code = (
-        "import sys, filelock\nwith filelock.FileLock(sys.argv[1]):\n print(flush=True)\n input()"
-    )
+    code = "import sys, time, filelock\nwith filelock.FileLock(sys.argv[1]):\n"
+    code += " print(flush=True)\n input()\n time.sleep(0.3)"
     with subprocess.Popen(
         [sys.executable, "-c", code, folder / "tinyllama-gate-cpu.lock"],
         stdin=subprocess.PIPE,
@@ -183,15 +182,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
-@pytest.fixture
-def stranger() -> Iterator[int]:
-    """A process that is none of ours: its parent has ended, and its group is its own."""
+def orphan(*, own_group: bool) -> Iterator[int]:
+    """A process whose parent has ended."""
     code = "import subprocess as s, sys\n"
-    code += "print(s.Popen(sys.argv[1:], stdout=s.DEVNULL, start_new_session=True).pid)"
+    code += f"print(s.Popen(sys.argv[1:], stdout=s.DEVNULL, start_new_session={own_group}).pid)"
     start = [sys.executable, "-c", code, *SLEEP]
     pid = int(subprocess.run(start, stdout=subprocess.PIPE, check=True).stdout)
     yield pid
     os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    yield from orphan(own_group=True)
+
+
+@pytest.fixture
+def neighbour() -> Iterator[int]:
+    """No descendant, but of this group."""
+    yield from orphan(own_group=False)
 
 
 @pytest.fixture
@@ -211,16 +220,15 @@ def test_nothing_is_said_against_a_gpu_that_rests(gpu: Any) -> None:
     assert Watch(GPU, gpu).blind is None
 
 
-def test_workers_are_ours_and_a_stranger_is_not(gpu: Any, worker: int, stranger: int) -> None:
-    one = Watch(GPU, gpu)
-    with subprocess.Popen(SLEEP) as of_our_group:
-        gpu.pids = [os.getpid(), worker, of_our_group.pid]
-        assert one.during([worker, of_our_group.pid]) is None
-        assert looks(one) == [None] * 3, "a descendant, whether it is named or not"
-        gpu.pids.append(stranger)
-        said = f"other processes compute on the GPU: {stranger}"
-        assert looks(one, worker) == [said] * 3
-        of_our_group.kill()
+def test_workers_are_ours_and_a_stranger_is_not(
+    gpu: Any, worker: int, neighbour: int, stranger: int
+) -> None:
+    gpu.pids = [os.getpid(), worker, neighbour]
+    assert looks(Watch(GPU, gpu)) == [None] * 3, "named or not"
+    assert looks(Watch(GPU, gpu), worker, neighbour) == [None] * 3
+    gpu.pids.append(stranger)
+    said = f"other processes compute on the GPU: {stranger}"
+    assert looks(Watch(GPU, gpu), worker) == [said] * 3
 
 
 def test_a_worker_that_is_named_is_ours_wherever_it_comes_from(gpu: Any, stranger: int) -> None:

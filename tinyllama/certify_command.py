@@ -10,8 +10,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +26,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tinyllama.harness.gate.certify import Certificate
-    from tinyllama.harness.gate.noise import Noise
+    from tinyllama.harness.gate.noise import Block, Noise
     from tinyllama.harness.gate.session import Session
+    from tinyllama.harness.gate.side import Benchmark
 
-SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # by turns over the benchmarks that are slowed
-SHORTEST = 2e-4  # seconds of a benchmark of which 1% is real work that can be asked for
+ROOT = Path(tinyllama.__file__).resolve().parent.parent
+SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # of device time, by turns over the benchmarks
+BUSY = 14
+WAIT = 180.0  # seconds for the device to fall idle
 
 
 def add_certify(subparsers: Any) -> None:
@@ -41,14 +47,14 @@ def add_certify(subparsers: Any) -> None:
     add = parser.add_argument
     add("--blocks", type=int, default=20, help="blocks to add (default %(default)s; 0: none)")
     add("--seconds", type=float, help="end before the block that would take longer than this")
-    add("--provider", action="append", metavar="NAME", help="only these providers; repeatable")
+    add("--only", default="*", metavar="PATTERN", help="benchmarks by name, as '*-triton-*'")
     add("--merges", type=int, default=100_000, help="simulated merges (default %(default)s)")
     add("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     add("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     add(
         "--validate",
         action="store_true",
-        help="gate this tree against itself with real work added to some benchmarks instead",
+        help="instead gate this tree against itself with real work added to most benchmarks",
     )
     parser.set_defaults(run=_certify)
 
@@ -58,212 +64,178 @@ def _certify(args: argparse.Namespace) -> int:
 
     from tinyllama.harness.device import default_device, device_name
     from tinyllama.harness.gate.noise import Noise
-    from tinyllama.harness.gate.pair import launcher
-    from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+    from tinyllama.harness.gate.session import Stopped
+    from tinyllama.harness.gate.watch import BusyError
 
     if args.blocks < 0 or args.merges < 1000:
         raise ConfigError("use --blocks of 0 or more, and --merges of 1000 or more")
     try:
         device = torch.device(args.device) if args.device else default_device()
-        name = device_name(device)
-        noise = Noise.load(args.results_dir, name)
+        noise = Noise.load(args.results_dir, device_name(device))
     except (RuntimeError, AssertionError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    if args.validate or args.blocks:
-        try:
-            with (
-                device_lock(device, 60.0),
-                tempfile.TemporaryDirectory() as folder,
-                launcher() as pairs,
-            ):
-                watch = Watch(device)
-                if disturbed := watch.before():
-                    raise BusyError(disturbed)
-                if args.validate:
-                    return _validate(args, device, noise, watch, Path(folder), pairs)
-                _record(args, device, noise, watch, Path(folder), pairs)
-        except BusyError as error:
-            print(f"tinyllama: {error}", file=sys.stderr)
-            return 14
-    return _show(args, device, noise)
-
-
-def _session(
-    args: argparse.Namespace,
-    device: torch.device,
-    noise: Noise,
-    watch: Any,
-    folder: Path,
-    pairs: Any,
-    slowed: Mapping[str, float] | None = None,
-) -> Session:
-    """This tree against itself."""
-    from tinyllama.harness.gate.accepted import Accepted
-    from tinyllama.harness.gate.comparison import PACKAGE, sources
-    from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-    from tinyllama.harness.gate.session import Session
-    from tinyllama.harness.gate.setting import Setting
-    from tinyllama.harness.gate.side import declared
-
-    root = Path(tinyllama.__file__).resolve().parent.parent
-    chosen = [
-        one.name
-        for one in declared(device, PACKAGE)
-        if not args.provider or one.timed.provider in args.provider
-    ]
-    if not chosen:
-        raise ConfigError(f"--provider {', '.join(args.provider)}: it has no benchmark here")
-    return Session(
-        Setting(
-            base=Tree(BASE, root, sys.executable, "itself", folder / BASE),
-            candidate=Tree(
-                CANDIDATE, root, sys.executable, "itself", folder / CANDIDATE, slowed or {}
-            ),
-            device=device,
-            package=PACKAGE,
-            noise=noise,
-            accepted=Accepted(root),
-            watch=watch,
-            sources=sources,
-            measure_all=True,
-            only=chosen,
-            pairs=pairs,
-            say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
-        )
-    )
-
-
-def _record(
-    args: argparse.Namespace,
-    device: torch.device,
-    noise: Noise,
-    watch: Any,
-    folder: Path,
-    pairs: Any,
-) -> None:
-    """Add blocks one by one, each saved when it is there."""
-    from tinyllama.harness.gate.noise import Block
-    from tinyllama.harness.gate.session import Stopped
-    from tinyllama.harness.results import current_commit
-
-    session = _session(args, device, noise, watch, folder, pairs)
-    began, longest = time.monotonic(), 0.0
-    before = began
+    run = Certifying(args.results_dir, args.only, device, noise)
     try:
-        for number, statistics in enumerate(session.blocks(), 1):
-            now = time.monotonic()
-            noise.add(
-                Block(
-                    datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                    current_commit(),
-                    session.versions,
-                    session.effort.pairs,
-                    statistics,
-                )
-            )
-            noise.save(args.results_dir)
-            took = now - before
-            print(f"block {number} of {args.blocks}: {took:.1f} s", flush=True)
-            longest = max(longest, took if number > 1 else 0.0)
-            before = now
-            late = args.seconds is not None and now - began + longest > args.seconds
-            if number == args.blocks or late:
-                break
+        if args.validate:
+            return run.validate()
+        if args.blocks:
+            run.record(args.blocks, args.seconds)
+    except BusyError as error:
+        print(f"tinyllama: {error}", file=sys.stderr)
+        return BUSY
     except Stopped as stop:
         raise ConfigError(str(stop)) from stop
-    for one in session.found.values():
-        if one.verdict is not None:
-            print(f"not certified: {one.verdict}")
+    return run.show(args.merges)
 
 
-def _validate(
-    args: argparse.Namespace,
-    device: torch.device,
-    noise: Noise,
-    watch: Any,
-    folder: Path,
-    pairs: Any,
-) -> int:
-    """The gate on benchmarks that are really slower, and on some that are not."""
-    from tinyllama.harness.gate.comparison import PACKAGE
-    from tinyllama.harness.gate.side import declared
+@dataclass
+class Certifying:
+    """This tree against itself on a device. only: a pattern of benchmarks' names."""
 
-    names = [
-        one.name
-        for one in declared(device, PACKAGE)
-        if not args.provider or one.timed.provider in args.provider
-    ]
-    slowed = {name: SLOWDOWNS[i % len(SLOWDOWNS)] for i, name in enumerate(names)}
-    session = _session(
-        args,
-        device,
-        noise,
-        watch,
-        folder,
-        pairs,
-        {name: share for name, share in slowed.items() if share},
+    results: Path
+    only: str
+    device: torch.device
+    noise: Noise
+
+    def record(self, blocks: int, seconds: float | None) -> None:
+        """Add blocks one by one, each saved when it is there."""
+        began, longest = time.monotonic(), 0.0
+        before = began
+        with self._session({}) as session:
+            for number, statistics in enumerate(session.blocks(), 1):
+                self.noise.add(_block(session, statistics))
+                self.noise.save(self.results)
+                now = time.monotonic()
+                print(f"block {number} of {blocks}: {now - before:.1f} s", flush=True)
+                longest = max(longest, now - before if number > 1 else 0.0)
+                before = now
+                late = seconds is not None and now - began + longest > seconds
+                if number == blocks or late:
+                    break
+            for one in session.found.values():
+                if one.verdict is not None:
+                    print(f"not certified: {one.verdict}")
+
+    def validate(self) -> int:
+        """The gate on benchmarks that are really slower, and on some that are not."""
+        from tinyllama.harness.files import replace_text
+
+        names = [one.name for one in self._chosen()]
+        slowed = {name: SLOWDOWNS[i % len(SLOWDOWNS)] for i, name in enumerate(names)}
+        with self._session({name: share for name, share in slowed.items() if share}) as session:
+            for verdict in session.run():
+                share = slowed.get(verdict.name)
+                print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
+            content = {"slowed": slowed, **session.report()}
+        path = self._folder / "validation.json"
+        replace_text(path, json.dumps(content, indent=1) + "\n")
+        print(f"wrote {path}")
+        return 0
+
+    def show(self, merges: int) -> int:
+        """Print and write the error rates; 1 where they do not hold the bars."""
+        from tinyllama.harness.files import replace_text
+        from tinyllama.harness.gate.certify import bars, certify
+        from tinyllama.harness.gate.setting import margin_of
+        from tinyllama.harness.results import versions
+        from tinyllama.summary import console
+
+        chosen = {one.name: one.slowdowns for one in self._chosen()}
+        usual = next(iter(chosen.values()))
+        rules = {metric: (margin_of(metric, self.device), usual[metric]) for metric in usual}
+        try:
+            found = certify(self.noise, versions(), rules, chosen, chosen, merges)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        console(sys.stdout).print(_table(found))
+        judged = bars(found)
+        for bar in judged:
+            print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
+        blocks = self.noise.of(versions())
+        content = {
+            "date": max(block.date for block in blocks),
+            "commits": sorted({block.commit for block in blocks}),
+            **found.as_dict(),
+            "bars": [bar._asdict() for bar in judged],
+        }
+        path = self._folder / "certificate.json"
+        replace_text(path, json.dumps(content, indent=1) + "\n")
+        print(f"wrote {path}")
+        return 0 if all(bar.held for bar in judged) else 1
+
+    @property
+    def _folder(self) -> Path:
+        from tinyllama.harness.gate.noise import noise_path
+
+        return noise_path(self.results, self.noise.device).parent
+
+    def _chosen(self) -> list[Benchmark]:
+        """The benchmarks of this tree whose names match."""
+        from tinyllama.harness.gate.comparison import benchmarks_of
+
+        every = benchmarks_of(ROOT, self.device)
+        found = [one for one in every if fnmatchcase(one.name, self.only)]
+        if not found:
+            raise ConfigError(f"--only {self.only!r}: no benchmark of {self.device} is named so")
+        return found
+
+    @contextmanager
+    def _session(self, slowed: Mapping[str, float]) -> Iterator[Session]:
+        """Both sides are this tree. Raises BusyError where the device is not ours alone."""
+        from tinyllama.harness.gate.accepted import Accepted
+        from tinyllama.harness.gate.comparison import PACKAGE, STEPS, sources
+        from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher
+        from tinyllama.harness.gate.session import Session
+        from tinyllama.harness.gate.setting import Setting
+        from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+
+        def tree(name: str, slowed: Mapping[str, float]) -> Tree:
+            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, STEPS)
+
+        with (
+            device_lock(self.device, WAIT),
+            tempfile.TemporaryDirectory() as folder,
+            launcher() as pairs,
+        ):
+            watch = Watch(self.device)
+            if disturbed := watch.settled(WAIT):
+                raise BusyError(disturbed)
+            yield Session(
+                Setting(
+                    base=tree(BASE, {}),
+                    candidate=tree(CANDIDATE, slowed),
+                    device=self.device,
+                    package=PACKAGE,
+                    noise=self.noise,
+                    accepted=Accepted(ROOT),
+                    watch=watch,
+                    sources=sources,
+                    measure_all=True,
+                    only=lambda name: fnmatchcase(name, self.only),
+                    pairs=pairs,
+                    say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
+                )
+            )
+
+
+def _block(session: Session, statistics: dict[str, dict[str, float]]) -> Block:
+    from tinyllama.harness.gate.noise import Block
+    from tinyllama.harness.results import current_commit
+
+    return Block(
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        commit=current_commit(),
+        versions=session.versions,
+        pairs=session.effort.pairs,
+        statistics=statistics,
     )
-    for verdict in session.run():
-        share = slowed.get(verdict.name)
-        print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
-    report = {"slowed": slowed, **session.report()}
-    path = noise_folder(args.results_dir, noise.device) / "validation.json"
-    from tinyllama.harness.files import replace_text
-
-    replace_text(path, json.dumps(report, indent=1) + "\n")
-    return 0
-
-
-def noise_folder(results: Path, device: str) -> Path:
-    from tinyllama.harness.gate.noise import noise_path
-
-    return noise_path(results, device).parent
-
-
-def _show(args: argparse.Namespace, device: torch.device, noise: Noise) -> int:
-    """The error rates, and whether they hold the bars; 1 where they do not."""
-    from tinyllama.harness.files import replace_text
-    from tinyllama.harness.gate.certify import bars, certify
-    from tinyllama.harness.gate.comparison import PACKAGE
-    from tinyllama.harness.gate.setting import margin_of
-    from tinyllama.harness.gate.side import declared
-    from tinyllama.harness.results import versions
-    from tinyllama.summary import console
-
-    chosen = {
-        one.name: one.slowdowns
-        for one in declared(device, PACKAGE)
-        if not args.provider or one.timed.provider in args.provider
-    }
-    usual = next(iter(chosen.values()))
-    rules = {metric: (margin_of(metric, device), usual[metric]) for metric in usual}
-    try:
-        found = certify(noise, versions(), rules, chosen, chosen, args.merges)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    out = console(sys.stdout)
-    out.print(_table(found))
-    judged = bars(found)
-    for bar in judged:
-        print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
-    path = noise_folder(args.results_dir, noise.device) / "certificate.json"
-    blocks = noise.of(versions())
-    content = {
-        "date": max(block.date for block in blocks),
-        "commits": sorted({block.commit for block in blocks}),
-        **found.as_dict(),
-    }
-    content["bars"] = [bar._asdict() for bar in judged]
-    replace_text(path, json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}")
-    return 0 if all(bar.held for bar in judged) else 1
 
 
 def _table(found: Certificate) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{found.device}: {found.blocks} A/A blocks, {found.merges:,} merges")
-    names = ("benchmark", "metric", "spread", *(f"{s:.0%}" for s in (0.01, 0.02, 0.05, 0.1)))
+    names = ("benchmark", "metric", "spread", *(f"{s:.0%}" for s in found.found[0].detected))
     for name in (*names, "finds"):
         table.add_column(name, justify="left" if name in names[:2] else "right")
     for one in found.found:

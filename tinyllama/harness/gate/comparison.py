@@ -18,16 +18,19 @@ import torch
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Tree, launcher
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, FACTORY, Effort, Tree, launcher
 from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import fingerprint
 from tinyllama.harness.gate.watch import Watch
+from tinyllama.harness.worker import Worker
 
 PACKAGE = "tinyllama.ops"
+STEPS = "perf_tests.gated:benchmarks"
 INSTRUMENT = ("cache", "clock", "launches", "op_contender", "worker")
+INSTRUMENT_OF_STEPS = ("gated", "steps", "workloads")
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,16 @@ def prepared(request: Request) -> Iterator[Session]:
             overlay(request.root, base_root, instrument(request.root))
             old = base_root / accepted.FILE
             allowed = accepted.load(request.root / accepted.FILE, request.version, old)
-        base = Tree(BASE, base_root, request.python, request.label, folder / "base-caches")
+        base = Tree(
+            BASE, base_root, request.python, request.label, folder / "base-caches", more=STEPS
+        )
         candidate = Tree(
             CANDIDATE,
             request.root,
             request.candidate_python,
             request.candidate_label,
             folder / "candidate-caches",
+            more=STEPS,
         )
         yield Session(
             Setting(
@@ -88,11 +94,20 @@ def prepared(request: Request) -> Iterator[Session]:
         )
 
 
+def benchmarks_of(root: Path, device: torch.device) -> list[Benchmark]:
+    """What a tree declares for a device, asked in a process of its own."""
+    with Worker("benchmarks", cwd=root) as worker:
+        worker.make("side", FACTORY, device=str(device), package=PACKAGE, more=STEPS)
+        found: list[Benchmark] = worker.call("side", "benchmarks")
+    return found
+
+
 def instrument(root: Path) -> list[str]:
     """The files of a tree that measure, relative to it."""
     harness = root / "tinyllama" / "harness"
     files = [harness / f"{name}.py" for name in INSTRUMENT]
     files += sorted((harness / "gate").glob("*.py"))
+    files += [root / "perf_tests" / f"{name}.py" for name in INSTRUMENT_OF_STEPS]
     return [str(path.relative_to(root)) for path in files]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +25,7 @@ from tinyllama.harness.worker import Worker, WorkerError
 FACTORY = "tinyllama.harness.gate.side:Side"
 BASE, CANDIDATE = "base", "candidate"
 WARM_UP = 0.05  # seconds of repeating before a benchmark is timed, on a device that is warm
+FEWEST, LONGEST = 8, 2.0  # pairs of a block; seconds after which there need be no more
 READY = 600.0  # seconds until a benchmark is ready: it is compiled
 TURN = 60.0  # seconds of anything else
 
@@ -32,7 +34,7 @@ TURN = 60.0  # seconds of anything else
 class Tree:
     """A side before it runs: its name, its code, its interpreter, its caches of compiled code.
 
-    label: what a user calls it (a commit). slowed: see `Side`.
+    label: what a user calls it (a commit). slowed, more: see `Side`.
     """
 
     name: str
@@ -41,11 +43,12 @@ class Tree:
     label: str
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
+    more: str = ""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """pairs: of calls in a block, an even number. first: seconds of repeating before the first
+    """pairs: of calls in a block, an even number; of long calls fewer. first: seconds of repeating before the first
     benchmark of a block, in which clocks rise."""
 
     pairs: int
@@ -74,13 +77,13 @@ class Pair:
     def __init__(self, trees: Sequence[Tree], device: torch.device, package: str) -> None:
         self.trees = {tree.name: tree for tree in trees}
         self.device, self.package = device, package
-        self.workers = {tree.name: _worker(tree) for tree in trees}
+        self.workers = {tree.name: _worker(tree, package) for tree in trees}
         self.failed = False
 
     def restart(self) -> None:
         """Other processes in the place of those of which one failed."""
         self.close()
-        self.workers = {name: _worker(tree) for name, tree in self.trees.items()}
+        self.workers = {name: _worker(tree, self.package) for name, tree in self.trees.items()}
         self.failed = False
         self.open()
 
@@ -88,10 +91,9 @@ class Pair:
         """Have both sides ready to be asked. Raises SideError."""
 
         def make(name: str) -> None:
-            slowed = dict(self.trees[name].slowed)
+            tree = self.trees[name]
             arguments: dict[str, Any] = {"device": str(self.device), "package": self.package}
-            if slowed:
-                arguments["slowed"] = slowed
+            arguments |= {"slowed": dict(tree.slowed), "more": tree.more}
             self.workers[name].make("side", FACTORY, timeout=READY, **arguments)
 
         self._both(make)
@@ -121,7 +123,7 @@ class Pair:
 
     def begin(self, benchmark: Benchmark) -> dict[str, float]:
         """Make a benchmark ready on both sides; the seconds of their first calls."""
-        return self.each("begin", benchmark.name, benchmark.timed, timeout=READY)
+        return self.each("begin", benchmark.name, benchmark.timed, benchmark.factory, timeout=READY)
 
     def end(self, benchmark: Benchmark) -> None:
         self.each("end", benchmark.name)
@@ -135,7 +137,10 @@ class Pair:
             self.ask(name, "expect", benchmark.name, proofs[name], warm_up, timeout=READY)
             warm_up = min(warm_up, WARM_UP)
         logs: dict[str, list[float]] = {}
+        began = time.monotonic()
         for index in range(pairs):
+            if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
+                break
             order = list(self.workers)[:: 1 if index % 2 == 0 else -1]
             took = {name: self.ask(name, "turn", benchmark.name) for name in order}
             for metric, seconds in took[CANDIDATE].items():
@@ -159,12 +164,14 @@ def _log_ratio(metric: str, candidate: float, base: float) -> float:
     return log(candidate / base)
 
 
-def _worker(tree: Tree) -> Worker:
+def _worker(tree: Tree, package: str) -> Worker:
     caches = {
         name: str(tree.caches / name.lower())
         for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     }
-    return Worker(tree.name, python=tree.python, cwd=tree.root, preload=(_MODULE,), env=caches)
+    return Worker(
+        tree.name, python=tree.python, cwd=tree.root, preload=(_MODULE, package), env=caches
+    )
 
 
 _MODULE = FACTORY.partition(":")[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ class Gating:
 
     def _against(self, label: str, commit: str | None, python: str) -> None:
         watch = Watch(self.device)
-        if disturbed := _settled(watch.before):
+        if disturbed := watch.settled(WAIT):
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
             return
         try:
@@ -233,11 +232,3 @@ class Gating:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal:
             terminal.write_line(f"{time.strftime('%H:%M:%S')} {line}")
-
-
-def _settled(disturbed: Callable[[], str | None]) -> str | None:
-    """What disturbs a machine that had some minutes to fall idle."""
-    end = time.monotonic() + WAIT
-    while (reason := disturbed()) and time.monotonic() < end:
-        time.sleep(5)
-    return reason

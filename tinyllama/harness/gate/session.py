@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tinyllama.harness.gate.attribution import moved
@@ -137,7 +137,7 @@ class Session:
             raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
         self.setting.accepted.check([*base, *candidate])
         only = self.setting.only
-        for name in [n for n in {**base, **candidate} if only is None or n in only]:
+        for name in [n for n in {**base, **candidate} if only is None or only(n)]:
             if name not in candidate:
                 text = "the base has it, the candidate does not"
                 self.others.append(Verdict(name, Outcome.MISSING, text))
@@ -362,7 +362,7 @@ def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
         metric: min(slowdown, base.slowdowns.get(metric, slowdown))
         for metric, slowdown in candidate.slowdowns.items()
     }
-    return Benchmark(candidate.name, candidate.timed, candidate.module, smaller)
+    return replace(candidate, slowdowns=smaller)
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Watching(Protocol):
 class Setting:
     """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
     the host alone. toolchains: the interpreters are what is compared, not the trees. measure_all:
-    time what is identical too, for A/A blocks. only: names of benchmarks, for those as well."""
+    time what is identical too, for A/A blocks. only: which names, for those as well."""
 
     base: Tree
     candidate: Tree
@@ -58,7 +58,7 @@ class Setting:
     sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
     toolchains: bool = False
     measure_all: bool = False
-    only: Sequence[str] | None = None
+    only: Callable[[str], bool] | None = None
     looks: Sequence[int] = LOOKS
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None

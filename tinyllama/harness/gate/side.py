@@ -5,6 +5,8 @@ A side says what it could time and which code that would run, and takes turns.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import platform
 import sys
 import time
@@ -19,7 +21,7 @@ import tinyllama
 from tinyllama.harness.cases import SHORT, OpCase
 from tinyllama.harness.device import cannot, device_name
 from tinyllama.harness.gate.compiled import fingerprint, resources
-from tinyllama.harness.gate.subject import DEVICE, HOST, Proof, Subject
+from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import Timed, ops_of, passes_of, untimed
 from tinyllama.harness.results import versions
@@ -32,12 +34,17 @@ ON_CPU = {DEVICE: 0.10}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared under one name. slowdowns: metric -> what may not be called SAME."""
+    """What is compared under one name.
+
+    timed: what its subject is made of; module: whose imports are what it runs. slowdowns: metric ->
+    what may not be called SAME. factory: ``module:name`` of the subject, where it is no op's.
+    """
 
     name: str
-    timed: Timed
+    timed: Any
     module: str
     slowdowns: Mapping[str, float]
+    factory: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -76,8 +83,9 @@ def _name(op: Op, timed: Timed) -> str:
 class Side:
     """One side of the comparison, in its worker.
 
-    slowed: benchmark -> share of its device time that is added to each call as real work, to see
-    the gate find it; never used in a comparison.
+    more: ``module:name`` of a function that gives a device's benchmarks beside those of ops; a tree
+    without that module has none. slowed: benchmark -> share of its device time that is added to
+    each call as real work, to see the gate find it; never used in a comparison.
     """
 
     def __init__(
@@ -86,11 +94,12 @@ class Side:
         package: str = "tinyllama.ops",
         files: Sequence[str] = (),
         slowed: Mapping[str, float] | None = None,
+        more: str = "",
     ) -> None:
         self.device = torch.device(device)
         self.package, self.files = package, tuple(files)
-        self.slowed = dict(slowed or {})
-        self.subjects: dict[str, Subject] = {}
+        self.slowed, self.more = dict(slowed or {}), more
+        self.subjects: dict[str, Any] = {}
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what."""
@@ -102,12 +111,19 @@ class Side:
         }
 
     def benchmarks(self) -> list[Benchmark]:
-        return declared(self.device, self.package, self.files)
+        found = declared(self.device, self.package, self.files)
+        module = self.more.partition(":")[0]
+        if not self.more or importlib.util.find_spec(module) is None:
+            return found
+        return [*found, *_imported(self.more)(self.device)]
 
-    def begin(self, name: str, timed: Timed) -> float:
-        """Make a benchmark ready; the seconds of its first call, compiling included."""
-        subject = Subject(timed, str(self.device), self.package, self.files)
+    def begin(self, name: str, timed: Any, factory: str = "") -> float:
+        """Make a benchmark ready; the seconds until its first call is done, compiling included."""
         start = time.perf_counter()
+        if factory:
+            subject = _imported(factory)(timed, str(self.device))
+        else:
+            subject = Subject(timed, str(self.device), self.package, self.files)
         subject.run_once()
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
@@ -115,11 +131,12 @@ class Side:
             subject.slow_down(self.slowed[name])
         return seconds
 
-    def verify(self, name: str) -> list[dict[str, Proof]]:
+    def verify(self, name: str) -> Any:
+        """Hold a benchmark's results to float64; what later calls must give."""
         return self.subjects[name].verify()
 
-    def expect(self, name: str, proofs: list[dict[str, Proof]], warm_up: float) -> None:
-        """Hold a call for each seed to what was verified, then repeat for some seconds."""
+    def expect(self, name: str, proofs: Any, warm_up: float) -> None:
+        """Hold it to what was verified, then repeat for some seconds."""
         self.subjects[name].expect(proofs)
         self.subjects[name].warm_up(warm_up)
 
@@ -148,3 +165,8 @@ class Side:
         self.subjects.pop(name, None)
         if self.device.type != "cpu":
             torch.cuda.empty_cache()
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

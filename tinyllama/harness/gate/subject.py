@@ -88,7 +88,7 @@ class Subject(OpContender):
             error = (value.double() - oracle).norm().item()
             if not error <= allowed:
                 raise WrongResultError(f"{self.case}: {name}: error {error:.3g} > {allowed:.3g}")
-            proofs[name] = Proof(_digest(value), _projections(value), allowed)
+            proofs[name] = Proof(digest(value), _projections(value), allowed)
         return proofs
 
     def expect(self, proofs: list[dict[str, Proof]]) -> None:
@@ -108,7 +108,7 @@ class Subject(OpContender):
 
     def _as_verified(self, value: torch.Tensor, proof: Proof) -> bool:
         if self.exact:
-            return _digest(value) == proof.digest
+            return digest(value) == proof.digest
         # Two right results are within twice the allowed error of each other; its projection on
         # random signs is of that size, and beyond eight times it once in 1e15.
         limit = 8 * 2 * proof.allowed
@@ -157,7 +157,7 @@ class Subject(OpContender):
             drawn = self._drawn()
             for value in (*drawn.args.values(), *drawn.upstream.values()):
                 for tensor in value if isinstance(value, list) else [value]:
-                    total = (total * 31 + (_digest(tensor) if tensor is not None else 1)) % 2**64
+                    total = (total * 31 + (digest(tensor) if tensor is not None else 1)) % 2**64
         return total
 
     # -- one call ---------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return value.detach().contiguous().view(_INTEGERS[value.element_size()]).flatten()
 
 
-def _digest(value: torch.Tensor) -> int:
+def digest(value: torch.Tensor) -> int:
     """Of the bits and their places, modulo 2**64; equal on every device."""
     bits, total = _bits(value), 0
     for part, start in zip(bits.split(_PART), range(0, bits.numel(), _PART), strict=False):

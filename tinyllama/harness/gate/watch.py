@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -103,6 +104,13 @@ class Watch:
             busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
             return busy if load > processors else None
         return self.after()
+
+    def settled(self, seconds: float) -> str | None:
+        """The same of a device that has so many seconds to fall idle."""
+        end = time.monotonic() + seconds
+        while (reason := self.before()) and time.monotonic() < end:
+            time.sleep(min(5.0, seconds))
+        return reason
 
     def during(self, pids: Sequence[int] = ()) -> str | None:
         """What disturbs blocks, while workers of ours with these pids may be on the device."""

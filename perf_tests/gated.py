@@ -1,0 +1,136 @@
+"""Training steps that the gate times beside the ops: what runs them, captured or not, is gated too.
+
+Each process begins with one seed's weights and takes the same batches in the same order. It counts
+only after the gradient of every parameter in one step was held to float64, and each timed step must
+give the loss that the verified run had at that step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from perf_tests.steps import TierStep
+from perf_tests.workloads import Group, not_here
+from tinyllama.harness.clock import Clock
+from tinyllama.harness.device import cannot, synchronize
+from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
+from tinyllama.harness.gate.subject import DEVICE, HOST, digest
+from tinyllama.harness.kernels import Launched, launched
+from tinyllama.harness.launches import launches
+from tinyllama.harness.op_contender import WrongResultError
+
+FACTORY = "perf_tests.gated:StepSubject"
+TIMED = (("v3", "small-bf16", ("gpu", "triton")), ("v1", "tiny-fp32", ()))
+VERIFIED = 256  # steps whose losses are kept; no process takes more
+LOSS_SLACK = 0.02  # of a loss: what the order of atomic additions changes over so many steps
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A tier's step on a workload in a precision, ``small-bf16``."""
+
+    tier: str
+    group: str
+
+
+def benchmarks(device: torch.device) -> list[Benchmark]:
+    """Those of a device; see `tinyllama.harness.gate.side`."""
+    usual = ON_CPU if device.type == "cpu" else ON_GPU
+    found = []
+    for tier, group, needs in TIMED:
+        here = not_here(Group.parse(group), device) is None
+        if here and not any(cannot(need, device) for need in needs):
+            name = f"step-{tier}-{group}/forward+backward+update"
+            found.append(Benchmark(name, TimedStep(tier, group), __name__, dict(usual), FACTORY))
+    return found
+
+
+class StepSubject:
+    """What `tinyllama.harness.gate.side.Side` asks of a benchmark, of a training step."""
+
+    def __init__(self, timed: TimedStep, device: str) -> None:
+        self.device = torch.device(device)
+        with launched() as found:
+            self.step = TierStep(timed.tier, group=timed.group, device=device)
+        self._launched = found
+        self.clock = Clock(self.step.queue, spin_seconds=1e-3)
+        self.losses: list[float] = []
+        self.extra = 0.0
+
+    def run_once(self) -> None:
+        synchronize(self.device)
+
+    def slow_down(self, share: float, readings: int = 5) -> None:
+        """Add work that takes a share of the step's device time, as it is read here and now."""
+        read = sorted(self.clock.read(self.step.next).device for _ in range(readings))
+        self.extra = share * read[readings // 2]
+
+    def verify(self) -> list[float]:
+        """The losses of a run whose gradients are right. Raises WrongResultError."""
+        self._check_gradients()
+        while len(self.step.losses) < VERIFIED:
+            self.step.next()
+        return self.step.loss_series()
+
+    def expect(self, proofs: list[float]) -> None:
+        """Hold this run to the verified one. Raises WrongResultError."""
+        self.losses = proofs
+        self._check_gradients()
+        for place in range(len(self.step.losses)):
+            self._check(place)
+
+    def _check_gradients(self) -> None:
+        try:
+            self.step.verify()
+        except AssertionError as error:
+            raise WrongResultError(str(error)) from error
+
+    def _check(self, place: int) -> None:
+        if place >= len(self.losses):
+            raise WrongResultError(f"step {place}: the verified run has {len(self.losses)}")
+        got, wanted = float(self.step.losses[place]), self.losses[place]
+        if not abs(got - wanted) <= LOSS_SLACK * abs(wanted):
+            raise WrongResultError(
+                f"step {place}: the loss is {got:.6g}, verified was {wanted:.6g}"
+            )
+
+    def warm_up(self, seconds: float) -> None:
+        """Repeat until the time is over, as far as half of the verified steps."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds and len(self.step.losses) < VERIFIED // 2:
+            self.step.next()
+            synchronize(self.device)
+
+    def gated_turn(self) -> dict[str, float]:
+        self.step.next()  # finds the caches as the other side left them
+        reading = self.clock.read(self._call)
+        self._check(len(self.step.losses) - 1)
+        found = {DEVICE: reading.device, HOST: reading.host}
+        return {DEVICE: reading.device} if self.device.type == "cpu" else found
+
+    def _call(self) -> None:
+        self.step.next()
+        if self.extra:
+            self.step.queue.spin(self.extra)
+
+    def launched(self) -> Sequence[Launched]:
+        """Those of the steps ahead of the captured one, which launch what is captured."""
+        return self._launched
+
+    def counted(self) -> dict[str, int]:
+        if self.device.type == "cpu":
+            return {}
+        peak = self.step.memory()["peak_bytes"]
+        found = launches(self.step.next, self.device)
+        counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
+        return {"peak_bytes": peak, **{name: n for name, n in counts.items() if n is not None}}
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        return launches(self.step.next, self.device).by_name
+
+    def input_digest(self) -> int:
+        return digest(self.step.batches)
