@@ -48,8 +48,8 @@ class Tree:
 
 @dataclass(frozen=True)
 class Effort:
-    """pairs: of calls in a block, an even number; of long calls fewer. first: seconds of repeating before the first
-    benchmark of a block, in which clocks rise."""
+    """pairs: of calls in a block, an even number; of long calls fewer. first: seconds of repeating
+    before the first benchmark of a block, in which clocks rise."""
 
     pairs: int
     first: float
