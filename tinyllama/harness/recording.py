@@ -91,7 +91,8 @@ class Group:
             return []
         kind, _, text = crash.message.partition(": ")
         said = text.partition("\nassert ")[0]  # pytest appends the expression
-        return said.splitlines() if report.when == "call" and kind == "AssertionError" else []
+        missed = report.when == "call" and kind == "AssertionError"
+        return [line.strip() for line in said.splitlines()] if missed else []
 
     def problems(self) -> list[Verdict]:
         """What keeps the group from being measured whole. A failed test fails by itself."""
