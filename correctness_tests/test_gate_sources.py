@@ -247,6 +247,8 @@ BODY = "def kernel(x, N: int = 4):\n    return x + {}\n"
         ("from tinyllama.harness.kernels import jit\n@jit\n", True),
         ("from tinyllama.harness.kernels import jit as made\n@made\n", True),
         ("from tinyllama.harness import kernels\n@kernels.jit\n", True),
+        ("import tinyllama.harness.kernels as k\n@k.jit\n", True),
+        ("import tinyllama.harness.kernels\n@tinyllama.harness.kernels.jit\n", True),
         ("import triton\n@triton.jit\n", True),
         ("import triton as t\n@t.jit\n", True),
         ("import triton\n@triton.jit(do_not_specialize=['x'])\n", True),

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tinyllama.harness.gate.revision import RevisionError
@@ -113,8 +113,8 @@ def host_digest(path: Path) -> str:
 class _Plain(ast.NodeTransformer):
     """Drops statements that do nothing; with a file's imported names, kernels' bodies too."""
 
-    def __init__(self, names: dict[str, str] | None = None) -> None:
-        self.names = names
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self.names = names or {}
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
@@ -123,7 +123,7 @@ class _Plain(ast.NodeTransformer):
         return None
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if self.names is not None and any(map(self._is_jit, node.decorator_list)):
+        if any(map(self._is_jit, node.decorator_list)):
             node.body = []
         return self.generic_visit(node)
 
@@ -131,7 +131,7 @@ class _Plain(ast.NodeTransformer):
         """By what the name was imported as: another library's `jit` runs on the host."""
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         first, _, rest = ast.unparse(called).partition(".")
-        known = (self.names or {}).get(first, "")
+        known = self.names.get(first, "")
         return (f"{known}.{rest}" if rest else known) in _JIT
 
 
