@@ -175,6 +175,7 @@ def _worker(tree: Tree, package: str) -> Worker:
 
 
 _MODULE = FACTORY.partition(":")[0]
+_IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second
 
 
 @contextmanager
