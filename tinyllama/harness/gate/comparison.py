@@ -7,8 +7,9 @@ are laid over the base's tree. What is compared is the ops, and the harness that
 from __future__ import annotations
 
 import functools
+import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import fingerprint
+from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.worker import Worker
 
@@ -55,7 +56,11 @@ class Request:
 
 @contextmanager
 def prepared(request: Request) -> Iterator[Session]:
-    """The session of a request; its folders go when it ends. Raises RevisionError."""
+    """The session of a request; its folders go when it ends.
+
+    Raises RevisionError, and ValueError at the end where the candidate is no longer what it was.
+    """
+    before = contents(request.root)
     with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher() as pairs:
         folder = Path(name)
         base_root = request.root
@@ -92,6 +97,17 @@ def prepared(request: Request) -> Iterator[Session]:
                 pairs=pairs,
             )
         )
+    if contents(request.root) != before:
+        raise ValueError(f"{request.root} was edited while it was compared: repeat it on one tree")
+
+
+def contents(root: Path) -> str:
+    """A digest of the files of a tree that workers may run."""
+    found = hashlib.sha256()
+    for path in sorted((root / "tinyllama").rglob("*")):
+        if path.suffix in (".py", ".json", ".toml") and path.is_file():
+            found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
 
 
 def benchmarks_of(root: Path, device: torch.device) -> list[Benchmark]:
@@ -115,11 +131,9 @@ def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mappin
     """Digests of what a benchmark runs in a tree, by file: of all of it, and without the bodies of
     kernels. Nothing where the tree has no such module."""
     try:
-        return _sources(tree.root, (benchmark.module,))
+        return _sources(tree.root).of(benchmark.module)
     except RevisionError:
         return {"": tree.name}, {"": tree.name}  # equal to nothing
 
 
-@functools.lru_cache(maxsize=256)
-def _sources(root: Path, modules: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    return fingerprint(root, modules), fingerprint(root, modules, host_only=True)
+_sources = functools.lru_cache(maxsize=8)(Sources)  # of a tree each file is read once
