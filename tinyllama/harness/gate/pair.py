@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.results import is_number
 from tinyllama.harness.worker import Worker, WorkerError
 
 FACTORY = "tinyllama.harness.gate.side:Side"
@@ -77,18 +78,34 @@ class Pair:
     def __init__(self, trees: Sequence[Tree], device: torch.device, package: str) -> None:
         self.trees = {tree.name: tree for tree in trees}
         self.device, self.package = device, package
-        self.workers = {tree.name: _worker(tree, package) for tree in trees}
+        self.workers: dict[str, Worker] = {}
+        self.unstarted: SideError | None = None
         self.failed = False
+        self._start()
+
+    def _start(self) -> None:
+        for name, tree in self.trees.items():
+            try:
+                self.workers[name] = self.started(tree)
+            except WorkerError as error:
+                self.unstarted = SideError(name, error)
+
+    def started(self, tree: Tree) -> Worker:
+        """A process of a side. Raises WorkerError."""
+        return _worker(tree, self.package)
 
     def restart(self) -> None:
         """Other processes in the place of those of which one failed."""
         self.close()
-        self.workers = {name: _worker(tree, self.package) for name, tree in self.trees.items()}
-        self.failed = False
+        self.workers, self.unstarted, self.failed = {}, None, False
+        self._start()
         self.open()
 
     def open(self) -> None:
         """Have both sides ready to be asked. Raises SideError."""
+        if self.unstarted is not None:
+            self.failed = True
+            raise self.unstarted
 
         def make(name: str) -> None:
             tree = self.trees[name]
@@ -123,7 +140,7 @@ class Pair:
 
     def begin(self, benchmark: Benchmark) -> dict[str, float]:
         """Make a benchmark ready on both sides; the seconds of their first calls."""
-        return self.each("begin", benchmark.name, benchmark.timed, benchmark.factory, timeout=READY)
+        return self.each("begin", benchmark.name, timeout=READY)
 
     def end(self, benchmark: Benchmark) -> None:
         self.each("end", benchmark.name)
@@ -131,20 +148,27 @@ class Pair:
     def statistics(
         self, benchmark: Benchmark, proofs: Mapping[str, Any], pairs: int, warm_up: float
     ) -> dict[str, float]:
-        """A block's statistic of each metric: the median of log(candidate / base)."""
+        """A block's statistic of each metric: the median of log(candidate / base).
+
+        Raises SideError, or ValueError where a side does not give a time of every metric.
+        """
         self.begin(benchmark)
         for name in self.workers:  # one at a time: it warms the device
             self.ask(name, "expect", benchmark.name, proofs[name], warm_up, timeout=READY)
             warm_up = min(warm_up, WARM_UP)
-        logs: dict[str, list[float]] = {}
+        logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
         began = time.monotonic()
         for index in range(pairs):
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
                 break
             order = list(self.workers)[:: 1 if index % 2 == 0 else -1]
             took = {name: self.ask(name, "turn", benchmark.name) for name in order}
-            for metric, seconds in took[CANDIDATE].items():
-                logs.setdefault(metric, []).append(_log_ratio(metric, seconds, took[BASE][metric]))
+            for name, seconds in took.items():
+                if seconds.keys() != logs.keys():
+                    text = f"{', '.join(seconds) or 'nothing'}, not {', '.join(logs)}"
+                    raise ValueError(f"a turn of the {name} gave {text}")
+            for metric, ratios in logs.items():
+                ratios.append(_log_ratio(metric, took[CANDIDATE][metric], took[BASE][metric]))
         self.end(benchmark)
         return {metric: statistics.median(values) for metric, values in logs.items()}
 
@@ -159,7 +183,7 @@ class Pair:
 
 
 def _log_ratio(metric: str, candidate: float, base: float) -> float:
-    if not (candidate > 0 and base > 0):
+    if not all(is_number(seconds) and seconds > 0 for seconds in (candidate, base)):
         raise ValueError(f"{metric}: {candidate!r} s over {base!r} s is no ratio of times")
     return log(candidate / base)
 
@@ -181,9 +205,11 @@ _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first back
 @contextmanager
 def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
     """A fresh pair, ready; it ends with the block. Raises SideError."""
-    yield from _opened(Pair(trees, device, package))
+    with _opened(Pair(trees, device, package)) as pair:
+        yield pair
 
 
+@contextmanager
 def _opened(pair: Pair) -> Iterator[Pair]:
     try:
         pair.open()
@@ -202,9 +228,9 @@ class Ahead:
     @contextmanager
     def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
         pair, self._next = self._next or Pair(trees, device, package), None
-        for ready in _opened(pair):
+        with _opened(pair):
             self._next = Pair(trees, device, package)
-            yield ready
+            yield pair
 
     def close(self) -> None:
         if self._next is not None:

@@ -24,7 +24,7 @@ from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import Timed, ops_of, passes_of, untimed
-from tinyllama.harness.results import versions
+from tinyllama.harness.results import is_number, versions
 
 STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
 # The slowdown that is not to be called SAME, by metric. A shared host is no quiet device.
@@ -53,7 +53,6 @@ class Benchmark:
 def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
     """The benchmarks of a device: each provider of each op of the tree on its largest timed case;
     where there is no GPU, on its smallest."""
-    usual = ON_CPU if device.type == "cpu" else ON_GPU
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
     found = []
     for op in ops_of(package, tuple(files)).values():
@@ -61,9 +60,25 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
             place = 0 if device.type == "cpu" else len(op.timed) - 1
             timed = Timed(op.name, provider.name, place, STATE.get(op.name, dtype))
             if _left_out(op, timed, device) is None:
-                slowdowns = {metric: op.slowdowns.get(metric, usual[metric]) for metric in usual}
-                found.append(Benchmark(_name(op, timed), timed, op.module, slowdowns))
+                name = _name(op, timed)
+                found.append(Benchmark(name, timed, op.module, _slowdowns(op, device)))
     return found
+
+
+def _slowdowns(op: Op, device: torch.device) -> dict[str, float]:
+    """What an op states, else the usual; on a CPU no less than that, which is above its noise.
+
+    Raises ValueError for a metric that no device has, or what is no slowdown.
+    """
+    for metric, stated in op.slowdowns.items():
+        if metric not in ON_GPU or not (is_number(stated) and stated > 0):
+            raise ValueError(
+                f"op {op.name!r}: slowdowns of {metric!r}: {stated!r}: give {' or '.join(ON_GPU)} "
+                "a share above 0, as 0.02"
+            )
+    if device.type != "cpu":
+        return {**ON_GPU, **op.slowdowns}
+    return {metric: max(usual, op.slowdowns.get(metric, 0.0)) for metric, usual in ON_CPU.items()}
 
 
 def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
@@ -117,13 +132,19 @@ class Side:
             return found
         return [*found, *_imported(self.more)(self.device)]
 
-    def begin(self, name: str, timed: Any, factory: str = "") -> float:
-        """Make a benchmark ready; the seconds until its first call is done, compiling included."""
+    def begin(self, name: str) -> float:
+        """Make a benchmark ready; the seconds until its first call is done, compiling included.
+
+        Its case is this side's of that name: its place among the timed ones may be another here.
+        """
+        found = next((one for one in self.benchmarks() if one.name == name), None)
+        if found is None:
+            raise ValueError(f"there is no benchmark {name!r}")
         start = time.perf_counter()
-        if factory:
-            subject = _imported(factory)(timed, str(self.device))
+        if found.factory:
+            subject = _imported(found.factory)(found.timed, str(self.device))
         else:
-            subject = Subject(timed, str(self.device), self.package, self.files)
+            subject = Subject(found.timed, str(self.device), self.package, self.files)
         subject.run_once()
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
