@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tinyllama.harness.gate.attribution import moved
-from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS, Call, Rule
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Call, Rule
 from tinyllama.harness.gate.exact import compile_figure, count_figures
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.pair import (
@@ -84,11 +84,13 @@ class Session:
         while self._open():
             before = {one.name: one.blocks for one in self._open()}
             self._block(self._open(), lambda series: series.statistics)
-            yield {
+            taken = {
                 one.name: {m: series.statistics[-1] for m, series in one.series.items()}
                 for one in self._open()
                 if one.blocks > before[one.name]
             }
+            if taken:  # else the block was discarded
+                yield taken
 
     def report(self) -> dict[str, Any]:
         """All that was measured, for a file."""
@@ -102,6 +104,7 @@ class Session:
                     "text": one.verdict.text if one.verdict else None,
                     "figures": [_plain(figure) for figure in one.figures],
                     "blocks": {metric: s.statistics for metric, s in one.series.items()},
+                    "confirmation": {metric: s.again for metric, s in one.series.items()},
                     "moved": one.moved,
                 }
                 for one in self.found.values()
@@ -118,6 +121,10 @@ class Session:
             if who[name]["root"] != str(tree.root.resolve()):
                 text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
                 raise Stopped(Verdict(name, _unable(name), text))
+        meant = setting.toolchains or setting.measure_all
+        if who[BASE]["root"] == who[CANDIDATE]["root"] and not meant:
+            text = f"both sides are {who[BASE]['root']}: nothing is compared"
+            raise Stopped(Verdict("trees", Outcome.MISSING, text))
         self.versions = who[CANDIDATE]["versions"]
         if who[BASE]["device"] != who[CANDIDATE]["device"]:
             text = f"{who[BASE]['device']} and {who[CANDIDATE]['device']}"
@@ -135,7 +142,10 @@ class Session:
     def _match(self, base: dict[str, Benchmark], candidate: dict[str, Benchmark]) -> None:
         if not candidate and not base:
             raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
-        self.setting.accepted.check([*base, *candidate])
+        try:
+            self.setting.accepted.check([*base, *candidate])
+        except ValueError as error:
+            raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
         only = self.setting.only
         for name in [n for n in {**base, **candidate} if only is None or only(n)]:
             if name not in candidate:
@@ -161,11 +171,12 @@ class Session:
     def _prepare(self, pair: Pair) -> None:
         for one in self._open():
             with self._kept(one):
-                self._prepare_one(pair, one)
+                pair = self._alive(pair)
+                seconds = pair.begin(one.benchmark)
+                self._prepare_one(pair, one, seconds)
+                pair.end(one.benchmark)  # the next one has the memory
 
-    def _prepare_one(self, pair: Pair, one: Found) -> None:
-        pair = self._alive(pair)
-        seconds = pair.begin(one.benchmark)
+    def _prepare_one(self, pair: Pair, one: Found, seconds: Mapping[str, float]) -> None:
         inputs = pair.each("inputs", one.name)
         if inputs[BASE] != inputs[CANDIDATE]:
             text = "its inputs are not those of the base: another benchmark under one name"
@@ -174,12 +185,12 @@ class Session:
         compiled = pair.each("compiled", one.name)
         one.figures += count_figures(counted[BASE], counted[CANDIDATE], self._amount(one))
         one.figures.append(compile_figure(seconds, self._amount(one)))
-        if self._same_code(one, compiled) and all(f.outcome.green for f in one.figures):
+        alike = all(figure.outcome is Outcome.SAME for figure in one.figures)
+        if self._same_code(one, compiled) and alike:
             text = f"the same code for the host and in {len(compiled[BASE])} launches"
             return self._settle(one, Outcome.IDENTICAL, text)
         for side in (BASE, CANDIDATE):  # one at a time: float64 may take much of the memory
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
-        pair.end(one.benchmark)
         return None
 
     def _same_code(self, one: Found, compiled: Mapping[str, Sequence[str]]) -> bool:
@@ -193,12 +204,14 @@ class Session:
             open_ = self._open()
             if not open_:
                 return
-            self.setting.say(f"{len(open_)} undecided: blocks up to {look} of {LOOKS[-1]}")
+            last = self.setting.looks[-1]
+            self.setting.say(f"{len(open_)} undecided: blocks up to {look} of {last}")
             while open_ and open_[0].blocks < look:
                 self._block(open_, lambda series: series.statistics)
                 open_ = self._open()
             for one in open_:
-                self._look(one, last=look == self.setting.looks[-1])
+                with self._kept(one):
+                    self._look(one, last=look == last)
 
     def _block(self, which: Sequence[Found], of: Callable[[Series], list[float]]) -> None:
         """One fresh launch of both sides: a statistic of each benchmark and metric."""
@@ -220,14 +233,9 @@ class Session:
                 raise Stopped(Verdict("device", Outcome.BUSY, disturbed))
             return
         for one in which:
-            values = taken.get(one.name, {})
-            if one.name in taken and values.keys() != one.benchmark.slowdowns.keys():
-                wanted = ", ".join(one.benchmark.slowdowns)
-                text = f"a block gave {', '.join(values) or 'no time'}, wanted are {wanted}"
-                self._settle(one, Outcome.MISSING, text)
-                continue
-            for metric, value in values.items():
-                of(self._series(one, metric)).append(value)
+            with self._kept(one):
+                for metric, value in taken.get(one.name, {}).items():
+                    of(self._series(one, metric)).append(value)
 
     def _look(self, one: Found, *, last: bool) -> None:
         for metric, series in one.series.items():
@@ -265,17 +273,21 @@ class Session:
         slower = [f for f in self.found.values() if _is(f, Outcome.SLOWER)]
         if not slower:
             return
-        with self._pair() as pair:
+        try:
+            with self._pair() as pair:
+                for one in slower:
+                    with self._kept(one, settle=False):
+                        pair = self._alive(pair)
+                        pair.begin(one.benchmark)
+                        profiles = [_profiles(pair, side, one) for side in (BASE, CANDIDATE)]
+                        one.moved = moved(*profiles)
+                        pair.end(one.benchmark)
+        except Stopped as stop:  # it changes no verdict
             for one in slower:
-                verdict = one.verdict
-                with self._kept(one, settle=False):
-                    pair = self._alive(pair)
-                    pair.begin(one.benchmark)
-                    one.moved = moved(*(_profiles(pair, side, one) for side in (BASE, CANDIDATE)))
-                    pair.end(one.benchmark)
-                assert verdict is not None
-                text = "\n    ".join([verdict.text, *one.moved])
-                one.verdict = Verdict(one.name, verdict.outcome, text, tuple(one.figures))
+                one.moved = one.moved or [f"not attributed: {stop.verdict.text}"]
+        for one in slower:
+            assert one.verdict is not None
+            self._settle(one, Outcome.SLOWER, "\n    ".join([one.verdict.text, *one.moved]))
 
     # -- what the stages share --------------------------------------------------------------
 
@@ -330,7 +342,10 @@ class Session:
             else:
                 one.moved = [f"not attributed: {_words(error)}"]
         except ValueError as error:
-            self._settle(one, Outcome.MISSING, str(error))
+            if settle:
+                self._settle(one, Outcome.MISSING, str(error))
+            else:
+                one.moved = [f"not attributed: {error}"]
 
 
 def _confirmed(one: Found, figure: Figure) -> Figure:
@@ -357,11 +372,11 @@ def _words(error: SideError) -> str:
 
 
 def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's, with the smaller slowdowns of both: a change cannot widen its own."""
-    smaller = {
-        metric: min(slowdown, base.slowdowns.get(metric, slowdown))
-        for metric, slowdown in candidate.slowdowns.items()
-    }
+    """The candidate's, with the smaller slowdowns of both: a change cannot widen its own, nor
+    leave a metric out."""
+    smaller = dict(candidate.slowdowns)
+    for metric, slowdown in base.slowdowns.items():
+        smaller[metric] = min(slowdown, smaller.get(metric, slowdown))
     return replace(candidate, slowdowns=smaller)
 
 
