@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,19 @@ NORM = "tinyllama.ops.rms_norm"
 KERNELS = "tinyllama/ops/rms_norm_kernels.py"
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     """A copy of this project's package."""
     leave = shutil.ignore_patterns("__pycache__", "gate", "page")
-    shutil.copytree(ROOT / "tinyllama", tmp_path / "tree" / "tinyllama", ignore=leave)
-    return tmp_path / "tree"
+    root = tmp_path_factory.mktemp("unchanged")
+    shutil.copytree(ROOT / "tinyllama", root / "tinyllama", ignore=leave)
+    return Sources(root)
+
+
+@pytest.fixture
+def tree(unchanged: Sources, tmp_path: Path) -> Path:
+    """Another copy, to be changed."""
+    return Path(shutil.copytree(unchanged.root, tmp_path / "tree"))
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -50,11 +56,9 @@ def change(root: Path, name: str, old: str, new: str) -> None:
     (root / name).write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
-def differing(root: Path, changed: Callable[[], object], module: str = NORM) -> list[str]:
-    """What changes with a file: "whole", "host", both or nothing."""
-    before = Sources(root).of(module)
-    changed()
-    pairs = zip(("whole", "host"), before, Sources(root).of(module), strict=True)
+def differing(before: Sources, after: Path, module: str = NORM) -> list[str]:
+    """What is not the same in two trees: "whole", "host", both or nothing."""
+    pairs = zip(("whole", "host"), before.of(module), Sources(after).of(module), strict=True)
     return [name for name, then, now in pairs if then != now]
 
 
@@ -106,15 +110,13 @@ def annotated(text: str) -> str:
 
 @pytest.mark.parametrize("rewrite", [annotated, lambda text: ast.unparse(ast.parse(text))])
 def test_comments_docstrings_and_formatting_do_not_matter(
-    tree: Path, rewrite: Callable[[str], str]
+    unchanged: Sources, tree: Path, rewrite: Callable[[str], str]
 ) -> None:
-    def everywhere() -> None:
-        for path in closure(tree, [NORM]):
-            text = path.read_text(encoding="utf-8")
-            path.write_text(rewrite(text), encoding="utf-8")
-            assert path.read_text(encoding="utf-8") != text
-
-    assert differing(tree, everywhere) == []
+    for path in closure(tree, [NORM]):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(rewrite(text), encoding="utf-8")
+        assert path.read_text(encoding="utf-8") != text
+    assert differing(unchanged, tree) == []
 
 
 @pytest.mark.parametrize(
@@ -133,24 +135,23 @@ def test_comments_docstrings_and_formatting_do_not_matter(
     ],
 )
 def test_a_change_of_what_runs_differs(
-    tree: Path, name: str, old: str, new: str, differ: list[str]
+    unchanged: Sources, tree: Path, name: str, old: str, new: str, differ: list[str]
 ) -> None:
-    assert differing(tree, lambda: change(tree, name, old, new)) == differ
+    change(tree, name, old, new)
+    assert differing(unchanged, tree) == differ
 
 
-def test_a_changed_op_differs_where_it_is_used(tree: Path) -> None:
-    edit = partial(change, tree, "tinyllama/ops/rope.py", "import torch", "import torch, os")
-    assert differing(tree, edit, "tinyllama.ops.block") == ["whole", "host"]
+def test_a_changed_op_differs_where_it_is_used(unchanged: Sources, tree: Path) -> None:
+    change(tree, "tinyllama/ops/rope.py", "import torch", "import torch, os")
+    assert differing(unchanged, tree, "tinyllama.ops.block") == ["whole", "host"]
 
 
-def test_a_table_says_the_same_in_any_format(tree: Path) -> None:
-    def edit() -> None:
-        path = tree / "tinyllama/ops/tuned/sm_90.json"
-        path.write_text(json.dumps(json.loads(path.read_text()), indent=7))
-        for path in tree.rglob("*.toml"):
-            path.write_text("# a remark\n\n" + path.read_text())
-
-    assert differing(tree, edit) == []
+def test_a_table_says_the_same_in_any_format(unchanged: Sources, tree: Path) -> None:
+    path = tree / "tinyllama/ops/tuned/sm_90.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=7))
+    for path in tree.rglob("*.toml"):
+        path.write_text("# a remark\n\n" + path.read_text())
+    assert differing(unchanged, tree) == []
 
 
 def test_a_new_file_beside_a_module_differs(tmp_path: Path) -> None:
@@ -158,9 +159,10 @@ def test_a_new_file_beside_a_module_differs(tmp_path: Path) -> None:
     root = write(tmp_path, {"ops/a": "", "ops/tuned/b": ""})
     for name in ("tuned/sm_80.json", "more.toml", "kernel.cu", "helper.h"):
         for text in ("{", "{ "):
-            path = root / "ops" / name
-            edit = partial(path.write_text, text)
-            assert differing(root, edit, "ops.a") == ["whole", "host"], name
+            before = Sources(root)
+            before.of("ops.a")
+            (root / "ops" / name).write_text(text)
+            assert differing(before, root, "ops.a") == ["whole", "host"], name
 
 
 # -- ways to import ---------------------------------------------------------------------------
@@ -301,10 +303,9 @@ def test_spellings_that_warn_and_other_encodings_are_read(tmp_path: Path) -> Non
     assert digest(tmp_path / "a.py") == digest(tmp_path / "b.py")
 
 
-def test_a_tree_is_read_once(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Sources(tree)
-    found = known.of(NORM)
-    assert found == (fingerprint(tree, [NORM]), fingerprint(tree, [NORM], host_only=True))
-    monkeypatch.setattr(sources, "closure", None)
-    assert known.of(NORM) is found
+def test_a_tree_is_read_once(unchanged: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, root = unchanged.of(NORM), unchanged.root
+    assert found == (fingerprint(root, [NORM]), fingerprint(root, [NORM], host_only=True))
     assert set(found[0]) == set(found[1]) >= {KERNELS, "tinyllama/ops/tuned/sm_90.json"}
+    monkeypatch.setattr(sources, "closure", None)
+    assert unchanged.of(NORM) is found
