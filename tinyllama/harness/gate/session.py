@@ -69,7 +69,7 @@ class Session:
         except Stopped as stop:
             self.others.append(stop.verdict)
             for one in self._open():
-                self._settle(one, Outcome.MISSING, f"not measured: {stop.verdict.text}")
+                self._settle(one, stop.verdict.outcome, f"not measured: {stop.verdict.text}")
         return [*self.others, *self._verdicts()]
 
     def blocks(self) -> Iterator[dict[str, dict[str, float]]]:
