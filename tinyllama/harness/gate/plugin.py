@@ -36,6 +36,9 @@ REFUSED = {
     "record": "--record",
     "resume": "--resume",
     "ops": "--ops",
+    "benchmark_autosave": "--benchmark-autosave",
+    "benchmark_save": "--benchmark-save",
+    "benchmark_json": "--benchmark-json",
 }
 
 
