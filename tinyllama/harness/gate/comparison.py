@@ -104,7 +104,8 @@ def prepared(request: Request) -> Iterator[Session]:
 def contents(root: Path) -> str:
     """A digest of the files of a tree that workers may run."""
     found = hashlib.sha256()
-    for path in sorted((root / "tinyllama").rglob("*")):
+    folders = [root / name for name in ("tinyllama", "perf_tests")]
+    for path in sorted(path for folder in folders for path in folder.rglob("*")):
         if path.suffix in (".py", ".json", ".toml") and path.is_file():
             found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
