@@ -4,7 +4,7 @@ PYTHON310 ?= python3.10
 
 RUN := .venv/bin/python -m
 
-.PHONY: help test test-slow soak bench mutants lint floor clean bootstrap
+.PHONY: help test test-slow soak bench mutants sanitize lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -25,6 +25,9 @@ bench: bootstrap ## a short training run, then the performance tests: the ladder
 
 mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope,adamw)
 	$(RUN) tools.mutants --only "$(ONLY)" --sample 100 --json docs/mutants.json
+
+sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
+	$(RUN) tools.sanitize
 
 lint: bootstrap ## style, formatting and types
 	$(RUN) ruff check

@@ -296,7 +296,11 @@ def op_costs_small() -> str:
                 cells += [""] * 3
                 continue
             moved, done = (cost(op, kind, which, of) for kind in ("bytes", "flops"))
-            cells += [f"{moved / 2**20:.2f}", f"{done / 1e6:,.1f}", f"{done / moved if moved else 0:.1f}"]
+            cells += [
+                f"{moved / 2**20:.2f}",
+                f"{done / 1e6:,.1f}",
+                f"{done / moved if moved else 0:.1f}",
+            ]
         return cells
 
     headers = ["op", "calls"]

@@ -1,0 +1,90 @@
+"""`tools/sanitize.py`: what it says where it cannot look, and that a fault is never passed over."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tools import sanitize
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with the tool and a GPU."""
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: "/bin/compute-sanitizer")
+    monkeypatch.setattr(sanitize, "cannot", lambda need, device: None)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, planted: int, ops: int) -> list[list[str]]:
+    """What sanitized processes end with; their command lines."""
+    seen: list[list[str]] = []
+
+    def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+        seen.append(list(command))
+        assert options["env"]["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"  # type: ignore[index]
+        inside = command[command.index("--inside") + 1]
+        return subprocess.CompletedProcess(command, ops if inside == "ops" else planted)
+
+    monkeypatch.setattr(sanitize.subprocess, "run", run)
+    return seen
+
+
+def test_without_the_tool_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: None)
+    assert sanitize.main([]) == 2
+    assert "compute-sanitizer is not on the PATH" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sanitize.shutil, "which", lambda name: "/bin/compute-sanitizer")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert sanitize.main([]) == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+def test_an_unknown_op_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sanitize.main(["--only", "rope,nope"]) == 2
+    assert "'nope'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("planted", "ops", "status"),
+    [(86, 0, 0), (86, 86, 1), (86, 1, 1), (86, -11, 1), (0, 0, 2), (1, 0, 2)],
+    ids=["clean", "a fault", "it failed", "it died", "blind", "the planted one failed"],
+)
+def test_only_a_tool_that_sees_and_finds_nothing_is_green(
+    monkeypatch: pytest.MonkeyPatch, planted: int, ops: int, status: int
+) -> None:
+    seen = answers(monkeypatch, planted, ops)
+    assert sanitize.main(["--tool", "memcheck", "--only", "rope"]) == status
+    assert seen[0][seen[0].index("--inside") + 1] == "store"
+    assert all("memcheck" in command and "86" in command for command in seen)
+
+
+@pytest.mark.usefixtures("there")
+def test_one_fault_of_three_tools_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = answers(monkeypatch, 86, 0)
+    assert sanitize.main([]) == 0
+    assert len(seen) == 5, "nothing can be planted for racecheck"
+    answers(monkeypatch, 86, 86)
+    assert sanitize.main([]) == 1
+
+
+def test_the_planted_kernel_stores_beyond_its_buffer() -> None:
+    x, wide = torch.ones(100), torch.zeros(128)
+    sanitize.stray_kernel[(1,)](x, wide, 100, FAULT="store")
+    assert wide[:100].eq(1).all()
+    wide.fill_(7)
+    sanitize.stray_kernel[(1,)](x, wide, 100, FAULT="load")
+    assert wide[100] == 7
+    sanitize.stray_kernel[(1,)](x, wide, 100, FAULT="store")
+    assert wide[100] == 0
+    assert wide[101] == 7
