@@ -118,3 +118,18 @@ def test_a_table_of_another_triton_is_refused(
     old.write_text(json.dumps({"triton": "3.0.0", "kernels": []}))
     assert main(["kernels", "--op", "rms_norm", "--against", str(old)]) == 2
     assert "made with triton 3.0.0" in capsys.readouterr().err
+
+
+def test_products_in_tf32_are_shown_where_they_are_other_kernels(tmp_path: Path) -> None:
+    """A chip without tf32, and a kernel without products, give no row of it."""
+    path = tmp_path / "now.json"
+    for op, chip, kinds in (
+        ("attention", "sm_90", {"bf16", "fp32", "tf32"}),
+        ("attention", "gfx90a", {"bf16", "fp32"}),
+        ("rms_norm", "sm_90", {"bf16", "fp32"}),
+    ):
+        assert main(["kernels", "--op", op, "--chip", chip, "--json", str(path)]) == 0
+        rows = json.loads(path.read_text())["kernels"]
+        assert {row["case"].rpartition("-")[2] for row in rows} == kinds
+        places = [(row["case"], row["kernel"], row["launch"]) for row in rows]
+        assert len(set(places)) == len(places)

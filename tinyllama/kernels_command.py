@@ -16,9 +16,11 @@ from tinyllama.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from tinyllama.harness.op import Op, Provider
+    from tinyllama.harness.resources import Compilation
 
 WORSE = 1  # exit status when something got worse
-DTYPES = ("bf16", "fp32")
+# What products are made of, and how those of float32 are made.
+MODES = (("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "tf32"))
 DEFAULT = ("gfx942", "sm_90")
 Row = dict[str, Any]
 
@@ -91,41 +93,52 @@ def _triton() -> str:
 
 
 def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
-    """A row for each kernel, case, dtype and chip. ``launch``: which one of the kernel's in that
+    """A row for each kernel, case, mode and chip. ``launch``: which one of the kernel's in that
     case, where it is compiled in more than one way."""
     from tinyllama.harness.cases import SHORT, OpCase
-    from tinyllama.harness.occupancy import occupancy
     from tinyllama.harness.resources import compilation, launches_of
 
+    dtypes = {short: dtype for dtype, short in SHORT.items()}
     for chip in chips:
         for case in op.timed[1:] or op.timed:
-            for dtype, short in SHORT.items():
-                one = OpCase(op, provider, case, dtype)
-                if short not in DTYPES or one.unsupported() is not None:
+            compiled: set[str] = set()
+            for short, precision in MODES:
+                one = OpCase(op, provider, case, dtypes[short])
+                if one.unsupported() is not None:
                     continue
+                name = str(one) if precision == "ieee" else f"{provider}-{case}-tf32"
                 keys: dict[str, list[str]] = {}
-                for launch in launches_of(op, provider, case, dtype, chip=chip):
+                asked = {"chip": chip, "precision": precision}
+                for launch in launches_of(op, provider, case, dtypes[short], **asked):
                     found = compilation(launch, chip)
                     ways = keys.setdefault(found.kernel, [])
                     if found.key in ways:
                         continue
                     ways.append(found.key)
-                    taken = found.run()
-                    resident = occupancy(taken)
-                    yield {
-                        "case": str(one),
-                        "op": op.name,
-                        "kernel": found.kernel,
-                        "launch": len(ways),
-                        "chip": chip,
-                        "registers": taken.registers,
-                        "spilled_bytes": taken.spilled,
-                        "shared_bytes": taken.shared,
-                        "num_warps": taken.num_warps,
-                        "occupancy": resident.warps if resident else None,
-                        "limited_by": resident.limit if resident else "",
-                        "instructions": taken.instructions.to_json(),
-                    }
+                    if precision == "tf32" and found.key in compiled:
+                        continue  # it makes no products, or this chip has none of that kind
+                    compiled.add(found.key)
+                    yield {"case": name, "launch": len(ways), **_taken(op, found)}
+
+
+def _taken(op: Op, found: Compilation) -> Row:
+    """What a kernel takes of the chip that it is compiled for."""
+    from tinyllama.harness.occupancy import occupancy
+
+    taken = found.run()
+    resident = occupancy(taken)
+    return {
+        "op": op.name,
+        "kernel": found.kernel,
+        "chip": found.chip.name,
+        "registers": taken.registers,
+        "spilled_bytes": taken.spilled,
+        "shared_bytes": taken.shared,
+        "num_warps": taken.num_warps,
+        "occupancy": resident.warps if resident else None,
+        "limited_by": resident.limit if resident else "",
+        "instructions": taken.instructions.to_json(),
+    }
 
 
 def _table(rows: list[Row]) -> Any:
