@@ -89,6 +89,7 @@ class Pair:
                 self.workers[name] = self.started(tree)
             except WorkerError as error:
                 self.unstarted = SideError(name, error)
+                return
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
