@@ -258,7 +258,9 @@ def digest(value: torch.Tensor) -> int:
     bits, total = _bits(value), 0
     for part, start in zip(bits.split(_PART), range(0, bits.numel(), _PART), strict=False):
         places = torch.arange(start, start + part.numel(), device=part.device)
-        total += int(((part.to(torch.int64) + 1) * ((places * _ODD) | 1)).sum().item())
+        wide = part.to(torch.int64)
+        wide = (wide ^ (wide >> 32)) + 1  # of round numbers in float64 only the upper bits differ
+        total += int((wide * ((places * _ODD) | 1)).sum().item())
     return total % 2**64
 
 
