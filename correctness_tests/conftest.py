@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from correctness_tests.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.gated_suite import gated  # noqa: F401 (a fixture)
 from correctness_tests.timed_suite import baseline, suite  # noqa: F401 (fixtures)
 from tinyllama.harness import DeclarationError, load_file

@@ -1,0 +1,52 @@
+"""Subjects of the gate whose provider is a call, for the specifications of them.
+
+The fixture ``subject`` is in the folder's conftest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.contenders import FILES, PACKAGE, Call, weighed
+from tinyllama.harness import cache
+from tinyllama.harness.gate.subject import SEEDS, Subject
+from tinyllama.harness.op_contender import Timed, ops_of
+
+Make = Callable[..., Subject]
+BEFORE = 1 + 2 * SEEDS  # calls before the first that is timed: made ready, verified, expected
+
+
+@pytest.fixture
+def subject(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes the subject of a call, ready to be asked, as a provider with these traits."""
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    op = ops_of(PACKAGE, FILES)["weigh_rows"]
+
+    def make(call: Call = weighed, dtype: str = "fp32", case: int = 0, **traits: Any) -> Subject:
+        op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
+        timed = Timed("weigh_rows", "tried", case, dtype)
+        made = Subject(timed, str(device), PACKAGE, FILES)
+        made.run_once()
+        return made
+
+    yield make
+    op.providers.pop("tried", None)
+
+
+def ready(made: Subject) -> Subject:
+    """With what it gave verified and expected."""
+    made.expect(made.verify())
+    return made
+
+
+def nudged(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Right, and of the same norm; one element has another last bit."""
+    y = weighed(x, weight)
+    other = y.detach().clone()
+    other.view(-1)[3] = torch.nextafter(other.view(-1)[3], other.new_tensor(torch.inf))
+    return y + (other - y.detach())

@@ -1,0 +1,72 @@
+"""Of what is slower, which kernels moved: the largest changes first, and what they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinyllama.harness.gate.attribution import MOST, moved
+
+Kernels = dict[str, tuple[int, float]]
+
+
+def profile(kernels: Kernels, **resources: dict[str, int]) -> dict[str, Any]:
+    return {"kernels": kernels, "resources": resources}
+
+
+def lines(before: Kernels, after: Kernels) -> list[str]:
+    return moved([profile(before)] * 3, [profile(after)] * 3)
+
+
+def test_the_largest_change_comes_first() -> None:
+    before = {"a": (1, 10e-6), "b": (2, 20e-6), "c": (1, 5e-6)}
+    after = {"a": (1, 12e-6), "b": (2, 29e-6), "c": (1, 5e-6)}
+    assert lines(before, after) == [
+        "b: 20.0 us in 2 -> 29.0 us in 2",
+        "a: 10.0 us in 1 -> 12.0 us in 1",
+    ]
+
+
+def test_what_makes_little_of_the_change_is_not_named() -> None:
+    before = {"a": (1, 10e-6), "b": (1, 10e-6)}
+    assert lines(before, {"a": (1, 20e-6), "b": (1, 10.5e-6)}) == [
+        "a: 10.0 us in 1 -> 20.0 us in 1"
+    ]
+
+
+def test_kernels_that_come_and_go_are_named() -> None:
+    assert lines({"old": (1, 10e-6)}, {"new": (3, 30e-6)}) == [
+        "new: not launched -> 30.0 us in 3",
+        "old: 10.0 us in 1 -> not launched",
+    ]
+
+
+def test_no_more_are_named_than_are_read() -> None:
+    before = {f"k{n}": (1, 1e-6) for n in range(20)}
+    assert len(lines(before, {name: (1, 2e-6) for name in before})) <= MOST
+
+
+def test_the_median_of_the_profiles_counts() -> None:
+    base = [profile({"a": (1, seconds)}) for seconds in (1e-6, 1e-6, 9e-3)]
+    candidate = [profile({"a": (1, 2e-6)})] * 3
+    assert moved(base, candidate) == ["a: 1.0 us in 1 -> 2.0 us in 1"]
+
+
+def test_a_kernel_that_one_profile_lacks_is_no_error() -> None:
+    base = [profile({"a": (1, 1e-6), "b": (1, 1e-6)}), profile({"a": (1, 1e-6)})]
+    assert moved(base, base[::-1]) == [
+        "no kernel takes longer in a profile: the time is between them"
+    ]
+
+
+def test_what_kernels_take_is_said_where_it_changed() -> None:
+    kernels = {"a": (1, 1e-6)}
+    base = [profile(kernels, a={"registers": 32, "warps": 4}, gone={"registers": 1})]
+    candidate = [profile(kernels, a={"registers": 40, "warps": 4}, new={"registers": 1})]
+    assert moved(base, candidate) == ["a: registers 32 -> 40"]
+
+
+def test_where_no_kernel_moved_that_is_said() -> None:
+    assert lines({"a": (1, 1e-6)}, {"a": (1, 1e-6)}) == [
+        "no kernel takes longer in a profile: the time is between them"
+    ]
+    assert lines({}, {})

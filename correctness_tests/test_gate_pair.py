@@ -1,0 +1,206 @@
+"""Two processes, one of each side: what a block measures in them, and how they fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.commands import ROOT
+from correctness_tests.gate_fakes import CPU, SIDES, Script, ScriptedPair
+from tinyllama.harness.gate import pair as module
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Ahead, Pair, SideError, Tree, opened
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import DEVICE
+
+
+@pytest.fixture
+def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
+    """Folders of two sides that run what is in `broken_sides`."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(module, "FACTORY", "correctness_tests.broken_sides:Broken")
+    found = []
+    for side in SIDES:
+        (tmp_path / side).mkdir()
+        found.append(tree(side, tmp_path / side))
+    return found
+
+
+def tree(side: str, root: Path, python: str | None = None) -> Tree:
+    return Tree(side, root, python or sys.executable, side, root / "caches")
+
+
+def block(pair: Pair, name: str) -> dict[str, float]:
+    benchmark = Benchmark(name, None, "", {DEVICE: 0.1})
+    return pair.statistics(benchmark, dict.fromkeys(SIDES), pairs=4, warm_up=0.0)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- a block ----------------------------------------------------------------------------------
+
+
+def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
+    trees: list[Tree],
+) -> None:
+    with opened(trees, CPU, "ops") as pair:
+        assert pair.each("identity") == {one.name: str(one.root) for one in trees}
+        assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
+        pids = pair.pids()
+        assert len({*pids, os.getpid()}) == 3
+        with pytest.raises(SideError, match="base: WrongResultError: y: error 1") as error:
+            block(pair, "expect is wrong")
+        assert error.value.wrong
+        pair.workers[BASE].drop("side")
+        with pytest.raises(SideError, match="base: KeyError") as error:
+            block(pair, "a")
+        assert not error.value.wrong
+    assert not any(map(alive, pids))
+
+
+def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the sides that are gated, on one op of the tree."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    both = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
+    with opened(both, CPU, "tinyllama.ops") as pair:
+        who = pair.each("identity")
+        assert who[BASE] == who[CANDIDATE]
+        assert who[BASE]["root"] == str(ROOT)
+        listed = pair.each("benchmarks")
+        assert listed[BASE] == listed[CANDIDATE]
+        one = next(each for each in listed[BASE] if each.name.startswith("silu_mul-torch"))
+        assert all(0 < seconds < 60 for seconds in pair.begin(one).values())
+        inputs = pair.each("inputs", one.name)
+        assert inputs[BASE] == inputs[CANDIDATE]
+        proofs = {side: pair.ask(side, "verify", one.name) for side in SIDES}
+        assert proofs[BASE] == proofs[CANDIDATE]
+        pair.end(one)
+        (statistic,) = pair.statistics(one, proofs, 10, 0.0).values()
+        assert abs(statistic) < 1
+
+
+# -- processes that fail ----------------------------------------------------------------------
+
+
+def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
+    trees: list[Tree],
+) -> None:
+    with opened(trees, CPU, "ops") as pair:
+        with pytest.raises(SideError, match=r"base: the process .* ended with status 9") as error:
+            block(pair, "turn dies")
+        assert error.value.side == BASE
+        assert not error.value.wrong
+        assert "a last word" in error.value.details
+        before = pair.pids()
+        assert pair.failed
+        pair.restart()
+        assert not pair.failed
+        assert not any(map(alive, before))
+        assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
+        with pytest.raises(SideError, match="base: base did not answer call in 0 s"):
+            pair.each("turn", "turn hangs", timeout=0.3)
+        assert pair.failed
+
+
+def test_a_base_that_does_not_import_is_an_error_of_the_base(trees: list[Tree]) -> None:
+    package = trees[0].root / "tinyllama"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('this base is broken')\n")
+    with pytest.raises(SideError, match="base: ") as error, opened(trees, CPU, "ops"):
+        pytest.fail("it opened")
+    assert "this base is broken" in error.value.details
+
+
+def test_an_interpreter_that_cannot_be_started_is_an_error_of_its_side(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("no interpreter")
+    for python in (script, tmp_path / "nowhere"):
+        pair = Pair([tree(BASE, tmp_path, str(python)), tree(CANDIDATE, tmp_path)], CPU, "ops")
+        assert not pair.workers, "nobody waits for the other side"
+        with pytest.raises(SideError, match="base: base cannot be started"):
+            pair.open()
+        assert pair.failed
+
+
+# -- pairs that are started ahead -------------------------------------------------------------
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
+    script = Script()
+    monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
+    return Ahead(), script
+
+
+def events(script: Script) -> list[tuple[int, str]]:
+    """Of the base: which launch started, was made and closed, in order."""
+    shown = ("start", "make", "close")
+    return [
+        (at, method) for at, side, method, _ in script.asked if side == BASE and method in shown
+    ]
+
+
+def test_the_next_pair_is_started_while_one_is_used_and_asked_nothing(
+    ahead: tuple[Ahead, Script],
+) -> None:
+    opener, script = ahead
+    setting = script.setting()
+    for _ in range(2):
+        with opener((setting.base, setting.candidate), CPU, "ops"):
+            pass
+    opener.close()
+    assert events(script) == [
+        *((1, "start"), (1, "make"), (2, "start"), (1, "close")),
+        *((2, "make"), (3, "start"), (2, "close"), (3, "close")),
+    ]
+
+
+def test_an_error_closes_the_pair_that_was_used_at_once(ahead: tuple[Ahead, Script]) -> None:
+    opener, script = ahead
+    setting = script.setting()
+    with pytest.raises(KeyError) as error:  # noqa: SIM117
+        with opener((setting.base, setting.candidate), CPU, "ops"):
+            raise KeyError
+    assert error.traceback, "which holds the frames"
+    assert events(script)[-1] == (1, "close")
+
+
+def test_a_comparison_with_pairs_started_ahead_is_the_same(ahead: tuple[Ahead, Script]) -> None:
+    opener, script = ahead
+    script.slower("a", device_seconds=1.05)
+    assert script.run(pairs=opener)["a"].outcome.title == "SLOWER"
+    opener.close()
+    each = {at for at, _ in events(script)}
+    assert {at for at, method in events(script) if method == "close"} == each
+
+
+def test_a_machine_with_few_processors_starts_nothing_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    with module.launcher() as pairs:
+        assert pairs is opened
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(module.PROCESSORS)))
+    with ExitStack() as stack:
+        assert isinstance(stack.enter_context(module.launcher()), Ahead)
+
+
+def test_a_pair_is_closed_twice_without_harm() -> None:
+    script = Script()
+    setting = script.setting()
+    pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, "ops")
+    pair.close()
+    pair.close()

@@ -1,0 +1,209 @@
+"""What a side says that it has, and what it does when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tinyllama
+from correctness_tests.contenders import FILES, PACKAGE
+from tinyllama.harness import cache
+from tinyllama.harness.gate import side as module
+from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.op import Op
+from tinyllama.harness.op_contender import Timed, ops_of
+from tinyllama.harness.results import versions
+from tinyllama.ops import OPS
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+WEIGHED = "weigh_rows-eager-N16D64-fp32/forward+backward"
+
+
+@pytest.fixture
+def weigh() -> Iterator[Op]:
+    """The toy op, which may be changed."""
+    op = ops_of(PACKAGE, FILES)["weigh_rows"]
+    before = op.timed, dict(op.slowdowns), dict(op.providers)
+    yield op
+    op.timed, op.slowdowns, op.providers = before
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch) -> Side:
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    return Side("cpu", PACKAGE, FILES)
+
+
+def names(device: torch.device = CPU) -> list[str]:
+    return [one.name for one in declared(device, PACKAGE, FILES)]
+
+
+# -- what there is ----------------------------------------------------------------------------
+
+
+def test_on_a_cpu_every_provider_that_it_runs_is_listed_on_the_smallest_case() -> None:
+    found = {(one.timed.op, one.timed.provider): one for one in declared(CPU, PACKAGE, FILES)}
+    for op in OPS.values():
+        for provider in op.providers.values():
+            listed = (op.name, provider.name) in found
+            assert listed == bool(op.timed and "triton" not in provider.requires), provider
+    assert {one.timed.case for one in found.values()} == {0}
+    assert {one.timed.dtype for one in found.values()} == {"fp32"}
+
+
+def test_on_a_gpu_the_largest_case_is_listed_in_bf16_but_for_an_optimizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "cannot", lambda need, device: None)
+    monkeypatch.setattr(module, "untimed", lambda *args: None)
+    found = declared(GPU, PACKAGE)
+    assert {one.timed.provider for one in found} >= {"eager", "triton"}
+    for one in found:
+        assert one.timed.case == len(OPS[one.timed.op].timed) - 1
+        assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")
+        assert one.slowdowns == {**ON_GPU, **OPS[one.timed.op].slowdowns}
+
+
+def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> None:
+    assert WEIGHED in names()
+    assert len(set(names())) == len(names())
+    assert all(one.module == OPS[one.timed.op].module for one in declared(CPU, PACKAGE))
+
+
+def test_what_waits_or_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
+    eager = weigh.providers["eager"]
+    weigh.providers["waits"] = replace(eager, name="waits", waits=True)
+    weigh.providers["half"] = replace(eager, name="half", dtypes=(torch.bfloat16,))
+    weigh.providers["small"] = replace(eager, name="small", supports=lambda dims: "too large")
+    assert [name for name in names() if name.startswith("weigh")] == [
+        WEIGHED,
+        WEIGHED.replace("eager", "float32_only"),
+    ]
+
+
+def test_an_op_without_timed_cases_has_no_benchmark(weigh: Op) -> None:
+    weigh.timed = ()
+    assert not any(name.startswith("weigh") for name in names())
+
+
+# -- tolerances -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "on_cpu", "on_gpu"),
+    [
+        ({}, ON_CPU, ON_GPU),
+        ({DEVICE: 0.01}, ON_CPU, {**ON_GPU, DEVICE: 0.01}),  # a CPU is not as quiet
+        ({DEVICE: 0.3}, {DEVICE: 0.3}, {**ON_GPU, DEVICE: 0.3}),
+        ({HOST: 0.05}, ON_CPU, {**ON_GPU, HOST: 0.05}),
+    ],
+)
+def test_tolerances_are_those_that_an_op_states(
+    weigh: Op,
+    monkeypatch: pytest.MonkeyPatch,
+    stated: Mapping[str, float],
+    on_cpu: Mapping[str, float],
+    on_gpu: Mapping[str, float],
+) -> None:
+    monkeypatch.setattr(module, "cannot", lambda need, device: None)
+    monkeypatch.setattr(module, "untimed", lambda *args: None)
+    weigh.slowdowns = stated
+    for device, wanted in ((CPU, on_cpu), (GPU, on_gpu)):
+        found = [one for one in declared(device, PACKAGE, FILES) if one.timed.op == "weigh_rows"]
+        assert found[0].slowdowns == wanted
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"device_second": 0.01}, {DEVICE: 0}, {DEVICE: -0.1}, {HOST: float("nan")}, {DEVICE: "1%"}],
+    ids=str,
+)
+def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
+    weigh: Op, stated: dict[str, Any]
+) -> None:
+    weigh.slowdowns = stated
+    with pytest.raises(ValueError, match="op 'weigh_rows': slowdowns of '"):
+        declared(CPU, PACKAGE, FILES)
+
+
+# -- what it is asked -------------------------------------------------------------------------
+
+
+def test_a_side_says_which_code_it_is_by_what_on_what(side: Side) -> None:
+    said = side.identity()
+    assert said["root"] == str(Path(tinyllama.__file__).resolve().parents[1])
+    assert said["versions"] == versions()
+    assert said["device"]
+
+
+def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> None:
+    assert 0 < side.begin(WEIGHED) < 60
+    assert isinstance(side.inputs(WEIGHED), int)
+    side.expect(WEIGHED, side.verify(WEIGHED), warm_up=0.0)
+    assert side.turn(WEIGHED)[DEVICE] > 0
+    assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
+    assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
+    profile = side.profile(WEIGHED)
+    assert profile["resources"] == {}
+    assert any("mul" in name for name in profile["kernels"])
+    side.end(WEIGHED)
+    with pytest.raises(KeyError):
+        side.turn(WEIGHED)
+
+
+def test_a_benchmark_that_a_side_lacks_is_an_error(side: Side) -> None:
+    with pytest.raises(ValueError, match="there is no benchmark 'gone'"):
+        side.begin("gone")
+
+
+def test_a_side_times_its_own_case_of_that_name(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place among the timed cases may not be that of the other side."""
+    here = Benchmark(WEIGHED, Timed("weigh_rows", "float32_only", 0, "fp32"), "", {})
+    monkeypatch.setattr(module, "declared", lambda *args: [here])
+    side.begin(WEIGHED)
+    assert side.subjects[WEIGHED].case.provider.name == "float32_only"
+
+
+def test_only_what_is_named_has_work_added() -> None:
+    side = Side("cpu", PACKAGE, FILES, slowed={WEIGHED: 0.5})
+    other = WEIGHED.replace("eager", "float32_only")
+    side.begin(WEIGHED)
+    side.begin(other)
+    assert side.subjects[WEIGHED].extra > 0
+    assert side.subjects[other].extra == 0
+
+
+def test_more_benchmarks_come_from_a_function_where_there_is_one(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.more = f"{__name__}:more"
+    assert side.benchmarks()[-1] == MORE
+    assert side.begin("more") > 0
+    assert isinstance(side.subjects["more"], Counter)
+    side.more = "correctness_tests.no_such_module:more"
+    assert MORE not in side.benchmarks()
+
+
+class Counter:
+    """A subject that is no op's."""
+
+    def __init__(self, timed: str, device: str) -> None:
+        assert (timed, device) == ("anything", "cpu")
+
+    def run_once(self) -> None:
+        pass
+
+
+MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
+
+
+def more(device: torch.device) -> list[Benchmark]:
+    return [MORE]

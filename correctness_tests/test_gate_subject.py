@@ -1,0 +1,187 @@
+"""What is timed inside a worker: right results, held bit for bit in every timed call, on inputs
+that two seeds give by turns."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from correctness_tests.contenders import Call, weighed
+from correctness_tests.gate_subjects import BEFORE, Make, nudged, ready
+from tinyllama.harness.gate import subject as module
+from tinyllama.harness.gate.subject import DEVICE, HOST, SEEDS, Subject
+from tinyllama.harness.op_contender import WrongResultError
+
+RESULTS = {"y", "grad x", "grad weight"}
+
+
+# -- right ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
+    subject: Make, device: torch.device, dtype: str
+) -> None:
+    made = subject(dtype=dtype)
+    proofs = made.verify()
+    assert [set(proof) for proof in proofs] == [RESULTS] * SEEDS
+    assert proofs[0]["y"] != proofs[1]["y"], "the seeds give other inputs"
+    made.expect(proofs)
+    for _ in range(6):
+        seconds = made.gated_turn()
+        assert set(seconds) == ({DEVICE} if device.type == "cpu" else {DEVICE, HOST})
+        assert all(0 < value < 1 for value in seconds.values())
+
+
+def test_two_subjects_prove_the_same(subject: Make) -> None:
+    assert subject().verify() == subject().verify()
+    subject().expect(subject().verify())
+
+
+def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append((x.sum().item(), x.data_ptr()))
+        return weighed(x, weight)
+
+    made = ready(subject(call))
+    seen.clear()
+    for _ in range(6):
+        made.gated_turn()
+    sums = [total for total, _ in seen]
+    assert len(set(sums)) == SEEDS
+    assert all(one != after for one, after in itertools.pairwise(sums))
+
+
+def test_a_call_that_spoils_its_inputs_does_not_spoil_the_next(subject: Make) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight.clone())
+        weight.detach().zero_()
+        return y
+
+    made = ready(subject(call))
+    for _ in range(4):
+        made.gated_turn()
+
+
+# -- wrong ------------------------------------------------------------------------------------
+
+WRONG: dict[str, Call] = {
+    "zeros": lambda x, w: weighed(x, w) * 0,
+    "2% too large": lambda x, w: weighed(x, w) * 1.02,
+    "nan": lambda x, w: weighed(x, w) + torch.where(x == x.max(), torch.nan, 0.0),
+    "infinite": lambda x, w: weighed(x, w) + torch.where(x == x.max(), torch.inf, 0.0),
+    "the last row": lambda x, w: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])),
+    "rows swapped": lambda x, w: weighed(x.flip(0), w),
+    "no gradient of weight": lambda x, w: weighed(x, w.detach()),
+    "half the gradient of weight": lambda x, w: weighed(x, w / 2 + w.detach() / 2),
+    "another type": lambda x, w: weighed(x.double(), w.double()),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_result_is_no_proof(subject: Make, fault: str) -> None:
+    made = subject(WRONG[fault])
+    with pytest.raises(WrongResultError):
+        made.verify()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_row_among_many_is_seen(subject: Make, dtype: str) -> None:
+    """Of 32768; over the whole tensor its error is a third of what bf16's rounding allows."""
+    made = subject(WRONG["the last row"], dtype, case=1)
+    with pytest.raises(WrongResultError, match=r"y: error .* in a row"):
+        made.verify()
+
+
+def test_a_shape_that_broadcasts_is_no_result(subject: Make) -> None:
+    made = subject(lambda x, w: weighed(x, w))
+    made._one_call = lambda seed: {  # type: ignore[method-assign]
+        name: value.unsqueeze(0) for name, value in Subject._one_call(made, seed).items()
+    }
+    with pytest.raises(WrongResultError, match="unlike eager's"):
+        made.verify()
+
+
+def test_an_error_that_overflows_allows_nothing(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = subject()
+    monkeypatch.setattr(module, "SLACK", torch.inf)
+    with pytest.raises(WrongResultError, match="inf"):
+        made.verify()
+
+
+# -- wrong where it is timed ------------------------------------------------------------------
+
+
+def after(calls: int, wrong: Call) -> Call:
+    """Right so many times, then not."""
+    count = itertools.count()
+    return lambda x, w: (weighed if next(count) < calls else wrong)(x, w)
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("right", [0, 3], ids=["the first", "a later"])
+def test_a_timed_call_that_is_wrong_gives_no_time(subject: Make, fault: str, right: int) -> None:
+    made = ready(subject(after(BEFORE + right, WRONG[fault])))
+    for _ in range(right):
+        made.gated_turn()
+    with pytest.raises(WrongResultError):
+        made.gated_turn()
+
+
+@pytest.mark.parametrize("right", [1, BEFORE], ids=["at once", "where it is timed"])
+def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, right: int) -> None:
+    kept: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight)
+        kept.append(y.detach())
+        return y if len(kept) <= right else y + (kept[-2] - y.detach())
+
+    made = subject(call)
+    with pytest.raises(WrongResultError, match="y"):
+        ready(made).gated_turn()
+    assert len(kept) == right + 1
+
+
+def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
+    proofs = subject().verify()
+    assert subject(nudged).verify() != proofs, "right, and other bits"
+    with pytest.raises(WrongResultError, match="y: its bits are not those"):
+        subject(nudged).expect(proofs)
+    made = ready(subject(after(BEFORE, nudged)))
+    with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
+        made.gated_turn()
+
+
+def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subject: Make) -> None:
+    loose = {"deterministic": frozenset[str]()}
+    proofs = subject(**loose).verify()
+    made = subject(nudged, **loose)
+    made.expect(proofs)
+    made.gated_turn()
+    with pytest.raises(WrongResultError, match="y: its bits is too far off"):
+        subject(WRONG["2% too large"], **loose).expect(proofs)
+    made = ready(subject(after(BEFORE, WRONG["2% too large"]), **loose))
+    with pytest.raises(WrongResultError, match="from what was verified, allowed"):
+        made.gated_turn()
+
+
+def test_a_result_that_was_proven_and_is_not_given_is_wrong(subject: Make) -> None:
+    proofs = subject().verify()
+    for proof in proofs:
+        proof["grad more"] = proof["y"]
+    with pytest.raises(WrongResultError, match="grad more"):
+        subject().expect(proofs)
+
+
+def test_nothing_is_timed_before_it_is_expected(subject: Make) -> None:
+    made = subject()
+    made.verify()
+    with pytest.raises(KeyError):
+        made.gated_turn()
