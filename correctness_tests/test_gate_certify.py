@@ -139,10 +139,10 @@ def test_false_alarms_are_bounded_by_what_was_drawn() -> None:
 
 
 def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
-    table = normal(0.3)
+    table = normal(0.6)
     drawn = certified(table, seed=1)
     assert drawn == certified(table, seed=1)
-    assert drawn != replace(certified(table, seed=2), seed=1)
+    assert drawn != replace(certified(table, seed=3), seed=1)
     data = json.loads(json.dumps(drawn.as_dict(), allow_nan=False))
     assert data == drawn.as_dict()
     assert data["blocks"] == 400
@@ -265,7 +265,7 @@ def test_a_side_that_is_always_slower_is_seen() -> None:
 
 
 def test_every_slowdown_is_more_than_99_of_100() -> None:
-    (bar,) = (bar for bar in missed(normal(0.02)).values() if bar.text == FIVE)
+    (bar,) = (bar for bar in missed(normal(0.025)).values() if bar.text == FIVE)
     assert bar.measured.startswith(f"0 of 1; not {DEVICE} of b0 (99.")
 
 
@@ -274,7 +274,7 @@ def test_every_slowdown_is_more_than_99_of_100() -> None:
     [
         (0.0125, 0.02, {TWO, WITHIN}),
         (0.025, 0.02, {ALL_GREEN, TWO, FIVE, WITHIN}),
-        (0.03, 0.05, {WITHIN}),
+        (0.035, 0.05, {WITHIN}),
         (0.004, 0.008, {WITHIN}),
         (0.6, 0.5, {ALL_GREEN, WITHIN}),
     ],
