@@ -73,5 +73,6 @@ def test_declares_bytes_and_flops_of_each_pass(op) -> None:
     assert set(op.bytes) == set(op.flops) == passes
     for case in [*op.cases, *op.timed]:
         for which in passes:
-            assert op.bytes[which](4, **case.dims) > 0
+            view = (op.name, which) == ("transpose", "backward")  # of the upstream gradient
+            assert op.bytes[which](4, **case.dims) > 0 or view
             assert op.flops[which](**case.dims) > 0 or op.name in MOVES

@@ -47,6 +47,7 @@ def text(before: dict[str, Any], after: dict[str, Any]) -> str:
 def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
     statuses = {outcome.name: outcome.status for outcome in Outcome}
     assert statuses == {
+        "IDENTICAL": 0,
         "SAME": 0,
         "FASTER": 0,
         "SLOWER": 10,
@@ -55,9 +56,13 @@ def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
         "OTHER_DEVICE_OR_VERSION": 13,
         "BUSY": 14,
         "MISSING": 15,
+        "WRONG_RESULT": 16,
+        "WORKER_DIED": 17,
+        "NO_BASE": 18,
     }
     assert [o.status for o in Outcome] == sorted(o.status for o in Outcome)
     assert worst([]) is Outcome.SAME
+    assert worst([Outcome.IDENTICAL, Outcome.IDENTICAL]) is Outcome.IDENTICAL
     assert worst([Outcome.SLOWER, Outcome.MISSING, Outcome.SAME]) is Outcome.MISSING
 
 
