@@ -45,6 +45,7 @@ def test_a_digest_tells_one_bit_anywhere() -> None:
             found.add(digest(bits.view(torch.float32)))
     assert len(found) == 1 + 4 * 4
     assert digest(torch.zeros(3)) != digest(-torch.zeros(3))
+    assert digest(torch.tensor([2, 0])) != digest(torch.tensor([0, 1])), "no sum of places"
 
 
 def test_a_digest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from correctness_tests.gate_fakes import CPU, Script
 from correctness_tests.gated_suite import GatedSuite, git, lines
 from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.pair import BASE
 
 pytest_plugins = ["pytester"]
 
@@ -117,6 +119,26 @@ def test_a_tree_is_not_compared_with_itself(gated: GatedSuite, name: str) -> Non
     assert gated.run(against=name).ret == 0, "an untracked file is part of it"
 
 
+def test_a_branch_that_moves_meanwhile_is_the_commit_that_it_was(gated: GatedSuite) -> None:
+    git("branch", "other", "main~1")
+    gated.scripts["other"] = Script("a", device=CPU)
+    bases = []
+
+    def moved(benchmark: str) -> int:
+        git("update-ref", "refs/heads/other", "main")
+        return 7
+
+    def seen(benchmark: str) -> int:
+        bases.append(gated.scripts["other"].session.setting.base.root)
+        assert not (bases[0] / "tinyllama/changed.py").exists(), "main has it"
+        return 7
+
+    gated.script.on(BASE, "inputs", moved)
+    gated.scripts["other"].on(BASE, "inputs", seen)
+    assert gated.run("--against=other").ret == 0
+    assert bases
+
+
 def test_one_of_two_bases_that_is_this_tree_is_refused(gated: GatedSuite) -> None:
     assert gated.run("--against=main").ret == USAGE
 
@@ -137,7 +159,7 @@ def test_a_base_without_the_harness_is_measured_with_the_candidates(gated: Gated
         seen.append((base / "tinyllama/harness/clock.py").read_text())
         return 7
 
-    gated.script.on("base", "inputs", inputs)
+    gated.script.on(BASE, "inputs", inputs)
     assert gated.run(against="main").ret == 0
     assert set(seen) == {"TICKS = 3\n"}
     assert not gated.script.session.setting.base.root.exists(), "it goes with the comparison"
@@ -154,7 +176,7 @@ def test_an_instrument_that_is_not_whole_is_no_base(gated: GatedSuite) -> None:
 
 
 def test_another_interpreter_runs_the_same_tree(gated: GatedSuite) -> None:
-    gated.script.identity["base"]["versions"] = {"torch": "2.9"}
+    gated.script.identity[BASE]["versions"] = {"torch": "2.9"}
     status, cases = gated.cases(f"--against-env={sys.executable}", against="")
     assert status == 0
     assert len(cases) == 2

@@ -17,6 +17,7 @@ from tinyllama.harness.gate import pair as module
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Ahead, Pair, SideError, Tree, opened
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.worker import WorkerError
 
 
 @pytest.fixture
@@ -158,9 +159,9 @@ def test_the_next_pair_is_started_while_one_is_used_and_asked_nothing(
 ) -> None:
     opener, script = ahead
     setting = script.setting()
-    for _ in range(2):
+    for number in (1, 2):
         with opener((setting.base, setting.candidate), CPU, "ops"):
-            pass
+            assert events(script)[-1] == (number + 1, "start")
     opener.close()
     assert events(script) == [
         *((1, "start"), (1, "make"), (2, "start"), (1, "close")),
@@ -196,6 +197,14 @@ def test_a_machine_with_few_processors_starts_nothing_ahead(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(module.PROCESSORS)))
     with ExitStack() as stack:
         assert isinstance(stack.enter_context(module.launcher()), Ahead)
+
+
+@pytest.mark.parametrize(
+    ("message", "wrong"),
+    [("WrongResultError: y", True), ("ValueError: an error, no WrongResultError", False)],
+)
+def test_only_what_the_check_raised_is_a_wrong_result(message: str, wrong: bool) -> None:
+    assert SideError(BASE, WorkerError(message)).wrong is wrong
 
 
 def test_a_pair_is_closed_twice_without_harm() -> None:

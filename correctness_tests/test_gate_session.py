@@ -141,6 +141,15 @@ def test_every_process_is_ended() -> None:
     assert set(closed) == {(at, side) for at in range(1, script.launches + 1) for side in SIDES}
 
 
+def test_others_take_the_place_of_both_sides_where_one_died() -> None:
+    script = Script("a", "b")
+    script.on(BASE, "turn", WorkerError("it died"), "a", launch=2)
+    script.run()
+    begun = [(at, s, args[0]) for at, s, method, args in script.asked if method == "begin"]
+    assert {(2, side, "a") for side in SIDES} < set(begun)
+    assert [at for at, side, name in begun if name == "b"][2:4] == [3, 3]
+
+
 def test_each_side_is_held_to_its_own_results() -> None:
     script = Script()
     script.run()

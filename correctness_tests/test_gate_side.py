@@ -64,6 +64,7 @@ def test_on_a_gpu_the_largest_case_is_listed_in_bf16_but_for_an_optimizer(
     monkeypatch.setattr(module, "untimed", lambda *args: None)
     found = declared(GPU, PACKAGE)
     assert {one.timed.provider for one in found} >= {"eager", "triton"}
+    assert {one.timed.op for one in found} >= {"adamw", "rms_norm"}
     for one in found:
         assert one.timed.case == len(OPS[one.timed.op].timed) - 1
         assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")

@@ -1,0 +1,99 @@
+"""Training steps that the gate times: every gradient of one is held to float64, and each loss to
+that of the verified run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from perf_tests import gated as module
+from perf_tests.gated import StepSubject, TimedStep, benchmarks
+from tinyllama.harness.gate.comparison import STEPS
+from tinyllama.harness.gate.side import ON_CPU, Side
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.op_contender import WrongResultError
+
+CPU = torch.device("cpu")
+TIMED = TimedStep("v1", "tiny-fp32")
+NAME = "step-v1-tiny-fp32/forward+backward+update"
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The losses of a verified run of some steps."""
+    monkeypatch.setattr(module, "VERIFIED", 8)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield StepSubject(TIMED, "cpu").verify()
+    torch.set_num_threads(threads)
+
+
+def started() -> StepSubject:
+    made = StepSubject(TIMED, "cpu")
+    made.run_once()
+    return made
+
+
+def turns(made: StepSubject) -> None:
+    for _ in range(4):
+        made.gated_turn()
+
+
+def test_a_cpu_times_one_step_beside_the_ops() -> None:
+    (one,) = benchmarks(CPU)
+    assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, ON_CPU)
+    assert NAME in [each.name for each in Side("cpu", more=STEPS).benchmarks()]
+    assert NAME not in [each.name for each in Side("cpu").benchmarks()]
+
+
+def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(
+    proven: list[float],
+) -> None:
+    assert len(proven) == module.VERIFIED
+    made = started()
+    made.expect(proven)
+    for _ in range(2):
+        assert 0 < made.gated_turn()[DEVICE] < 60
+    assert made.step.loss_series() == pytest.approx(proven[: len(made.step.losses)], rel=1e-6)
+
+
+def test_runs_begin_with_the_same_batches() -> None:
+    assert started().input_digest() == started().input_digest()
+
+
+def test_warming_up_leaves_steps_to_be_timed(proven: list[float]) -> None:
+    made = started()
+    made.expect(proven)
+    made.warm_up(60.0)
+    assert len(made.step.losses) == module.VERIFIED // 2
+
+
+def test_a_step_whose_gradients_are_wrong_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started()
+
+    def wrong() -> None:
+        raise AssertionError("the gradient of embedding is off")
+
+    monkeypatch.setattr(made.step, "verify", wrong)
+    with pytest.raises(WrongResultError, match="the gradient of embedding"):
+        made.verify()
+    with pytest.raises(WrongResultError, match="the gradient of embedding"):
+        made.expect([1.0] * 100)
+
+
+@pytest.mark.parametrize("wrong", [1.05, 0.95, math.nan])
+def test_a_timed_step_with_another_loss_gives_no_time(proven: list[float], wrong: float) -> None:
+    made = started()
+    made.expect([*proven[:4], *(loss * wrong for loss in proven[4:])])
+    with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
+        turns(made)
+
+
+def test_no_more_steps_are_timed_than_were_verified(proven: list[float]) -> None:
+    made = started()
+    made.expect(proven[:4])
+    with pytest.raises(WrongResultError, match="the verified run has 4"):
+        turns(made)
