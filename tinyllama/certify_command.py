@@ -84,6 +84,9 @@ def _certify(args: argparse.Namespace) -> int:
         print(f"tinyllama: {error}", file=sys.stderr)
         return BUSY
     except Stopped as stop:
+        if stop.verdict.outcome.status == BUSY:
+            print(f"tinyllama: {stop}", file=sys.stderr)
+            return BUSY
         raise ConfigError(str(stop)) from stop
     return run.show(args.merges)
 
