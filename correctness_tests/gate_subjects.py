@@ -14,11 +14,21 @@ import torch
 
 from correctness_tests.contenders import FILES, PACKAGE, Call, weighed
 from tinyllama.harness import cache
-from tinyllama.harness.gate.subject import SEEDS, Subject
+from tinyllama.harness.gate.subject import Subject
 from tinyllama.harness.op_contender import Timed, ops_of
 
 Make = Callable[..., Subject]
-BEFORE = 1 + 2 * SEEDS  # calls before the first that is timed: made ready, verified, expected
+
+
+class Turning:
+    """A call that is right until it is told to turn."""
+
+    def __init__(self, wrong: Call) -> None:
+        self.wrong, self.turned = wrong, False
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = (self.wrong if self.turned else weighed)(x, weight)
+        return found
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from correctness_tests.contenders import Call, weighed
-from correctness_tests.gate_subjects import BEFORE, Make, nudged, ready
+from correctness_tests.gate_subjects import Make, Turning, nudged, ready
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate.subject import DEVICE, HOST, SEEDS, Subject
 from tinyllama.harness.op_contender import WrongResultError
@@ -41,17 +41,17 @@ def test_two_subjects_prove_the_same(subject: Make) -> None:
 
 
 def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
-    seen: list[tuple[float, int]] = []
+    seen: list[torch.Tensor] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append((x.sum().item(), x.data_ptr()))
+        seen.append(x.detach().sum())  # and nobody waits for it here
         return weighed(x, weight)
 
     made = ready(subject(call))
     seen.clear()
     for _ in range(6):
         made.gated_turn()
-    sums = [total for total, _ in seen]
+    sums = [total.item() for total in seen]
     assert len(set(sums)) == SEEDS
     assert all(one != after for one, after in itertools.pairwise(sums))
 
@@ -118,35 +118,39 @@ def test_an_error_that_overflows_allows_nothing(
 # -- wrong where it is timed ------------------------------------------------------------------
 
 
-def after(calls: int, wrong: Call) -> Call:
-    """Right so many times, then not."""
-    count = itertools.count()
-    return lambda x, w: (weighed if next(count) < calls else wrong)(x, w)
-
-
 @pytest.mark.parametrize("fault", WRONG)
 @pytest.mark.parametrize("right", [0, 3], ids=["the first", "a later"])
 def test_a_timed_call_that_is_wrong_gives_no_time(subject: Make, fault: str, right: int) -> None:
-    made = ready(subject(after(BEFORE + right, WRONG[fault])))
+    call = Turning(WRONG[fault])
+    made = ready(subject(call))
     for _ in range(right):
         made.gated_turn()
+    call.turned = True
     with pytest.raises(WrongResultError):
         made.gated_turn()
 
 
-@pytest.mark.parametrize("right", [1, BEFORE], ids=["at once", "where it is timed"])
-def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, right: int) -> None:
+@pytest.mark.parametrize("when", ["at once", "where it is timed"])
+def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, when: str) -> None:
     kept: list[torch.Tensor] = []
 
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def again(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         y = weighed(x, weight)
         kept.append(y.detach())
-        return y if len(kept) <= right else y + (kept[-2] - y.detach())
+        return y + (kept[-2] - y.detach()) if len(kept) > 1 else y
 
+    call = Turning(again)
     made = subject(call)
-    with pytest.raises(WrongResultError, match="y"):
-        ready(made).gated_turn()
-    assert len(kept) == right + 1
+    if when == "at once":
+        call.turned = True
+        with pytest.raises(WrongResultError, match="y: error"):
+            made.verify()
+    else:
+        ready(made)
+        call.turned = True
+        made.run_once()  # and so there is one that is kept
+        with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
+            made.gated_turn()
 
 
 def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
@@ -154,7 +158,9 @@ def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
     assert subject(nudged).verify() != proofs, "right, and other bits"
     with pytest.raises(WrongResultError, match="y: its bits are not those"):
         subject(nudged).expect(proofs)
-    made = ready(subject(after(BEFORE, nudged)))
+    call = Turning(nudged)
+    made = ready(subject(call))
+    call.turned = True
     with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
         made.gated_turn()
 
@@ -167,7 +173,9 @@ def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subje
     made.gated_turn()
     with pytest.raises(WrongResultError, match="y: its bits is too far off"):
         subject(WRONG["2% too large"], **loose).expect(proofs)
-    made = ready(subject(after(BEFORE, WRONG["2% too large"]), **loose))
+    call = Turning(WRONG["2% too large"])
+    made = ready(subject(call, **loose))
+    call.turned = True
     with pytest.raises(WrongResultError, match="from what was verified, allowed"):
         made.gated_turn()
 

@@ -1,0 +1,174 @@
+"""``tinyllama certify``, on sides that answer from a script: blocks are added one by one and kept,
+and a certificate is written where there are enough."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from correctness_tests.gate_fakes import CPU, Script, died
+from tinyllama.cli import main
+from tinyllama.harness.device import device_name
+from tinyllama.harness.gate import comparison, pair
+from tinyllama.harness.gate.noise import Noise, noise_path
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.watch import Watch, device_lock
+from tinyllama.harness.results import versions
+
+USAGE = 2
+
+
+class Certify:
+    """The command, with its folder of results and what its sides answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.script = folder, Script("a", "b", device=CPU, noise=0.005)
+        for identity in self.script.identity.values():
+            identity["versions"] = versions()
+
+    def run(self, *args: str) -> int:
+        return main(["certify", "--device=cpu", f"--results-dir={self.folder}", *args])
+
+    def blocks(self) -> list[dict[str, dict[str, float]]]:
+        return [each.statistics for each in Noise.load(self.folder, device_name(CPU)).blocks]
+
+    def file(self, name: str) -> Path:
+        return noise_path(self.folder, device_name(CPU)).parent / name
+
+
+@pytest.fixture
+def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
+    made = Certify(tmp_path)
+
+    @contextlib.contextmanager
+    def launcher() -> Iterator[Any]:
+        yield made.script.pairs
+
+    def listed(root: Path, device: Any) -> Any:
+        tree = type("Side", (), {"tree": made.script.setting().base})()
+        return made.script._benchmarks(tree)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pair, "launcher", launcher)
+    monkeypatch.setattr(comparison, "benchmarks_of", listed)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
+    monkeypatch.setattr("tinyllama.certify_command.WAIT", 0.0)
+    monkeypatch.setattr(Watch, "before", lambda self: None)
+    return made
+
+
+def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
+    assert certify.run("--blocks=2") == USAGE, "too few for a certificate"
+    assert certify.run("--blocks=3") == USAGE
+    assert [set(block) for block in certify.blocks()] == [{"a", "b"}] * 5
+    assert len({block["a"][DEVICE] for block in certify.blocks()}) == 5
+
+
+def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
+    certify: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify.run("--blocks=20", "--merges=1000") == 1, "1000 merges bound no 0.1%"
+    said = capsys.readouterr().out
+    assert "block 20 of 20" in said
+    assert "MISSED false alarms in under 0.1% of merges" in said
+    content = json.loads(certify.file("certificate.json").read_text())
+    assert {one["benchmark"] for one in content["found"]} == {"a", "b"}
+    assert all(bar["held"] for bar in content["bars"][1:])
+    assert certify.run("--blocks=0", "--merges=10000") == 0
+    assert len(certify.blocks()) == 20
+
+
+def test_a_block_is_kept_when_the_next_one_cannot_be_taken(certify: Certify) -> None:
+    certify.script.on(BASE, "make", died(), launch=4)  # after the preparation and two blocks
+    assert certify.run("--blocks=5") == USAGE
+    assert len(certify.blocks()) == 2
+
+
+def test_a_disturbed_block_is_not_kept(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons = iter([None, "another process", None])
+    monkeypatch.setattr(Watch, "during", lambda self, pids: next(reasons))
+    certify.run("--blocks=2")
+    assert len(certify.blocks()) == 2
+    assert "a block is discarded: another process" in capsys.readouterr().out
+
+
+def test_what_fails_is_said_not_to_be_certified_and_the_others_are(
+    certify: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certify.script.on(CANDIDATE, "turn", died(), "a", launch=3)
+    certify.run("--blocks=3")
+    assert [set(block) for block in certify.blocks()] == [{"a", "b"}, {"b"}, {"b"}]
+    assert "not certified: WORKER DIED a" in capsys.readouterr().out
+
+
+def test_no_block_is_begun_that_would_take_too_long(certify: Certify) -> None:
+    certify.run("--blocks=20", "--seconds=0")
+    assert len(certify.blocks()) == 1
+
+
+def test_only_what_is_named_is_timed(certify: Certify) -> None:
+    certify.run("--blocks=1", "--only=b*")
+    assert [set(block) for block in certify.blocks()] == [{"b"}]
+
+
+@pytest.mark.parametrize("args", [["--blocks=0"], ["--validate"]], ids=str)
+def test_a_name_of_nothing_is_an_error(
+    certify: Certify, capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    assert certify.run("--only=nothing*", *args) == USAGE
+    assert "--only 'nothing*': no benchmark of cpu is named so" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["--blocks=-1"], ["--merges=10"], ["--device=cuda:77"]], ids=str)
+def test_what_cannot_be_asked_for_is_an_error(certify: Certify, args: list[str]) -> None:
+    assert certify.run(*args) == USAGE
+
+
+def test_a_device_that_is_held_or_disturbed_is_14(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with device_lock(CPU, 0):
+        assert certify.run("--blocks=1") == 14
+    for look in ("during", "before"):
+        monkeypatch.setattr(Watch, look, lambda self, *pids: "other work runs here")
+        assert certify.run("--blocks=1") == 14
+    assert certify.blocks() == []
+
+
+def test_blocks_of_other_versions_stay_and_do_not_count(certify: Certify) -> None:
+    for identity in certify.script.identity.values():
+        identity["versions"] = {"torch": "1.0"}
+    certify.run("--blocks=20")
+    assert len(certify.blocks()) == 20
+    assert certify.run("--blocks=0") == USAGE
+    assert not certify.file("certificate.json").exists()
+
+
+def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certify) -> None:
+    certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
+    seen: dict[str, Any] = {}
+    pairs = certify.script.pairs
+
+    @contextlib.contextmanager
+    def watched(trees: Any, *rest: Any) -> Iterator[Any]:
+        seen.update({tree.name: dict(tree.slowed) for tree in trees})
+        with pairs(trees, *rest) as one:
+            yield one
+
+    certify.script.pairs = watched  # type: ignore[method-assign]
+    certify.script.slower("f", device_seconds=1.2)
+    assert certify.run("--validate") == 0
+    content = json.loads(certify.file("validation.json").read_text())
+    assert content["slowed"] == dict(zip("abcdef", (0, 0.01, 0.02, 0.03, 0.05, 0.1), strict=True))
+    assert seen == {BASE: {}, CANDIDATE: {n: s for n, s in content["slowed"].items() if s}}
+    assert content["benchmarks"]["f"]["outcome"] == "SLOWER"
+    assert content["benchmarks"]["a"]["outcome"] == "SAME"
+    assert certify.blocks() == [], "they are no equal sides"
