@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.gate_fakes import CPU, Script, died
+from correctness_tests.gate_answers import died
+from correctness_tests.gate_fakes import CPU, Script
 from tinyllama.cli import main
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import comparison, pair

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from correctness_tests.gate_fakes import COUNTS, CPU, QUIET, SECONDS, SIDES, Script, history
+from correctness_tests.gate_answers import history
+from correctness_tests.gate_fakes import COUNTS, CPU, QUIET, SECONDS, SIDES, Script
 from tinyllama.harness.gate.accepted import Entry
 from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.gate_fakes import SECONDS, SIDES, Script, Watching, died, hung, wrong
+from correctness_tests.gate_answers import died, hung, wrong
+from correctness_tests.gate_fakes import SECONDS, SIDES, Script, Watching
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.verdict import Outcome
@@ -200,17 +201,15 @@ def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
 
 def test_a_result_that_is_wrong_in_a_late_turn_takes_its_blocks_back() -> None:
     script = Script("a", "b")
-    calls = iter(range(100))
-    script.on(
-        CANDIDATE, "turn", lambda name: wrong_after(next(calls)), "a"
-    )  # 2 pairs a block, so in the fourth
+    calls = iter([*[None] * 7, wrong()])  # of a block there are two, so in the fourth
+
+    def turn(benchmark: str) -> dict[str, float]:
+        if error := next(calls):
+            raise error
+        return SECONDS
+
+    script.on(CANDIDATE, "turn", turn, "a")
     held(script, Outcome.WRONG_RESULT, 16)
-
-
-def wrong_after(calls: int) -> dict[str, float]:
-    if calls == 7:
-        raise wrong()
-    return SECONDS
 
 
 # -- times ------------------------------------------------------------------------------------

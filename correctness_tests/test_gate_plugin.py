@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.gate_fakes import CPU, Script, died, wrong
+from correctness_tests.gate_answers import died, wrong
+from correctness_tests.gate_fakes import CPU, Script
 from correctness_tests.gated_suite import GatedSuite, git, lines
 from tinyllama.harness.gate import comparison, plugin
 from tinyllama.harness.gate.pair import BASE, CANDIDATE

@@ -8,16 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from correctness_tests.gate_fakes import (
-    CPU,
-    GPU,
-    SECONDS,
-    SIDES,
-    Script,
-    Watching,
-    history,
-    outcomes,
-)
+from correctness_tests.gate_answers import history
+from correctness_tests.gate_fakes import CPU, GPU, SECONDS, SIDES, Script, Watching, outcomes
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.session import Session
