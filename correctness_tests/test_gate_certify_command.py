@@ -173,3 +173,13 @@ def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certi
     assert content["benchmarks"]["f"]["outcome"] == "SLOWER"
     assert content["benchmarks"]["a"]["outcome"] == "SAME"
     assert certify.blocks() == [], "they are no equal sides"
+
+
+@pytest.mark.parametrize("slower", [{}, {"a": 1.2, "f": 1.2}], ids=["missed", "a false alarm"])
+def test_a_validation_whose_verdicts_are_not_what_was_added_fails(
+    certify: Certify, slower: dict[str, float]
+) -> None:
+    certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
+    for name, times in slower.items():
+        certify.script.slower(name, device_seconds=times)
+    assert certify.run("--validate") == 1

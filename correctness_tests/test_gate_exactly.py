@@ -250,3 +250,13 @@ def test_a_cpu_has_one_time_and_a_wider_margin() -> None:
     rule = script.session.found["a"].series[DEVICE].rule
     assert (rule.margin, rule.tolerance) == (0.02, 0.10)
     assert list(script.session.found["a"].series) == [DEVICE]
+
+
+def test_what_is_slower_for_sure_is_not_hidden_by_what_cannot_be_told() -> None:
+    script = Script(noise=0.3)
+    script.counts("a", kernels=1)
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert "kernels" in verdict.text
+    assert "neither under" in verdict.text
+    assert script.status == 10

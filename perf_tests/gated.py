@@ -7,6 +7,7 @@ give the loss that the verified run had at that step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from perf_tests.workloads import Group, not_here
 from tinyllama.harness.clock import Clock
 from tinyllama.harness.device import cannot, synchronize
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST, digest
+from tinyllama.harness.gate.subject import DEVICE, HOST, digest, spend
 from tinyllama.harness.kernels import Launched, launched
 from tinyllama.harness.launches import launches
 from tinyllama.harness.op_contender import WrongResultError
@@ -93,7 +94,7 @@ class StepSubject:
         if place >= len(self.losses):
             raise WrongResultError(f"step {place}: the verified run has {len(self.losses)}")
         got, wanted = float(self.step.losses[place]), self.losses[place]
-        if not abs(got - wanted) <= LOSS_SLACK * abs(wanted):
+        if not (math.isfinite(wanted) and abs(got - wanted) <= LOSS_SLACK * abs(wanted)):
             raise WrongResultError(
                 f"step {place}: the loss is {got:.6g}, verified was {wanted:.6g}"
             )
@@ -115,7 +116,7 @@ class StepSubject:
     def _call(self) -> None:
         self.step.next()
         if self.extra:
-            self.step.queue.spin(self.extra)
+            spend(self.extra, self.step.queue, self.device)
 
     def launched(self) -> Sequence[Launched]:
         """Those of the steps ahead of the captured one, which launch what is captured."""

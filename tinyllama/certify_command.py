@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tinyllama.harness.gate.noise import Block, Noise
     from tinyllama.harness.gate.session import Session
     from tinyllama.harness.gate.side import Benchmark
+    from tinyllama.harness.verdict import Verdict
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # of device time, by turns over the benchmarks
@@ -126,14 +127,16 @@ class Certifying:
         names = [one.name for one in self._chosen()]
         slowed = {name: SLOWDOWNS[i % len(SLOWDOWNS)] for i, name in enumerate(names)}
         with self._session({name: share for name, share in slowed.items() if share}) as session:
+            wrong = 0
             for verdict in session.run():
                 share = slowed.get(verdict.name)
                 print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
+                wrong += not _told(verdict, share, session)
             content = {"slowed": slowed, **session.report()}
         path = self._folder / "validation.json"
         replace_text(path, json.dumps(content, indent=1) + "\n")
-        print(f"wrote {path}")
-        return 0
+        print(f"wrote {path}; {wrong} of {len(slowed)} verdicts are not what was added")
+        return 1 if wrong else 0
 
     def show(self, merges: int) -> int:
         """Print and write the error rates; 1 where they do not hold the bars."""
@@ -161,6 +164,9 @@ class Certifying:
             **found.as_dict(),
             "bars": [bar._asdict() for bar in judged],
         }
+        if self.only != "*":
+            print("not written: a certificate is of every benchmark")
+            return 0 if all(bar.held for bar in judged) else 1
         path = self._folder / "certificate.json"
         replace_text(path, json.dumps(content, indent=1) + "\n")
         print(f"wrote {path}")
@@ -219,6 +225,22 @@ class Certifying:
                     say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
                 )
             )
+
+
+def _told(verdict: Verdict, share: float | None, session: Session) -> bool:
+    """Whether a verdict is right of a benchmark with that much work added: SLOWER from the
+    tolerance on, green without any, and between them whatever is no failure."""
+    from tinyllama.harness.gate.subject import DEVICE
+    from tinyllama.harness.verdict import Outcome
+
+    if share is None or verdict.name not in session.found:
+        return False
+    if share >= session.found[verdict.name].benchmark.slowdowns[DEVICE]:
+        return verdict.outcome is Outcome.SLOWER
+    wanted = {Outcome.SAME, Outcome.FASTER}
+    if share:
+        wanted |= {Outcome.SLOWER, Outcome.INCONCLUSIVE}
+    return verdict.outcome in wanted
 
 
 def _block(session: Session, statistics: dict[str, dict[str, float]]) -> Block:

@@ -247,7 +247,10 @@ class Session:
             self._conclude(one)
 
     def _conclude(self, one: Found) -> None:
-        outcome = worst(figure.outcome for figure in one.figures)
+        found = [figure.outcome for figure in one.figures]
+        # What is slower for sure is not hidden by a figure that cannot be told.
+        slower = Outcome.SLOWER in found and worst(found) is Outcome.INCONCLUSIVE
+        outcome = Outcome.SLOWER if slower else worst(found)
         shown = [f.text for f in one.figures if f.metric in one.series or not f.outcome.green]
         self._settle(one, outcome, "; ".join(shown))
 

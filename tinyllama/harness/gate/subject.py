@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from tinyllama.harness.clock import Queue
 from tinyllama.harness.device import synchronize
 from tinyllama.harness.evaluate import Inputs, copied, evaluate
 from tinyllama.harness.kernels import Launched, launched
@@ -203,7 +204,7 @@ class Subject(OpContender):
     def _run(self) -> None:
         super()._run()
         if self.extra:
-            self.clock.queue.spin(self.extra) if self.device.type != "cpu" else _work(self.extra)
+            spend(self.extra, self.clock.queue, self.device)
 
     def _shrink(self) -> None:
         """No check of this class takes much memory."""
@@ -229,8 +230,11 @@ class Subject(OpContender):
                 )
 
 
-def _work(seconds: float) -> None:
-    """Work of the host that takes some seconds."""
+def spend(seconds: float, queue: Queue, device: torch.device) -> None:
+    """Work of a device that takes some seconds: a kernel that spins, or a host that does."""
+    if device.type != "cpu":
+        queue.spin(seconds)
+        return
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
