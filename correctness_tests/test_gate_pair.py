@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from correctness_tests.commands import ROOT
 from correctness_tests.gate_fakes import CPU, SIDES, Script, ScriptedPair
@@ -213,3 +215,17 @@ def test_a_pair_is_closed_twice_without_harm() -> None:
     pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, "ops")
     pair.close()
     pair.close()
+
+
+def test_processes_import_ahead_and_have_one_thread_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first backward pass imports for a second; idle threads of one side slow the other's."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(module, "Worker", lambda name, **options: seen.append(options))
+    tree = Tree(BASE, tmp_path, "python", "main", tmp_path)
+    for device in ("cpu", "cuda"):
+        module._worker(tree, "tinyllama.ops", torch.device(device))
+    late = "torch.fx.experimental.symbolic_shapes"
+    assert all(late in options["preload"] for options in seen)
+    assert [options["env"].get("OMP_NUM_THREADS") for options in seen] == ["1", None]

@@ -93,7 +93,7 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        return _worker(tree, self.package)
+        return _worker(tree, self.package, self.device)
 
     def restart(self) -> None:
         """Other processes in the place of those of which one failed."""
@@ -189,14 +189,15 @@ def _log_ratio(metric: str, candidate: float, base: float) -> float:
     return log(candidate / base)
 
 
-def _worker(tree: Tree, package: str) -> Worker:
-    caches = {
+def _worker(tree: Tree, package: str, device: torch.device) -> Worker:
+    env = {
         name: str(tree.caches / name.lower())
         for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     }
-    return Worker(
-        tree.name, python=tree.python, cwd=tree.root, preload=(_MODULE, package), env=caches
-    )
+    if device.type == "cpu":
+        env["OMP_NUM_THREADS"] = "1"  # threads that wait for work take time from the other side
+    modules = (_MODULE, package, *_IMPORTED_LATE)
+    return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
 
 _MODULE = FACTORY.partition(":")[0]
