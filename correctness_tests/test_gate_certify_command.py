@@ -111,7 +111,7 @@ def test_what_fails_is_said_not_to_be_certified_and_the_others_are(
 
 
 def test_no_block_is_begun_that_would_take_too_long(certify: Certify) -> None:
-    certify.run("--blocks=20", "--seconds=0")
+    certify.run("--blocks=20", "--seconds=1e-9")
     assert len(certify.blocks()) == 1
 
 
@@ -128,9 +128,23 @@ def test_a_name_of_nothing_is_an_error(
     assert "--only 'nothing*': no benchmark of cpu is named so" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [["--blocks=-1"], ["--merges=10"], ["--device=cuda:77"]], ids=str)
-def test_what_cannot_be_asked_for_is_an_error(certify: Certify, args: list[str]) -> None:
-    assert certify.run(*args) == USAGE
+@pytest.mark.parametrize(
+    "bad",
+    ["--blocks=-1", "--merges=10", "--seconds=-5", "--seconds=nan", "--results-dir=/proc/nope"],
+)
+def test_what_cannot_be_asked_for_is_an_error_that_names_it(
+    certify: Certify, capsys: pytest.CaptureFixture[str], bad: str
+) -> None:
+    assert certify.run("--blocks=1", bad) == USAGE
+    option, _, value = bad.partition("=")
+    said = capsys.readouterr().err
+    assert option in said
+    assert value in said
+    assert certify.blocks() == [], "nothing was measured"
+
+
+def test_a_device_that_is_not_there_is_an_error(certify: Certify) -> None:
+    assert certify.run("--device=cuda:77") == USAGE
 
 
 def test_a_device_that_is_held_or_disturbed_is_14(

@@ -68,13 +68,18 @@ def _certify(args: argparse.Namespace) -> int:
     from tinyllama.harness.gate.session import Stopped
     from tinyllama.harness.gate.watch import BusyError
 
-    if args.blocks < 0 or args.merges < 1000:
-        raise ConfigError("use --blocks of 0 or more, and --merges of 1000 or more")
+    for name, value, least in (("blocks", args.blocks, 0), ("merges", args.merges, 1000)):
+        if value < least:
+            raise ConfigError(f"--{name} is {value}: use {least} or more")
+    if args.seconds is not None and not args.seconds > 0:
+        raise ConfigError(f"--seconds is {args.seconds:g}: use a number above 0")
     try:
         device = torch.device(args.device) if args.device else default_device()
         noise = Noise.load(args.results_dir, device_name(device))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ConfigError(str(error)) from error
+        named = f"--device {args.device}: " if args.device else ""
+        raise ConfigError(f"{named}{error}") from error
+    _check_writable(args.results_dir)
     run = Certifying(args.results_dir, args.only, device, noise)
     try:
         if args.validate:
@@ -90,6 +95,18 @@ def _certify(args: argparse.Namespace) -> int:
             return BUSY
         raise ConfigError(str(stop)) from stop
     return run.show(args.merges)
+
+
+def _check_writable(folder: Path) -> None:
+    """Before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--results-dir {str(folder)!r}: {error.strerror}; name a folder that can be written"
+        ) from error
 
 
 @dataclass
