@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ class Broken:
 
     def identity(self) -> str:
         return str(Path.cwd())
+
+    def settle(self, processor: int) -> None:
+        os.sched_setaffinity(0, {processor})
+
+    def processors(self) -> list[set[int]]:
+        """Of this thread, and of one that is begun now."""
+        with ThreadPoolExecutor(1) as pool:
+            later = pool.submit(os.sched_getaffinity, 0).result()
+        return [os.sched_getaffinity(0), later]
 
     def begin(self, name: str) -> float:
         return _break("begin", name) or 1.0

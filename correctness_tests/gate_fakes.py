@@ -179,7 +179,7 @@ class Script:
 
     @property
     def effort(self) -> Effort:
-        return replace(Effort.on(self.device), pairs=2)
+        return replace(Effort.on(self.device), pairs=2, repeated=2)
 
     def digests(
         self, tree: Tree, benchmark: Benchmark

@@ -5,7 +5,7 @@ The fixture ``subject`` is in the folder's conftest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from correctness_tests.contenders import FILES, PACKAGE, Call, weighed
 from tinyllama.harness import cache
-from tinyllama.harness.gate.subject import Subject
+from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.op_contender import Timed, ops_of
 
 Make = Callable[..., Subject]
@@ -37,10 +37,16 @@ def subject(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
     monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
     op = ops_of(PACKAGE, FILES)["weigh_rows"]
 
-    def make(call: Call = weighed, dtype: str = "fp32", case: int = 0, **traits: Any) -> Subject:
+    def make(
+        call: Call = weighed,
+        dtype: str = "fp32",
+        case: int = 0,
+        metrics: Sequence[str] = (DEVICE, HOST),
+        **traits: Any,
+    ) -> Subject:
         op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
         timed = Timed("weigh_rows", "tried", case, dtype)
-        made = Subject(timed, str(device), PACKAGE, FILES)
+        made = Subject(timed, str(device), PACKAGE, FILES, metrics)
         made.run_once()
         return made
 
@@ -58,5 +64,6 @@ def nudged(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Right, and of the same norm; one element has another last bit."""
     y = weighed(x, weight)
     other = y.detach().clone()
-    other.view(-1)[3] = torch.nextafter(other.view(-1)[3], other.new_tensor(torch.inf))
+    one = other.view(-1)[3:4]
+    one.copy_(torch.nextafter(one, torch.full_like(one, torch.inf)))  # and nobody waits for it
     return y + (other - y.detach())

@@ -19,6 +19,7 @@ from tinyllama.harness.gate.noise import Noise
 
 RULES: Rules = {DEVICE: (0.005, 0.02)}
 MERGES = 5000
+SMALL = np.linspace(-0.004, 0.004, 30).tolist()
 
 
 def noise_of(table: Floats, metric: str = DEVICE) -> Noise:
@@ -130,6 +131,20 @@ def test_heavy_tails_cost_decisions_and_not_false_alarms() -> None:
     (found,) = drawn.found
     assert found.smallest is not None
     assert found.smallest > 1.5 * found.by_formula
+
+
+def test_what_states_metrics_is_decided_on_those_alone() -> None:
+    rows = [{"b0": {DEVICE: x}, "b1": {HOST: 5 * x}, "b2": {DEVICE: x, HOST: x}} for x in SMALL]
+    noise = Noise(CARD, [block(n, statistics=row) for n, row in enumerate(rows)])
+    rules: Rules = {DEVICE: (0.005, 0.02), HOST: (0.02, 0.10)}
+    claims = {"b0": {DEVICE: 0.02}, "b1": {HOST: 0.1}}
+    drawn = certify(noise, VERSIONS, rules, claims, merges=MERGES)
+    figures = [(found.benchmark, found.metric) for found in drawn.found]
+    assert figures == [("b0", DEVICE), ("b1", HOST), ("b2", DEVICE), ("b2", HOST)]
+    assert drawn.left_out == 0
+    claims = {"b0": {HOST: 0.1}}
+    with pytest.raises(ValueError, match=f"{HOST} of b0 is missing from 30"):
+        certify(noise, VERSIONS, rules, claims, merges=MERGES)
 
 
 def test_false_alarms_are_bounded_by_what_was_drawn() -> None:

@@ -36,7 +36,8 @@ names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))
 
 def session(setting):
     only = (lambda name: name.startswith(names)) if names else None
-    return Session(replace(setting, only=only, effort=replace(Effort.on(setting.device), pairs=10)))
+    effort = replace(Effort.on(setting.device), pairs=10, repeated=10)
+    return Session(replace(setting, only=only, effort=effort))
 
 
 comparison.Session = session

@@ -16,9 +16,19 @@ import torch
 from correctness_tests.commands import ROOT
 from correctness_tests.gate_fakes import CPU, SIDES, Script, ScriptedPair
 from tinyllama.harness.gate import pair as module
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Ahead, Pair, SideError, Tree, opened
+from tinyllama.harness.gate.pair import (
+    BASE,
+    CANDIDATE,
+    Ahead,
+    Effort,
+    Pair,
+    SideError,
+    Tree,
+    opened,
+    timing_processor,
+)
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.worker import WorkerError
 
 
@@ -95,6 +105,35 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
         assert abs(statistic) < 1
 
 
+def test_both_sides_are_held_to_one_processor_and_so_are_those_that_take_their_place(
+    trees: list[Tree],
+) -> None:
+    with opened(trees, CPU, "ops") as pair:
+        free = pair.each("processors")
+        assert free == dict.fromkeys(SIDES, [os.sched_getaffinity(0)] * 2)
+        pair.settle(timing_processor())
+        held = dict.fromkeys(SIDES, [{timing_processor()}] * 2)
+        assert pair.each("processors") == held
+        pair.restart()
+        assert pair.each("processors") == held
+
+
+def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
+    trees: list[Tree],
+) -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one processor")
+    ahead = Ahead()
+    try:
+        for beside in (before, before - {max(before)}):  # the second pair is started ahead
+            with ahead(trees, CPU, "ops") as pair:
+                assert pair.each("processors") == dict.fromkeys(SIDES, [beside] * 2)
+        assert os.sched_getaffinity(0) == before
+    finally:
+        ahead.close()
+
+
 # -- processes that fail ----------------------------------------------------------------------
 
 
@@ -136,6 +175,14 @@ def test_an_interpreter_that_cannot_be_started_is_an_error_of_its_side(tmp_path:
         with pytest.raises(SideError, match="base: base cannot be started"):
             pair.open()
         assert pair.failed
+
+
+@pytest.mark.parametrize(
+    ("metrics", "pairs"), [((DEVICE,), 10), ((HOST,), 24), ((DEVICE, HOST), 24)]
+)
+def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> None:
+    benchmark = Benchmark("a", None, "", dict.fromkeys(metrics, 0.1))
+    assert Effort(pairs=10, repeated=24, first=0.0).of(benchmark) == pairs
 
 
 # -- pairs that are started ahead -------------------------------------------------------------

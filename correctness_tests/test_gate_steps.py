@@ -24,7 +24,7 @@ NAME = "step-v1-tiny-fp32/forward+backward+update"
 @pytest.fixture
 def proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The losses of a verified run of some steps."""
-    monkeypatch.setattr(module, "VERIFIED", 8)
+    monkeypatch.setattr(module, "VERIFIED", 32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield StepSubject(TIMED, "cpu").verify()
@@ -38,7 +38,7 @@ def started() -> StepSubject:
 
 
 def turns(made: StepSubject) -> None:
-    for _ in range(4):
+    for _ in range(8):
         made.gated_turn()
 
 

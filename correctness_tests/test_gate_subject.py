@@ -4,6 +4,7 @@ that two seeds give by turns."""
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from correctness_tests.contenders import Call, weighed
 from correctness_tests.gate_subjects import Make, Turning, nudged, ready
 from tinyllama.harness.gate import subject as module
-from tinyllama.harness.gate.subject import DEVICE, HOST, SEEDS, Subject
+from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, SEEDS, Subject
 from tinyllama.harness.op_contender import WrongResultError
 
 RESULTS = {"y", "grad x", "grad weight"}
@@ -65,6 +66,47 @@ def test_a_call_that_spoils_its_inputs_does_not_spoil_the_next(subject: Make) ->
     made = ready(subject(call))
     for _ in range(4):
         made.gated_turn()
+
+
+@pytest.mark.parametrize("metrics", [(DEVICE,), (HOST,), (DEVICE, HOST)], ids=" ".join)
+def test_it_gives_the_times_it_was_asked_for(
+    subject: Make, device: torch.device, metrics: tuple[str, ...]
+) -> None:
+    seconds = ready(subject(metrics=metrics)).gated_turn()
+    assert set(seconds) == ({DEVICE} if device.type == "cpu" else set(metrics))
+
+
+def test_of_repeated_calls_the_fastest_counts_but_for_the_first(subject: Make) -> None:
+    """Each sleeps longer than all after it but the first, which does not."""
+    left: list[float] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        time.sleep(left.pop() if left else 0.0)
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    left[:] = [0.02 + 0.005 * place for place in range(CALLS)]
+    left.append(0.0)
+    (seconds,) = made.gated_turn().values()
+    assert not left
+    assert 0.02 <= seconds < 0.025
+
+
+def test_inputs_are_ready_before_the_first_of_repeated_calls(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        happened.append("call")
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    draw = made._drawn
+    monkeypatch.setattr(made, "_drawn", lambda: happened.append("drawn") or draw())
+    happened.clear()
+    made.gated_turn()
+    assert happened == ["drawn"] * (1 + CALLS) + ["call"] * (1 + CALLS)
 
 
 # -- wrong ------------------------------------------------------------------------------------
@@ -151,6 +193,21 @@ def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, when: str) -
         made.run_once()  # and so there is one that is kept
         with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
             made.gated_turn()
+
+
+@pytest.mark.parametrize("place", range(1 + CALLS))
+def test_each_of_the_repeated_calls_is_checked(subject: Make, place: int) -> None:
+    count = itertools.count()
+    begun: list[bool] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wrong = bool(begun) and next(count) == place
+        return weighed(x, weight) * (1.02 if wrong else 1.0)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    begun.append(True)
+    with pytest.raises(WrongResultError, match="of a timed call is not, bit for bit"):
+        made.gated_turn()
 
 
 def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:

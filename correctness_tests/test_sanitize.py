@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tools import sanitize
 
@@ -88,3 +90,47 @@ def test_the_planted_kernel_stores_beyond_its_buffer() -> None:
     sanitize.stray_kernel[(1,)](x, wide, 100, FAULT="store")
     assert wide[100] == 0
     assert wide[101] == 7
+
+
+class Seen(TorchDispatchMode):
+    """The names of what is called, and of products whether what they write into was zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        name = func.__name__
+        if "out" in kwargs:
+            name += " into zeros" if not kwargs["out"].any() else " into something"
+        self.calls.append(name)
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["mm", "bmm"])
+def test_products_are_written_over_zeros_and_are_what_they_were(batch: tuple[int, ...]) -> None:
+    a, b = torch.randn(*batch, 3, 4, requires_grad=True), torch.randn(*batch, 4, 5)
+    wanted = a.detach() @ b
+    given = torch.full((*batch, 3, 5), torch.nan)
+    with Seen() as seen, sanitize.Written():
+        made = a @ b
+        made.sum().backward()
+        torch.matmul(a.detach(), b, out=given)
+    torch.testing.assert_close(made, wanted)
+    torch.testing.assert_close(given, wanted)
+    torch.testing.assert_close(a.grad, torch.ones(*batch, 3, 5) @ b.mT)
+    products = [name for name in seen.calls if "mm" in name]
+    assert len(products) == 3
+    assert all(name.endswith("out into zeros") for name in products)
+
+
+def test_a_sanitizer_that_does_not_end_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: Sequence[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(sanitize.subprocess, "run", run)
+    assert sanitize._under("/bin/compute-sanitizer", "racecheck", ["rope"]) == 1
+    assert "no end after 1800 s" in capsys.readouterr().out

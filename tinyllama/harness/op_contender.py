@@ -276,12 +276,16 @@ class OpContender:
 
     def _prepare(self, name: str, layout: str = "contiguous") -> None:
         """Fresh inputs and cold caches."""
+        self._give(name, layout)
+        self.flush()
+
+    def _give(self, name: str, layout: str = "contiguous") -> None:
+        """Fresh inputs."""
         self.inputs = self._fresh(layout)
         self.args = dict(self.inputs.args)
         for leaf in self.op.differentiable:
             self.args[leaf] = self.args[leaf].detach().requires_grad_(True)
         self.backward = name == BOTH
-        self.flush()
 
     def _run(self) -> None:
         outputs = self.case.provider.call(*self.args.values(), **self.inputs.params)

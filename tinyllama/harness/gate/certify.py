@@ -17,7 +17,6 @@ correlation, tails and modes included. What they cannot:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -117,8 +116,9 @@ def certify(
 ) -> Certificate:
     """Estimate the error rates of the gate on a device with these versions.
 
-    rules: each benchmark is decided on all of their metrics. claims: the slowdowns that benchmarks
-    state to find, which are their tolerances. benchmarks: those of a merge, else all with blocks.
+    claims: the slowdowns that benchmarks state to find, which are their tolerances; what states
+    one is decided on the metrics it names. rules: whatever states none is decided on all of their
+    metrics. benchmarks: those of a merge, else all with blocks.
     Raises ValueError where fewer than 20 blocks hold every figure.
     """
     claims = {benchmark: dict(stated) for benchmark, stated in (claims or {}).items()}
@@ -162,7 +162,7 @@ def _figures(
         raise ValueError(f"rules of {sorted(rules)}: of {', '.join(METRICS)} give {wanted}")
     timed = {benchmark for block in blocks for benchmark in block.statistics}
     asked = {*(timed if benchmarks is None else benchmarks), *claims}
-    return sorted(itertools.product(asked, rules))
+    return sorted((one, metric) for one in asked for metric in claims.get(one) or rules)
 
 
 def _holds(block: Block, figure: Figure) -> bool:

@@ -2,6 +2,10 @@
 
 Within a block the sides alternate A B B A, so that each comes first as often as second and a drift
 adds to both. Compiled code is kept by side from block to block; processes are not.
+
+Both sides are held to one processor, since they never work at the same time: where each has its
+own, what the host does differs between them by what those processors do for others (docs/LOG.md,
+"One processor for both sides").
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.results import is_number
 from tinyllama.harness.worker import Worker, WorkerError
 
@@ -49,17 +54,23 @@ class Tree:
 
 @dataclass(frozen=True)
 class Effort:
-    """pairs: of calls in a block, an even number; of long calls fewer. first: seconds of repeating
-    before the first benchmark of a block, in which clocks rise."""
+    """pairs: of turns in a block, an even number; of long calls fewer. repeated: of turns in which
+    the host is timed. first: seconds of repeating before the first benchmark of a block, in which
+    clocks rise."""
 
     pairs: int
+    repeated: int
     first: float
 
     @staticmethod
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
-            return Effort(pairs=40, first=0.3)
-        return Effort(pairs=16, first=1.0)
+            return Effort(pairs=40, repeated=40, first=0.3)
+        return Effort(pairs=10, repeated=24, first=1.0)
+
+    def of(self, benchmark: Benchmark) -> int:
+        """The pairs of a benchmark."""
+        return self.repeated if HOST in benchmark.slowdowns else self.pairs
 
 
 class SideError(RuntimeError):
@@ -81,6 +92,7 @@ class Pair:
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
         self.failed = False
+        self.processor: int | None = None
         self._start()
 
     def _start(self) -> None:
@@ -101,6 +113,8 @@ class Pair:
         self.workers, self.unstarted, self.failed = {}, None, False
         self._start()
         self.open()
+        if self.processor is not None:
+            self.settle(self.processor)
 
     def open(self) -> None:
         """Have both sides ready to be asked. Raises SideError."""
@@ -115,6 +129,11 @@ class Pair:
             self.workers[name].make("side", FACTORY, timeout=READY, **arguments)
 
         self._both(make)
+
+    def settle(self, processor: int) -> None:
+        """Hold both sides to one processor. Raises SideError."""
+        self.processor = processor
+        self.each("settle", processor)
 
     def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
         try:
@@ -222,7 +241,8 @@ def _opened(pair: Pair) -> Iterator[Pair]:
 
 class Ahead:
     """`opened`, with the processes of the next pair started while this one is used: they import,
-    and touch no device, until they are asked. For machines with processors to spare."""
+    and touch no device, until they are asked, on other processors than the one that is timed. For
+    machines with processors to spare."""
 
     def __init__(self) -> None:
         self._next: Pair | None = None
@@ -231,12 +251,29 @@ class Ahead:
     def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
         pair, self._next = self._next or Pair(trees, device, package), None
         with _opened(pair):
-            self._next = Pair(trees, device, package)
+            with _elsewhere():
+                self._next = Pair(trees, device, package)
             yield pair
 
     def close(self) -> None:
         if self._next is not None:
             self._next.close()
+
+
+def timing_processor() -> int:
+    """The one both sides are held to: the last, since the system's own work is on the first."""
+    return max(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """What is started meanwhile keeps off the processor that is timed."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before - {timing_processor()})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 PROCESSORS = 8  # from so many on, importing on two of them disturbs nobody

@@ -29,6 +29,7 @@ from tinyllama.harness.gate.pair import (
     Effort,
     Pair,
     SideError,
+    timing_processor,
 )
 from tinyllama.harness.gate.setting import Found, Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
@@ -218,11 +219,13 @@ class Session:
         first = self.effort.first
         taken: dict[str, dict[str, float]] = {}
         with self._pair() as pair:
+            pair.settle(timing_processor())
             for one in which:
                 with self._kept(one):
                     pair = self._alive(pair)
+                    pairs = self.effort.of(one.benchmark)
                     taken[one.name] = pair.statistics(
-                        one.benchmark, one.proofs, self.effort.pairs, max(first, WARM_UP)
+                        one.benchmark, one.proofs, pairs, max(first, WARM_UP)
                     )
                     first = 0.0
             disturbed = self.setting.watch.during(pair.pids())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import platform
 import sys
 import time
@@ -51,18 +52,32 @@ class Benchmark:
 
 
 def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
-    """The benchmarks of a device: each provider of each op of the tree on its largest timed case;
-    where there is no GPU, on its smallest."""
+    """The benchmarks of a device: each provider of each op of the tree, device time on the largest
+    timed case that it covers and host time on the smallest, where it is what a caller waits for;
+    where there is no GPU, on the smallest alone."""
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
     found = []
     for op in ops_of(package, tuple(files)).values():
+        slowdowns = _slowdowns(op, device)
         for provider in op.providers.values() if op.timed else ():
-            place = 0 if device.type == "cpu" else len(op.timed) - 1
-            timed = Timed(op.name, provider.name, place, STATE.get(op.name, dtype))
-            if _left_out(op, timed, device) is None:
-                name = _name(op, timed)
-                found.append(Benchmark(name, timed, op.module, _slowdowns(op, device)))
+            every = [
+                Timed(op.name, provider.name, place, STATE.get(op.name, dtype))
+                for place in range(len(op.timed))
+            ]
+            covered = [timed for timed in every if _left_out(op, timed, device) is None]
+            for timed, metrics in _gated(covered, device):
+                own = {metric: slowdowns[metric] for metric in metrics}
+                found.append(Benchmark(_name(op, timed), timed, op.module, own))
     return found
+
+
+def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, list[str]]]:
+    """Which of the timed cases that a provider covers are benchmarks, and the metrics of each."""
+    if device.type == "cpu":
+        return [(timed, [DEVICE]) for timed in covered[:1]]
+    if len(covered) < 2:
+        return [(timed, [DEVICE, HOST]) for timed in covered]
+    return [(covered[-1], [DEVICE]), (covered[0], [HOST])]
 
 
 def _slowdowns(op: Op, device: torch.device) -> dict[str, float]:
@@ -132,6 +147,10 @@ class Side:
             return found
         return [*found, *_imported(self.more)(self.device)]
 
+    def settle(self, processor: int) -> None:
+        """Stay on one processor, threads that are begun from now on included."""
+        os.sched_setaffinity(0, {processor})
+
     def begin(self, name: str) -> float:
         """Make a benchmark ready; the seconds until its first call is done, compiling included.
 
@@ -144,7 +163,8 @@ class Side:
         if found.factory:
             subject = _imported(found.factory)(found.timed, str(self.device))
         else:
-            subject = Subject(found.timed, str(self.device), self.package, self.files)
+            metrics = tuple(found.slowdowns)
+            subject = Subject(found.timed, str(self.device), self.package, self.files, metrics)
         subject.run_once()
         seconds = time.perf_counter() - start
         self.subjects[name] = subject
