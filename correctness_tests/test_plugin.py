@@ -1,5 +1,6 @@
 """The plugin: devices, seeds, and what was left out is counted with its reason."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_a_soak_repeats_random_cases_with_fresh_seeds(suite: pytest.Pytester) ->
     found = suite.runpytest_inprocess("--soak-seeds", "3", "--soak-base", "40", "-v")
     found.assert_outcomes(passed=3, deselected=1)
     found.stdout.fnmatch_lines(["*test_random?seed42?*", "*1  not in a soak: takes no random*"])
+
+
+def test_all_workers_of_a_soak_take_the_seed_that_was_drawn(suite: pytest.Pytester) -> None:
+    suite.makepyfile("def test_random(seed): pass")
+    found = suite.runpytest_subprocess("--soak-seeds", "4", "-n", "2", "-v")
+    found.assert_outcomes(passed=4)
+    seeds = {
+        int(seed) for seed in re.findall(r"PASSED.*test_random\[seed(\d+)\]", str(found.stdout))
+    }
+    assert len(seeds) == 4
+    assert max(seeds) - min(seeds) == 3
 
 
 @pytest.mark.parametrize(

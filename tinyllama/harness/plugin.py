@@ -42,14 +42,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
     if config.option.soak_seeds < 0:
         raise pytest.UsageError(f"--soak-seeds is {config.option.soak_seeds}: use 0 or more")
-    if config.option.soak_base is None:  # xdist hands the drawn value on to its workers
-        config.option.soak_base = secrets.randbelow(10**6) if config.option.soak_seeds else 0
+    if config.option.soak_base is None:
+        drawn = secrets.randbelow(10**6) if config.option.soak_seeds else 0
+        config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
     for name in config.option.ops:
         if not Path(name).is_file():
             raise pytest.UsageError(f"--ops {name}: no such file; name a Python file of ops")
     count = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if count:  # the workers share the cores; torch's threads must not fight over them
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(count)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist's workers take the seed that was drawn here: they must collect the same tests."""
+    node.workerinput["soak_base"] = node.config.option.soak_base
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from tinyllama.harness.worker import Worker, WorkerError
 
 FACTORY = "tinyllama.harness.gate.side:Side"
 BASE, CANDIDATE = "base", "candidate"
-WARM_UP = 0.05  # seconds of repeating before a benchmark is timed, on a device that is warm
+WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
 FEWEST, LONGEST = 8, 2.0  # pairs of a block; seconds after which there need be no more
 READY = 600.0  # seconds until a benchmark is ready: it is compiled
 TURN = 60.0  # seconds of anything else
@@ -66,7 +66,7 @@ class Effort:
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
             return Effort(pairs=40, repeated=40, first=0.3)
-        return Effort(pairs=10, repeated=24, first=1.0)
+        return Effort(pairs=10, repeated=16, first=1.0)
 
     def of(self, benchmark: Benchmark) -> int:
         """The pairs of a benchmark."""
