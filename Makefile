@@ -4,7 +4,7 @@ PYTHON310 ?= python3.10
 
 RUN := .venv/bin/python -m
 
-.PHONY: help test test-slow soak bench mutants sanitize lint floor clean bootstrap
+.PHONY: help test test-slow soak bench mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -28,6 +28,9 @@ mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants O
 
 sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
 	$(RUN) tools.sanitize
+
+counters: bootstrap ## operations that kernels execute (needs a GPU and Nsight Compute)
+	$(RUN) tools.count_flops
 
 lint: bootstrap ## style, formatting and types
 	$(RUN) ruff check

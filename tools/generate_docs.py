@@ -38,6 +38,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "step-flops": model_tables.step_flops,
     "op-costs": model_tables.op_costs,
     "op-costs-small": model_tables.op_costs_small,
+    "counted": result_tables.counted,
     "state": model_tables.state,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,

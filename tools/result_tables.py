@@ -9,8 +9,15 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tinyllama.harness.report import ladder_markdown, latest, ops_markdown, parts_markdown
+from tinyllama.harness.report import (
+    ladder_markdown,
+    latest,
+    ops_markdown,
+    parts_markdown,
+    source,
+)
 from tinyllama.harness.results import Record, load
+from tools.count_flops import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +35,18 @@ def ops() -> str:
 def parts() -> str:
     """The newest timings of V2 with each of its parts switched off."""
     return "\n\n".join(parts_markdown(records) for records in newest("part"))
+
+
+def counted() -> str:
+    """What the counters of each device counted of each op, from its last record of all ops."""
+    tables = []
+    for records in newest("flops"):
+        record = records[0]
+        head = ("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "of declared")
+        lines = [head, ("---",) * len(head), *rows(record)]
+        shown = (f"| {' | '.join(line)} |" for line in lines)
+        tables.append("\n".join([*shown, "", f"{source(record)}."]))
+    return "\n\n".join(tables) or "Nothing is recorded yet."
 
 
 def newest(kind: str) -> list[list[Record]]:

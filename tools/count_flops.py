@@ -1,0 +1,261 @@
+#!/usr/bin/env python3
+"""The operations that kernels execute, as the GPU's counters count them, beside those declared.
+
+    python -m tools.count_flops [--only attention,rope] [--record] [--results-dir DIR]
+
+Each Triton provider makes one call, forward and backward, on its op's largest timed case under
+Nsight Compute. What is executed and not declared is done twice, or done for a result that nobody
+reads: tiles above a causal diagonal, products made again in backward. First a product of known
+size shows that the counters count. Exit status: 0 counted and no more than the last record of this
+device, 1 more than that, 2 no such tool, no GPU, or counters that this user may not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tinyllama.harness.device import cannot, default_device, device_name
+from tinyllama.harness.gate.side import STATE
+from tinyllama.harness.op_contender import OpContender, Timed
+from tinyllama.harness.results import Record, folder, load, new_record, save
+from tinyllama.ops import OPS
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUP, KIND = "flops", "flops"
+SECONDS = 1800.0
+# Operations of matrix units; multiply and add are two (Nsight Compute, `--query-metrics` of GH100).
+MATRIX = tuple(
+    f"sm__ops_path_tensor_src_{kind}.sum"
+    for kind in ("bf16_dst_fp32", "fp16", "tf32_dst_fp32", "fp64")
+)
+# Instructions of threads in float32, and how many operations each is.
+SCALAR = {
+    "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": 2,
+    "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": 1,
+    "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum": 1,
+}
+KNOWN = 2048  # a product of so many rows and columns
+CLOSE = 0.01  # how far its count may be from 2 n^3, and that of a provider above the record
+BETWEEN = "spin_kernel"  # of torch.cuda._sleep: it parts what is counted
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one call executed: operations of matrix units, and of threads in float32."""
+
+    matrix: float = 0.0
+    scalar: float = 0.0
+
+
+class CountError(RuntimeError):
+    """Counts that cannot be had, or are none."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--only", default="", metavar="OP,OP", help="only these ops")
+    parser.add_argument("--record", action="store_true", help="store what was counted")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    names = [name for name in args.only.split(",") if name] or list(OPS)
+    if unknown := [name for name in names if name not in OPS]:
+        return _say(f"--only {unknown[0]!r} is no op: use some of {', '.join(OPS)}")
+    cases = [_case(name) for name in names if "triton" in OPS[name].providers]
+    if not cases:
+        return _say(f"--only {args.only!r}: none of these has a Triton provider")
+    if args.inside:
+        _run(cases)
+        return 0
+    profiler = shutil.which("ncu")
+    if profiler is None:
+        return _say("ncu is not on the PATH: it comes with the CUDA toolkit")
+    device = default_device()
+    if reason := cannot("gpu", device):
+        return _say(reason)
+    try:
+        counts = _counted(profiler, names, len(cases))
+    except CountError as error:
+        return _say(str(error))
+    record = new_record(device, GROUP)
+    record.entries = [_entry(case, count) for case, count in zip(cases, counts, strict=True)]
+    record.complete = len(names) == len(OPS)
+    more = above(record, _last(args.results_dir, device_name(device)))
+    _show(record)
+    for line in more:
+        print(f"count_flops: {line}", file=sys.stderr)
+    if args.record:
+        print(f"recorded {save(record, args.results_dir)}")
+    return 1 if more else 0
+
+
+def _say(text: str) -> int:
+    print(f"count_flops: {text}", file=sys.stderr)
+    return 2
+
+
+def _case(name: str) -> Timed:
+    return Timed(name, "triton", len(OPS[name].timed) - 1, STATE.get(name, "bf16"))
+
+
+# -- the profiled process -----------------------------------------------------------------------
+
+
+class _Once(OpContender):
+    """A call, and nothing else, while the profiler looks."""
+
+    def counted(self) -> None:
+        self.run_once()
+        self._prepare(self.passes[-1])
+        with _profiled():
+            self._run()
+
+
+@contextmanager
+def _profiled() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    torch.cuda._sleep(1)
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def _run(cases: Sequence[Timed]) -> None:
+    one = torch.randn(KNOWN, KNOWN, device="cuda", dtype=torch.bfloat16)
+    one @ one
+    with _profiled():
+        one @ one
+    for case in cases:
+        _Once(case, "cuda", "tinyllama.ops").counted()
+
+
+# -- what it counted ----------------------------------------------------------------------------
+
+
+def _counted(profiler: str, names: Sequence[str], number: int) -> list[Count]:
+    """A count of each case. Raises CountError."""
+    # fmt: off
+    command = [
+        profiler, "--clock-control", "none", "--profile-from-start", "off", "--csv",
+        "--metrics", ",".join([*MATRIX, *SCALAR]),
+        sys.executable, "-m", "tools.count_flops", "--inside", "--only", ",".join(names),
+    ]
+    # fmt: on
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CountError(f"no end after {SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip() or "nothing said").splitlines()[-1]
+        raise CountError(f"ncu ended with status {done.returncode}: {last}")
+    known, *counts = parsed(done.stdout)
+    if abs(known.matrix / (2.0 * KNOWN**3) - 1) > CLOSE:
+        raise CountError(f"a product of 2 x {KNOWN}^3 operations was counted as {known.matrix:.4g}")
+    if len(counts) != number:
+        raise CountError(f"{len(counts)} calls were counted, not {number}")
+    return counts
+
+
+def parsed(output: str) -> list[Count]:
+    """The counts of what was profiled, in order: a spin kernel begins each.
+
+    Raises CountError where ncu gave no number, or no line at all.
+    """
+    lines = output.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        said = next((line for line in lines if re.match(r"==(ERROR|WARNING)==", line)), "no line")
+        raise CountError(f"ncu counted nothing: {said}")
+    found: list[list[float]] = []
+    seen = None
+    for row in csv.DictReader(line for line in lines[start:] if line.startswith('"')):
+        if BETWEEN in row["Kernel Name"]:
+            if row["ID"] != seen:
+                found.append([0.0, 0.0])
+            seen = row["ID"]
+            continue
+        name = row["Metric Name"]
+        try:
+            value = float(row["Metric Value"].replace(",", ""))
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not found:
+            raise CountError(f"{name} of {row['Kernel Name']} is {row['Metric Value']!r}")
+        found[-1][0] += value if name in MATRIX else 0.0
+        found[-1][1] += value * SCALAR.get(name, 0)
+    return [Count(*each) for each in found]
+
+
+def _entry(timed: Timed, count: Count) -> dict[str, Any]:
+    op = OPS[timed.op]
+    case = op.timed[timed.case]
+    return {
+        "name": f"flops/{timed.op}-{timed.provider}-{case}-{timed.dtype}",
+        "kind": KIND,
+        "op": timed.op,
+        "case": str(case),
+        "dtype": timed.dtype,
+        "declared_flops": float(sum(flops(**case.dims) for flops in op.flops.values())),
+        "matrix_flops": count.matrix,
+        "scalar_flops": count.scalar,
+    }
+
+
+def _last(results: Path, device: str) -> Record | None:
+    """The last record of this device that counted every op."""
+    found = [load(path) for path in sorted(folder(results, device).glob(f"*-{GROUP}*.json"))]
+    whole = [record for record in found if record.group == GROUP and record.complete]
+    return max(whole, key=lambda record: record.date, default=None)
+
+
+def above(record: Record, last: Record | None) -> list[str]:
+    """What executes more than it did, by a hundredth or more."""
+    before = last.by_name if last else {}
+    lines = []
+    for entry in record.entries:
+        old = before.get(entry["name"], {})
+        for name in ("matrix_flops", "scalar_flops"):
+            if entry[name] > old.get(name, entry[name]) * (1 + CLOSE):
+                lines.append(f"{entry['name']}: {name} {entry[name]:.4g}, recorded {old[name]:.4g}")
+    return lines
+
+
+def _show(record: Record) -> None:
+    table = Table("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "share")
+    for row in rows(record):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def rows(record: Record) -> list[tuple[str, ...]]:
+    """In words; the share is of the declared operations, of matrix units where there are any."""
+    found = []
+    for e in record.entries:
+        executed = e["matrix_flops"] or e["scalar_flops"]
+        share = f"{executed / e['declared_flops']:.3f}" if e["declared_flops"] else ""
+        numbers = (f"{e[f'{kind}_flops']:.4g}" for kind in ("declared", "matrix", "scalar"))
+        found.append((e["op"], e["case"], e["dtype"], *numbers, share))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
