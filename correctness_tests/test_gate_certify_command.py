@@ -49,7 +49,7 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
     made = Certify(tmp_path)
 
     @contextlib.contextmanager
-    def launcher() -> Iterator[Any]:
+    def launcher(timed: int) -> Iterator[Any]:
         yield made.script.pairs
 
     def listed(root: Path, device: Any) -> Any:
@@ -69,6 +69,8 @@ def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
     assert certify.run("--blocks=3") == USAGE
     assert [set(block) for block in certify.blocks()] == [{"a", "b"}] * 5
     assert len({block["a"][DEVICE] for block in certify.blocks()}) == 5
+    settled = {args for *_, method, args in certify.script.asked if method == "settle"}
+    assert settled == {(pair.timing_processor(CPU),)}
 
 
 def test_twenty_blocks_of_a_quiet_device_are_a_certificate(

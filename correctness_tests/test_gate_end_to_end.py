@@ -28,7 +28,7 @@ from dataclasses import replace
 os.getloadavg = lambda: (0.0, 0.0, 0.0)
 
 from tinyllama.harness.gate import comparison
-from tinyllama.harness.gate.pair import Effort
+from tinyllama.harness.gate.pair import Effort, timing_processor
 from tinyllama.harness.gate.session import Session
 
 names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))
@@ -37,6 +37,7 @@ names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))
 def session(setting):
     only = (lambda name: name.startswith(names)) if names else None
     effort = replace(Effort.on(setting.device), pairs=10, repeated=10)
+    assert setting.processor == timing_processor(setting.device)
     return Session(replace(setting, only=only, effort=effort))
 
 

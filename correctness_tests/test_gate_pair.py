@@ -111,11 +111,25 @@ def test_both_sides_are_held_to_one_processor_and_so_are_those_that_take_their_p
     with opened(trees, CPU, "ops") as pair:
         free = pair.each("processors")
         assert free == dict.fromkeys(SIDES, [os.sched_getaffinity(0)] * 2)
-        pair.settle(timing_processor())
-        held = dict.fromkeys(SIDES, [{timing_processor()}] * 2)
+        pair.settle(timing_processor(CPU))
+        held = dict.fromkeys(SIDES, [{timing_processor(CPU)}] * 2)
         assert pair.each("processors") == held
         pair.restart()
         assert pair.each("processors") == held
+
+
+def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_where_it_is_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "identity", lambda device: f"GPU-{device.index}")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, *range(8, 64)})
+    gpus = [torch.device("cuda", number) for number in range(8)]
+    chosen = [timing_processor(gpu) for gpu in gpus]
+    assert chosen == [timing_processor(gpu) for gpu in gpus]
+    assert set(chosen) <= set(range(8, 64))
+    assert len(set(chosen)) >= 6
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7})
+    assert timing_processor(CPU) == 7
 
 
 def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
@@ -124,7 +138,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")
-    ahead = Ahead()
+    ahead = Ahead(max(before))
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
             with ahead(trees, CPU, "ops") as pair:
@@ -192,7 +206,7 @@ def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> Non
 def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
     script = Script()
     monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
-    return Ahead(), script
+    return Ahead(0), script
 
 
 def events(script: Script) -> list[tuple[int, str]]:
@@ -241,11 +255,11 @@ def test_a_machine_with_few_processors_starts_nothing_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    with module.launcher() as pairs:
+    with module.launcher(0) as pairs:
         assert pairs is opened
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(module.PROCESSORS)))
     with ExitStack() as stack:
-        assert isinstance(stack.enter_context(module.launcher()), Ahead)
+        assert isinstance(stack.enter_context(module.launcher(0)), Ahead)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from correctness_tests.gate_answers import history
 from correctness_tests.gate_fakes import CPU, GPU, SECONDS, SIDES, Script, Watching, outcomes
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, timing_processor
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.verdict import Outcome
@@ -128,14 +128,14 @@ def test_a_block_is_a_launch_of_its_own_and_the_sides_take_turns() -> None:
 def test_in_a_block_both_sides_are_held_to_one_processor_before_anything_begins() -> None:
     script = Script("a", "b")
     script.on(BASE, "turn", WorkerError("it died"), "a", launch=2)
-    script.run()
+    script.run(processor=5)
     for launch in range(1, script.launches + 1):
         asked = [(s, m, args) for at, s, m, args in script.asked if at == launch]
         settled = [(side, args) for side, method, args in asked if method == "settle"]
         if launch == 1:  # it compiles
             assert not settled
             continue
-        assert settled == [(side, (timing_processor(),)) for side in SIDES]
+        assert settled == [(side, (5,)) for side in SIDES]
         methods = [method for _, method, _ in asked]
         assert "begin" not in methods[: methods.index("settle")]
 

@@ -210,7 +210,7 @@ class Certifying:
         """Both sides are this tree. Raises BusyError where the device is not ours alone."""
         from tinyllama.harness.gate.accepted import Accepted
         from tinyllama.harness.gate.comparison import PACKAGE, STEPS, sources
-        from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher
+        from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher, timing_processor
         from tinyllama.harness.gate.session import Session
         from tinyllama.harness.gate.setting import Setting
         from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
@@ -218,10 +218,11 @@ class Certifying:
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
             return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, STEPS)
 
+        processor = timing_processor(self.device)
         with (
             device_lock(self.device, WAIT),
             tempfile.TemporaryDirectory() as folder,
-            launcher() as pairs,
+            launcher(processor) as pairs,
         ):
             watch = Watch(self.device)
             if disturbed := watch.settled(WAIT):
@@ -239,6 +240,7 @@ class Certifying:
                     measure_all=True,
                     only=lambda name: fnmatchcase(name, self.only),
                     pairs=pairs,
+                    processor=processor,
                     say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
                 )
             )

@@ -19,7 +19,15 @@ import torch
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, FACTORY, Effort, Tree, launcher
+from tinyllama.harness.gate.pair import (
+    BASE,
+    CANDIDATE,
+    FACTORY,
+    Effort,
+    Tree,
+    launcher,
+    timing_processor,
+)
 from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
@@ -61,7 +69,8 @@ def prepared(request: Request) -> Iterator[Session]:
     Raises RevisionError, and ValueError at the end where the candidate is no longer what it was.
     """
     before = contents(request.root)
-    with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher() as pairs:
+    processor = timing_processor(request.device)
+    with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
         folder = Path(name)
         base_root = request.root
         allowed = accepted.load(request.root / accepted.FILE, request.version)
@@ -93,6 +102,7 @@ def prepared(request: Request) -> Iterator[Session]:
                 sources=sources,
                 toolchains=request.commit is None,
                 effort=request.effort,
+                processor=processor,
                 say=request.say,
                 pairs=pairs,
             )

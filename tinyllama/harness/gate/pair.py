@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -25,6 +26,7 @@ import torch
 
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import HOST
+from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.results import is_number
 from tinyllama.harness.worker import Worker, WorkerError
 
@@ -244,14 +246,15 @@ class Ahead:
     and touch no device, until they are asked, on other processors than the one that is timed. For
     machines with processors to spare."""
 
-    def __init__(self) -> None:
+    def __init__(self, timed: int) -> None:
+        self._timed = timed
         self._next: Pair | None = None
 
     @contextmanager
     def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
         pair, self._next = self._next or Pair(trees, device, package), None
         with _opened(pair):
-            with _elsewhere():
+            with _without(self._timed):
                 self._next = Pair(trees, device, package)
             yield pair
 
@@ -260,16 +263,18 @@ class Ahead:
             self._next.close()
 
 
-def timing_processor() -> int:
-    """The one both sides are held to: the last, since the system's own work is on the first."""
-    return max(os.sched_getaffinity(0))
+def timing_processor(device: torch.device) -> int:
+    """The one that both sides are held to: not the first, which does the system's own work, and
+    mostly another for another GPU of the machine, where another gate may be at work."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return others[zlib.crc32(identity(device).encode()) % len(others)] if others else first
 
 
 @contextmanager
-def _elsewhere() -> Iterator[None]:
-    """What is started meanwhile keeps off the processor that is timed."""
+def _without(processor: int) -> Iterator[None]:
+    """What is started meanwhile keeps off a processor."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before - {timing_processor()})
+    os.sched_setaffinity(0, before - {processor})
     try:
         yield
     finally:
@@ -280,12 +285,12 @@ PROCESSORS = 8  # from so many on, importing on two of them disturbs nobody
 
 
 @contextmanager
-def launcher() -> Iterator[Callable[..., AbstractContextManager[Pair]]]:
-    """What opens pairs on this machine."""
+def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[Pair]]]:
+    """What opens pairs on this machine. timed: the processor that both sides are held to."""
     if len(os.sched_getaffinity(0)) < PROCESSORS:
         yield opened
         return
-    ahead = Ahead()
+    ahead = Ahead(timed)
     try:
         yield ahead
     finally:

@@ -29,7 +29,6 @@ from tinyllama.harness.gate.pair import (
     Effort,
     Pair,
     SideError,
-    timing_processor,
 )
 from tinyllama.harness.gate.setting import Found, Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
@@ -219,7 +218,8 @@ class Session:
         first = self.effort.first
         taken: dict[str, dict[str, float]] = {}
         with self._pair() as pair:
-            pair.settle(timing_processor())
+            if self.setting.processor is not None:
+                pair.settle(self.setting.processor)
             for one in which:
                 with self._kept(one):
                     pair = self._alive(pair)

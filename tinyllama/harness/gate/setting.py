@@ -46,7 +46,8 @@ class Watching(Protocol):
 class Setting:
     """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
     the host alone. toolchains: the interpreters are what is compared, not the trees. measure_all:
-    time what is identical too, for A/A blocks. only: which names, for those as well."""
+    time what is identical too, for A/A blocks. only: which names, for those as well. processor: the
+    one that both sides are held to in blocks."""
 
     base: Tree
     candidate: Tree
@@ -59,6 +60,7 @@ class Setting:
     toolchains: bool = False
     measure_all: bool = False
     only: Callable[[str], bool] | None = None
+    processor: int | None = None
     looks: Sequence[int] = LOOKS
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None

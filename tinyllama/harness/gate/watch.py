@@ -30,7 +30,7 @@ def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
     The lock is a file in the folder for temporary files, named by the GPU itself, not by its
     number among those that are visible. It goes with the process that holds it.
     """
-    path = Path(tempfile.gettempdir()) / f"tinyllama-gate-{_identity(device)}.lock"
+    path = Path(tempfile.gettempdir()) / f"tinyllama-gate-{identity(device)}.lock"
     holder = path.with_suffix(".pid")
     lock = FileLock(path, mode=0o666)
     try:
@@ -52,7 +52,8 @@ def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
         lock.release()
 
 
-def _identity(device: torch.device) -> str:
+def identity(device: torch.device) -> str:
+    """The GPU itself, not its number among those that are visible."""
     if device.type == "cpu":
         return "cpu"
     properties = torch.cuda.get_device_properties(device)
