@@ -39,6 +39,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "op-costs": model_tables.op_costs,
     "op-costs-small": model_tables.op_costs_small,
     "counted": result_tables.counted,
+    "longest": result_tables.longest,
     "state": model_tables.state,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from tinyllama.harness.report import (
     ladder_markdown,
@@ -35,6 +36,31 @@ def ops() -> str:
 def parts() -> str:
     """The newest timings of V2 with each of its parts switched off."""
     return "\n\n".join(parts_markdown(records) for records in newest("part"))
+
+
+def longest() -> str:
+    """The longest sequence that each contender trains on one card, by the newest records."""
+    head = ("workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB")
+    tables = []
+    for record in (record for group in newest("longest") for record in group):
+        lines = [head, ("---",) * len(head)]
+        lines += [_longest(entry) for entry in record.entries if entry["kind"] == "longest"]
+        shown = (f"| {' | '.join(line)} |" for line in lines)
+        tables.append("\n".join([*shown, "", f"{source(record)}."]))
+    return "\n\n".join(tables) or "Nothing is recorded yet."
+
+
+def _longest(entry: dict[str, Any]) -> tuple[str, ...]:
+    where = (f"{entry['workload']}-{entry['precision']}", entry["contender"])
+    if "seconds" not in entry:
+        return (*where, entry["cannot"], "", "", "")
+    return (
+        *where,
+        f"{entry['seq_len']:,}",
+        f"{entry['seconds'] * 1e3:,.0f}",
+        f"{entry['mfu']:.0%}",
+        f"{entry['peak_bytes'] / 2**30:.0f}",
+    )
 
 
 def counted() -> str:
