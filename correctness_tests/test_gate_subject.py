@@ -89,7 +89,24 @@ def test_of_repeated_calls_the_fastest_counts_but_for_the_first(subject: Make) -
     left.append(0.0)
     (seconds,) = made.gated_turn().values()
     assert not left
-    assert 0.02 <= seconds < 0.025
+    assert 0.0225 <= seconds < 0.025, "the mean of 20 and 25 ms, one on the inputs of each seed"
+
+
+def test_what_is_slow_on_the_inputs_of_one_seed_alone_is_seen(subject: Make) -> None:
+    rests: list[float] = []
+    sums: list[float] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if rests and x.sum().item() == sums[0]:
+            time.sleep(rests[0])
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    made.round = 0
+    sums.append(made._drawn().args["x"].sum().item())
+    rests.append(0.02)
+    (seconds,) = made.gated_turn().values()
+    assert 0.01 <= seconds < 0.02
 
 
 def test_inputs_are_ready_before_the_first_of_repeated_calls(
