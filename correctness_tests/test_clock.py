@@ -123,11 +123,43 @@ def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> No
     assert reading.device == pytest.approx(KERNEL)
     assert reading.host == pytest.approx(DELAY + queue.launch)
     assert len(tries) >= 2
-    assert tries == list(range(0, len(queue.spins), 2)), "a stamp before the call, one after it"
+    assert tries == list(range(len(queue.spins))), "one spin a try, ahead of the call"
     assert queue.spins[0] == 10 * US
     assert clock.spin_seconds > DELAY, "the length that sufficed is kept for the next reading"
+    before_next = len(tries)
     clock.read(queue.call(), before)
-    assert queue.spins[-1] == queue.spins[-3] == clock.spin_seconds
+    assert len(tries) == before_next + 1
+
+
+def test_a_spin_that_is_much_too_long_is_shortened_to_what_calls_need() -> None:
+    """One that was slow once does not make all that come after it wait."""
+    queue = SimulatedQueue()
+    clock = Clock(queue)
+    assert clock.overhead == 0
+    clock.read(queue.call(delay=400 * DELAY))
+    long = clock.spin_seconds
+    assert long > 400 * DELAY
+    queue.spins.clear()
+    for _ in range(40):
+        clock.read(queue.call())
+    assert len(queue.spins) == 40, "each at the first try"
+    assert queue.spins == sorted(queue.spins, reverse=True)
+    assert clock.spin_seconds == pytest.approx(2 * (DELAY + queue.launch))
+    for _ in range(40):
+        clock.read(queue.call(delay=0.0))
+    assert clock.spin_seconds == 1e-4, "and never below what it began with"
+
+
+def test_calls_of_which_one_takes_the_host_twice_as_long_are_read_at_the_first_try() -> None:
+    queue = SimulatedQueue()
+    clock = Clock(queue)
+    calls = [queue.call(), queue.call(delay=2 * DELAY)]
+    for call in 10 * calls:
+        clock.read(call)
+    queue.spins.clear()
+    for call in 10 * calls:
+        assert clock.read(call).queued
+    assert len(queue.spins) == 20
 
 
 def test_what_marks_cost_is_taken_off() -> None:

@@ -68,7 +68,7 @@ class Effort:
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
             return Effort(pairs=40, repeated=40, first=0.3)
-        return Effort(pairs=10, repeated=16, first=1.0)
+        return Effort(pairs=10, repeated=12, first=1.0)
 
     def of(self, benchmark: Benchmark) -> int:
         """The pairs of a benchmark."""
