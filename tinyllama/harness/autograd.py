@@ -192,7 +192,7 @@ class Derived:
         return tuple(
             first.new_empty(
                 [size_of(axis, sizes) for axis in declared.axes],
-                dtype=declared.dtype or first.dtype,
+                dtype=declared.dtype_beside(first),
             )
             for declared in [*self.op.outputs.values(), *self.saved.values()]
         )

@@ -38,7 +38,8 @@ class Tensor:
 
     shape: names of the axes, separated by spaces; ``""`` is a scalar.
     grad: a gradient is expected (and then compared in every case).
-    dtype: a fixed dtype; None means the dtype of the case.
+    dtype: a fixed dtype; None means the dtype of the case. dtype_of: of what a provider saves, its
+        dtype from the op's first input.
     values: the distribution of test inputs.
     mutated: the op writes it in place; compared after the calls instead of an output.
     many: a list of tensors, one for each size of a tuple-valued dimension.
@@ -50,6 +51,13 @@ class Tensor:
     values: Values | Callable[[Mapping[str, Any]], Values] = STANDARD
     mutated: bool = False
     many: bool = False
+    dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
+
+    def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
+        """Its dtype where the op's first input is this one."""
+        if self.dtype_of is not None:
+            return self.dtype_of(first)
+        return self.dtype or first.dtype
 
     @property
     def axes(self) -> tuple[str, ...]:

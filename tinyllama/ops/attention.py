@@ -160,6 +160,13 @@ def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     return constants, {"D": D, "kind": kind}
 
 
+def lse_dtype(q: torch.Tensor) -> torch.dtype:
+    """Of the log-sum-exp that is saved: float64 where products are those of float32. Rounded to
+    float32 it was the largest error of dv there, six times all others (docs/LOG.md)."""
+    exact = q.dtype is torch.float32 and input_precision(q) == "ieee"
+    return torch.float64 if exact else torch.float32
+
+
 def _turns(config: Config, tokens: int) -> bool:
     """Whether products read transposes: where a configuration says so, and 32 bits reach."""
     return bool(dict(config.constants).get("TURN")) and tokens <= FARTHEST_ROW
@@ -184,13 +191,13 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B T H K), k and v (B T G K), any strides -> o (B T H K), contiguous, and lse (B H T).
 
-    o has q's dtype (the widest of the three, should they differ); lse is float32, the logarithm
-    to base 2 of sum(exp(q k / sqrt(K))).
+    o has q's dtype (the widest of the three, should they differ); lse is the logarithm to base 2
+    of sum(exp(q k / sqrt(K))), in `lse_dtype`.
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     (B, T, H, K), G = q.shape, k.shape[2]
     o = torch.empty((B, T, H, K), dtype=q.dtype, device=q.device)
-    lse = torch.empty((B, H, T), dtype=torch.float32, device=q.device)
+    lse = torch.empty((B, H, T), dtype=lse_dtype(q), device=q.device)
     if o.numel() == 0:
         return o, lse
     constants, key = _statics(q)
@@ -264,7 +271,7 @@ def attend_backward(
     if queries and keys and T <= FEW_TOKENS and constants["D"] <= NARROW_HEAD:
         launch(BACKWARD, None, queries=True, keys=True)
         return
-    delta = torch.empty_like(lse) if queries and keys else None
+    delta = torch.empty_like(lse, dtype=torch.float32) if queries and keys else None
     if queries:
         launch(BACKWARD_QUERIES, delta, queries=True, keys=False)
     if keys:
@@ -274,7 +281,7 @@ def attend_backward(
 @attention.provider(
     "triton",
     keep=("q", "k", "v", "o"),
-    saved={"lse": Tensor("B H T", dtype=torch.float32)},
+    saved={"lse": Tensor("B H T", dtype_of=lse_dtype)},
     requires=("triton",),
     supports=lambda dims: None if dims["K"] <= MAX_HEAD_DIM else f"K is at most {MAX_HEAD_DIM}",
 )

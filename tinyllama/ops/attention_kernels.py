@@ -83,6 +83,16 @@ def _rotated_back(tile, cos, sin, start, T, ROWS: tl.constexpr, K: tl.constexpr,
 
 
 @jit
+def _weights(s, slope, lse):
+    """2^(slope s - lse). Where lse is float64, what its upper part lacks is taken off apart."""
+    upper = lse.to(tl.float32)
+    exponent = s * slope - upper
+    if lse.dtype == tl.float64:
+        exponent -= (lse - upper.to(tl.float64)).to(tl.float32)
+    return tl.exp2(exponent)
+
+
+@jit
 def _attend_to(
     acc, highest, total, q, k, v, k_t, v_t, slope, start, first, last, T,
     CAUSAL: tl.constexpr, WHOLE: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
@@ -147,7 +157,8 @@ def forward_kernel(
     _put(o, tl.cast(H, tl.int64) * K, start, acc / total[:, None], T, QM, K, D)
     row = start + tl.arange(0, QM)
     at = lse + (batch * H + head) * T + row
-    tl.store(at, highest + tl.log2(total), mask=row < T)
+    whole = highest.to(lse.dtype.element_ty) + tl.log2(total).to(lse.dtype.element_ty)
+    tl.store(at, whole, mask=row < T)
 
 
 @jit
@@ -164,7 +175,7 @@ def _to_queries(
         s = tl.dot(q, tl.trans(k_ND), input_precision=PRECISION)
         if CAUSAL:
             s = tl.where(row >= n + tl.arange(0, QN)[None, :], s, float("-inf"))
-        p = tl.exp2(s * slope - lse[:, None])
+        p = _weights(s, slope, lse[:, None])
         dp = tl.dot(do, tl.trans(v_ND), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
         if TURN:
@@ -199,7 +210,7 @@ def _to_keys(
     do_MD = do_MD.to(q_MD.dtype)
     if AHEAD:
         dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
-    p = tl.exp2(s * slope - lse_M[None, :])
+    p = _weights(s, slope, lse_M[None, :])
     if TURN:
         at = head * K * tokens
         do_ahead = _turned(do_turned + at, tokens, m, T, KM, K, D, WHOLE)

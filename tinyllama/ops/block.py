@@ -22,7 +22,7 @@ from tinyllama.harness.layout import contiguous, joined
 from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
-from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention
+from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention, lse_dtype
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
@@ -76,8 +76,7 @@ block = Op(
         Case(B=4, T=64, D=128, Q=128, R=64, F=256, C=16),
         Case(B=8, T=128, D=512, Q=512, R=256, F=2048, C=32),
     ],
-    # Tens of kernels of a few microseconds: what lies between them is a process's own, and differs
-    # by 3% from one to the next.
+    # Tens of short kernels: what lies between them differs by 3% from process to process.
     slowdowns={"device_seconds": 0.10},
     extremes={"tiny": {"x": normal(2e-3)}, "huge": {"x": normal(100.0)}},
     bytes={
@@ -165,7 +164,7 @@ BEFORE = {
     "rstd_1": Tensor("B*T", dtype=torch.float32),
     "qkv": Tensor("B T Q+2*R"),
 }
-ATTENDED = {"o": Tensor("B T Q"), "lse": Tensor("B Q/2/C T", dtype=torch.float32)}
+ATTENDED = {"o": Tensor("B T Q"), "lse": Tensor("B Q/2/C T", dtype_of=lse_dtype)}
 AFTER = {
     "sum": Tensor("B*T D"),
     "normed_2": Tensor("B*T D"),
