@@ -15,9 +15,11 @@ import torch
 
 from tinyllama.harness import Case, layout
 from tinyllama.harness.cases import OpCase
+from tinyllama.harness.compare import SLACK
 from tinyllama.harness.configs import Config
 from tinyllama.harness.device import cannot
 from tinyllama.harness.kernels import recorded
+from tinyllama.harness.precision import input_precision
 from tinyllama.harness.values import normal
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward, attention
@@ -183,6 +185,19 @@ def test_scores_of_thousands_leave_one_key(
     attend_backward(do, q, k, v, o, lse, *gradients)
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert_close((gradients[2],), (expected[4],), 1e-2)
+
+
+@pytest.mark.parametrize("drawn", [476292, 476297])
+def test_weights_that_are_made_again_are_those_of_the_forward_pass(
+    drawn: int, device: torch.device
+) -> None:
+    """Of one-hot rows in float32. With a log-sum-exp in float32 dv has six times this error."""
+    if input_precision(torch.empty(0, device=device)) != "ieee":
+        pytest.skip("products of float32 are made of tf32 ones here")
+    case = next(one for one in attention.cases if one.dims["T"] == 17)
+    peaked = OpCase(attention, attention["triton"], case, torch.float32, extreme="peaked")
+    (dv,) = (one for one in peaked.compare(device, drawn, slack=SLACK / 3) if one.name == "grad v")
+    assert dv.passed, str(dv)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
