@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.results import new_record, save
+from tinyllama.harness.device import device_name
+from tinyllama.harness.results import folder, new_record, save
 from tinyllama.ops import OPS
 from tools import count_flops
 from tools.count_flops import KNOWN, MATRIX, SCALAR, Count, CountError, above, parsed
@@ -160,6 +161,23 @@ def test_without_the_tool_or_a_gpu_it_says_so(
     monkeypatch.setattr(count_flops, "default_device", lambda: torch.device("cpu"))
     assert count_flops.main([]) == 2
     assert "no GPU" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_stored_or_read_nothing_is_counted(
+    counter: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert counter() == 0
+    count_flops.subprocess.run = None  # type: ignore[assignment]  # and whoever calls it fails
+    assert count_flops.main(["--record", "--results-dir", str(tmp_path / "file")]) == 2
+    assert "name a folder that can be written" in capsys.readouterr().err
+    stale = (
+        folder(tmp_path, device_name(torch.device("cpu"))) / "20300101T000000Z-c0ffee-flops.json"
+    )
+    stale.parent.mkdir()
+    stale.write_text("{}")
+    assert count_flops.main(["--results-dir", str(tmp_path)]) == 2
+    assert stale.name in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

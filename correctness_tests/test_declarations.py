@@ -37,6 +37,7 @@ def declare(**changes) -> Op:
         ({"params": {"x": 1}}, "share a name"),
         ({"inputs": {"x": Tensor("B D", dtype=torch.int64, grad=True)}}, "integral"),
         ({"extremes": {"big": {"z": None}}}, "overrides unknown ['z']"),
+        ({"outputs": {"y": Tensor("B D", dtype_of=lambda x: x.dtype)}}, "is for what is saved"),
     ],
 )
 def test_a_contradiction_is_refused(changes: dict, message: str) -> None:

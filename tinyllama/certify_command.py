@@ -64,6 +64,7 @@ def _certify(args: argparse.Namespace) -> int:
     import torch
 
     from tinyllama.harness.device import default_device, device_name
+    from tinyllama.harness.files import check_results_dir
     from tinyllama.harness.gate.noise import Noise
     from tinyllama.harness.gate.session import Stopped
     from tinyllama.harness.gate.watch import BusyError
@@ -79,7 +80,10 @@ def _certify(args: argparse.Namespace) -> int:
     except (RuntimeError, AssertionError, ValueError) as error:
         named = f"--device {args.device}: " if args.device else ""
         raise ConfigError(f"{named}{error}") from error
-    _check_writable(args.results_dir)
+    try:
+        check_results_dir(args.results_dir)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     run = Certifying(args.results_dir, args.only, device, noise)
     try:
         if args.validate:
@@ -95,18 +99,6 @@ def _certify(args: argparse.Namespace) -> int:
             return BUSY
         raise ConfigError(str(stop)) from stop
     return run.show(args.merges)
-
-
-def _check_writable(folder: Path) -> None:
-    """Before anything is measured."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"--results-dir {str(folder)!r}: {error.strerror}; name a folder that can be written"
-        ) from error
 
 
 @dataclass

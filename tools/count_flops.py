@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyllama.harness.device import cannot, default_device, device_name
+from tinyllama.harness.files import check_results_dir
 from tinyllama.harness.gate.side import STATE
 from tinyllama.harness.op_contender import OpContender, Timed
 from tinyllama.harness.results import Record, folder, load, new_record, save
@@ -90,13 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason := cannot("gpu", device):
         return _say(reason)
     try:
+        if args.record:
+            check_results_dir(args.results_dir)
+        last = _last(args.results_dir, device_name(device))
         counts = _counted(profiler, names, len(cases))
-    except CountError as error:
+    except (CountError, ValueError) as error:
         return _say(str(error))
     record = new_record(device, GROUP)
     record.entries = [_entry(case, count) for case, count in zip(cases, counts, strict=True)]
     record.complete = len(names) == len(OPS)
-    more = above(record, _last(args.results_dir, device_name(device)))
+    more = above(record, last)
     _show(record)
     for line in more:
         print(f"count_flops: {line}", file=sys.stderr)

@@ -116,9 +116,8 @@ def _plant(fault: str) -> None:
 class Written(TorchDispatchMode):
     """Products go into memory that was set to zero before.
 
-    Where a row is a multiple of 16 bytes a library's product may be stored by descriptors (TMA),
-    which initcheck does not count as written (compute-sanitizer 2025.3, sm_90): each read of such
-    a result was a fault.
+    On an H200 initcheck called each read of a library's product a fault where its rows were a
+    multiple of 16 bytes: presumably those are stored by descriptors (TMA), which it does not count.
     """
 
     def __torch_dispatch__(

@@ -18,7 +18,6 @@ that of the worst verdict. Each verdict is a test case too, in the summary and i
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import pytest
 
 from tinyllama.harness import results
+from tinyllama.harness.files import check_results_dir
 from tinyllama.harness.recording import Recording
 from tinyllama.harness.report import terminal
 
@@ -90,7 +90,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a worker of xdist: its controller has refused what is refused
     if recording.active:
         check_measuring(config)
-        _check_writable(recording.root)
+        try:
+            check_results_dir(recording.root)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
         recording.stored = _stored(recording.root)
     elif option.resume:
         raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
@@ -109,17 +112,6 @@ def check_measuring(config: pytest.Config) -> None:
     for name, message in REFUSED.items():
         if getattr(config.option, name, False):
             raise pytest.UsageError(message)
-
-
-def _check_writable(root: Path) -> None:
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise pytest.UsageError(
-            f"--results-dir {root}: {error.strerror}; name a folder that can be written"
-        ) from error
 
 
 def _stored(root: Path) -> list[results.Record]:

@@ -21,3 +21,18 @@ def replace_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def check_results_dir(folder: Path) -> None:
+    """Make the folder that ``--results-dir`` names, before anything is measured.
+
+    Raises ValueError where nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--results-dir {folder}: {error.strerror}; name a folder that can be written"
+        ) from error

@@ -326,6 +326,8 @@ def _check(op: Op) -> None:
     for name, output in op.outputs.items():
         missing = set(output.axes) - known
         _require(not missing, op.name, f"output {name!r} has unknown dimensions {sorted(missing)}")
+    for name, tensor in {**op.inputs, **op.outputs}.items():
+        _require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
     for name, tensor in op.inputs.items():
         floating = tensor.dtype is None or tensor.dtype.is_floating_point
         _require(
