@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.gate.side import Side
 from tinyllama.harness.op_contender import WrongResultError
 
 
@@ -15,32 +16,38 @@ class Broken:
     """In the place of `Side`. "turn dies" is a benchmark that breaks there, and how."""
 
     def __init__(self, **_: Any) -> None:
-        pass
+        self.processors = os.sched_getaffinity(0)
+        self.processors_of: dict[str, list[set[int]]] = {}
+        self.pool = ThreadPoolExecutor(1)
+        self.pool.submit(os.getpid).result()
 
     def identity(self) -> str:
         return str(Path.cwd())
 
-    def settle(self, processor: int) -> None:
-        os.sched_setaffinity(0, {processor})
+    settle = Side.settle
 
-    def processors(self) -> list[set[int]]:
-        """Of this thread, and of one that is begun now."""
-        with ThreadPoolExecutor(1) as pool:
-            later = pool.submit(os.sched_getaffinity, 0).result()
-        return [os.sched_getaffinity(0), later]
+    def seen(self) -> dict[str, list[set[int]]]:
+        """The processors of each thing that was asked: of its thread, and of an older one."""
+        return self.processors_of
+
+    def _see(self, what: str, name: str) -> None:
+        older = self.pool.submit(os.sched_getaffinity, 0).result()
+        self.processors_of[what] = [os.sched_getaffinity(0), older]
+        _break(what, name)
 
     def begin(self, name: str) -> float:
-        return _break("begin", name) or 1.0
+        self._see("begin", name)
+        return 1.0
 
     def expect(self, name: str, proofs: Any, warm_up: float) -> None:
-        _break("expect", name)
+        self._see("expect", name)
 
     def turn(self, name: str) -> dict[str, float]:
-        _break("turn", name)
+        self._see("turn", name)
         return {"device_seconds": 1.0 if Path.cwd().name == "base" else 1.1}
 
     def end(self, name: str) -> None:
-        _break("end", name)
+        self._see("end", name)
 
 
 def _break(now: str, name: str) -> None:

@@ -164,8 +164,12 @@ def test_without_the_tool_or_a_gpu_it_says_so(
 
 
 def test_where_nothing_can_be_stored_or_read_nothing_is_counted(
-    counter: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    counter: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(count_flops, "default_device", lambda: torch.device("cpu"))
     (tmp_path / "file").write_text("")
     assert counter() == 0
     count_flops.subprocess.run = None  # type: ignore[assignment]  # and whoever calls it fails

@@ -105,17 +105,24 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
         assert abs(statistic) < 1
 
 
-def test_both_sides_are_held_to_one_processor_and_so_are_those_that_take_their_place(
-    trees: list[Tree],
-) -> None:
+def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) -> None:
+    processor = timing_processor(CPU)
+    free = [os.sched_getaffinity(0)] * 2
     with opened(trees, CPU, "ops") as pair:
-        free = pair.each("processors")
-        assert free == dict.fromkeys(SIDES, [os.sched_getaffinity(0)] * 2)
-        pair.settle(timing_processor(CPU))
-        held = dict.fromkeys(SIDES, [{timing_processor(CPU)}] * 2)
-        assert pair.each("processors") == held
-        pair.restart()
-        assert pair.each("processors") == held
+        pair.processor = processor
+        for _ in range(2):
+            block(pair, "a")
+            seen = {"begin": free, "expect": free, "turn": [{processor}] * 2, "end": free}
+            assert pair.each("seen") == dict.fromkeys(SIDES, seen)
+            pair.restart()
+        pair.processor = None
+        block(pair, "a")
+        assert pair.each("seen")[BASE]["turn"] == free
+        pair.processor = processor
+        with pytest.raises(ValueError, match="a turn of the"):
+            pair.statistics(Benchmark("a", None, "", {HOST: 0.1}), dict.fromkeys(SIDES), 4, 0.0)
+        pair.each("end", "a")
+        assert pair.each("seen")[CANDIDATE]["end"] == free, "and not after what went wrong"
 
 
 def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_where_it_is_alone(
@@ -142,7 +149,8 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
             with ahead(trees, CPU, "ops") as pair:
-                assert pair.each("processors") == dict.fromkeys(SIDES, [beside] * 2)
+                pair.each("begin", "a")
+                assert pair.each("seen")[BASE]["begin"] == [beside] * 2
         assert os.sched_getaffinity(0) == before
     finally:
         ahead.close()

@@ -86,7 +86,11 @@ class SideError(RuntimeError):
 
 
 class Pair:
-    """The workers of both sides; what one of them is asked, `each` asks both at once."""
+    """The workers of both sides; what one of them is asked, `each` asks both at once.
+
+    processor: the one that both are held to in their turns; None: none. leading: the side that is
+    asked first, by turns another: what comes of coming first is then no difference of the sides.
+    """
 
     def __init__(self, trees: Sequence[Tree], device: torch.device, package: str) -> None:
         self.trees = {tree.name: tree for tree in trees}
@@ -95,6 +99,7 @@ class Pair:
         self.unstarted: SideError | None = None
         self.failed = False
         self.processor: int | None = None
+        self.leading = BASE
         self._start()
 
     def _start(self) -> None:
@@ -115,8 +120,6 @@ class Pair:
         self.workers, self.unstarted, self.failed = {}, None, False
         self._start()
         self.open()
-        if self.processor is not None:
-            self.settle(self.processor)
 
     def open(self) -> None:
         """Have both sides ready to be asked. Raises SideError."""
@@ -132,11 +135,6 @@ class Pair:
 
         self._both(make)
 
-    def settle(self, processor: int) -> None:
-        """Hold both sides to one processor. Raises SideError."""
-        self.processor = processor
-        self.each("settle", processor)
-
     def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
         try:
             return self.workers[name].call("side", method, *args, timeout=timeout)
@@ -150,7 +148,7 @@ class Pair:
 
     def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
         with ThreadPoolExecutor(2) as pool:
-            asked = {name: pool.submit(do, name) for name in self.workers}
+            asked = {name: pool.submit(do, name) for name in self.order}
         found = {}
         for name, answer in asked.items():
             try:
@@ -175,15 +173,37 @@ class Pair:
         Raises SideError, or ValueError where a side does not give a time of every metric.
         """
         self.begin(benchmark)
-        for name in self.workers:  # one at a time: it warms the device
-            self.ask(name, "expect", benchmark.name, proofs[name], warm_up, timeout=READY)
-            warm_up = min(warm_up, WARM_UP)
+
+        def expect(side: str) -> None:
+            self.ask(side, "expect", benchmark.name, proofs[side], warm_up, timeout=READY)
+
+        self._both(expect)
+        with self._held():
+            logs = self._turns(benchmark, pairs)
+        self.end(benchmark)
+        return {metric: statistics.median(values) for metric, values in logs.items()}
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Both sides stay on one processor: only now, since what comes before a turn works on
+        several, and on one takes many times as long."""
+        if self.processor is None:
+            yield
+            return
+        self.each("settle", self.processor)
+        try:
+            yield
+        finally:
+            if not self.failed:
+                self.each("settle", None)
+
+    def _turns(self, benchmark: Benchmark, pairs: int) -> dict[str, list[float]]:
         logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
         began = time.monotonic()
         for index in range(pairs):
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
                 break
-            order = list(self.workers)[:: 1 if index % 2 == 0 else -1]
+            order = self.order[:: 1 if index % 2 == 0 else -1]
             took = {name: self.ask(name, "turn", benchmark.name) for name in order}
             for name, seconds in took.items():
                 if seconds.keys() != logs.keys():
@@ -191,8 +211,12 @@ class Pair:
                     raise ValueError(f"a turn of the {name} gave {text}")
             for metric, ratios in logs.items():
                 ratios.append(_log_ratio(metric, took[CANDIDATE][metric], took[BASE][metric]))
-        self.end(benchmark)
-        return {metric: statistics.median(values) for metric, values in logs.items()}
+        return logs
+
+    @property
+    def order(self) -> list[str]:
+        """The sides, the leading one first."""
+        return sorted(self.workers, key=lambda name: name != self.leading)
 
     def pids(self) -> list[int]:
         return [worker.pid for worker in self.workers.values()]

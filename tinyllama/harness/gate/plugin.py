@@ -77,12 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[GATING] = Gating(config)
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    file: Any = getattr(config.option, "benchmark_json", None)
-    if hasattr(file, "close"):  # pytest-benchmark before 5.3 opens it with the options, and no more
-        file.close()
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.stash[GATING] is not None and items:

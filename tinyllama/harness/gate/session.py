@@ -55,7 +55,7 @@ class Session:
         self.found: dict[str, Found] = {}
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
-        self.disturbed = 0
+        self.disturbed = self.launches = 0
 
     def run(self) -> list[Verdict]:
         try:
@@ -218,8 +218,9 @@ class Session:
         first = self.effort.first
         taken: dict[str, dict[str, float]] = {}
         with self._pair() as pair:
-            if self.setting.processor is not None:
-                pair.settle(self.setting.processor)
+            pair.processor = self.setting.processor
+            pair.leading = (BASE, CANDIDATE)[self.launches % 2]
+            self.launches += 1
             for one in which:
                 with self._kept(one):
                     pair = self._alive(pair)

@@ -5,13 +5,14 @@ A side says what it could time and which code that would run, and takes turns.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ class Side:
         self.device = torch.device(device)
         self.package, self.files = package, tuple(files)
         self.slowed, self.more = dict(slowed or {}), more
+        self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
 
     def identity(self) -> dict[str, Any]:
@@ -147,9 +149,9 @@ class Side:
             return found
         return [*found, *_imported(self.more)(self.device)]
 
-    def settle(self, processor: int) -> None:
-        """Stay on one processor, threads that are begun from now on included."""
-        os.sched_setaffinity(0, {processor})
+    def settle(self, processor: int | None) -> None:
+        """Stay on one processor with all threads, or (None) on none in particular again."""
+        hold(self.processors if processor is None else {processor})
 
     def begin(self, name: str) -> float:
         """Make a benchmark ready; the seconds until its first call is done, compiling included.
@@ -206,6 +208,13 @@ class Side:
         self.subjects.pop(name, None)
         if self.device.type != "cpu":
             torch.cuda.empty_cache()
+
+
+def hold(processors: Collection[int]) -> None:
+    """Keep this process, and every thread that it has, to some processors."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), processors)
 
 
 def _imported(name: str) -> Any:
