@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from perf_tests import gated as module
-from perf_tests.gated import StepSubject, TimedStep, benchmarks
+from perf_tests.gated import StepSubject, TimedStep, Verified, benchmarks
 from tinyllama.harness.gate.comparison import STEPS
 from tinyllama.harness.gate.side import ON_CPU, Side
 from tinyllama.harness.gate.subject import DEVICE
@@ -22,8 +23,8 @@ NAME = "step-v1-tiny-fp32/forward+backward+update"
 
 
 @pytest.fixture
-def proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The losses of a verified run of some steps."""
+def proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verified]:
+    """A verified run of some steps."""
     monkeypatch.setattr(module, "VERIFIED", 32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -50,21 +51,23 @@ def test_a_cpu_times_one_step_beside_the_ops() -> None:
 
 
 def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(
-    proven: list[float],
+    proven: Verified,
 ) -> None:
-    assert len(proven) == module.VERIFIED
+    assert len(proven.losses) == module.VERIFIED
     made = started()
     made.expect(proven)
     for _ in range(2):
         assert 0 < made.gated_turn()[DEVICE] < 60
-    assert made.step.loss_series() == pytest.approx(proven[: len(made.step.losses)], rel=1e-6)
+    assert made.step.loss_series() == pytest.approx(
+        proven.losses[: len(made.step.losses)], rel=1e-6
+    )
 
 
 def test_runs_begin_with_the_same_batches() -> None:
     assert started().input_digest() == started().input_digest()
 
 
-def test_warming_up_leaves_steps_to_be_timed(proven: list[float]) -> None:
+def test_warming_up_leaves_steps_to_be_timed(proven: Verified) -> None:
     made = started()
     made.expect(proven)
     made.warm_up(60.0)
@@ -74,26 +77,36 @@ def test_warming_up_leaves_steps_to_be_timed(proven: list[float]) -> None:
 def test_a_step_whose_gradients_are_wrong_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     made = started()
 
-    def wrong() -> None:
+    def wrong(allowed: object) -> None:
         raise AssertionError("the gradient of embedding is off")
 
-    monkeypatch.setattr(made.step, "verify", wrong)
+    monkeypatch.setattr(made.step, "check_gradients", wrong)
     with pytest.raises(WrongResultError, match="the gradient of embedding"):
         made.verify()
     with pytest.raises(WrongResultError, match="the gradient of embedding"):
-        made.expect([1.0] * 100)
+        made.expect(Verified({}, [1.0] * 100))
+
+
+def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: Verified) -> None:
+    assert len(proven.allowed) == len(started().step.parameters)
+    for name in ("embedding", "layers.0.w_q"):
+        made = started()
+        made.step.parameters[name].register_hook(lambda gradient: 1.01 * gradient)
+        with pytest.raises(WrongResultError, match=f"1 of .* no right gradient: {name}"):
+            made.expect(proven)
 
 
 @pytest.mark.parametrize("wrong", [1.05, 0.95, math.nan])
-def test_a_timed_step_with_another_loss_gives_no_time(proven: list[float], wrong: float) -> None:
+def test_a_timed_step_with_another_loss_gives_no_time(proven: Verified, wrong: float) -> None:
     made = started()
-    made.expect([*proven[:4], *(loss * wrong for loss in proven[4:])])
+    losses = [*proven.losses[:4], *(loss * wrong for loss in proven.losses[4:])]
+    made.expect(replace(proven, losses=losses))
     with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
         turns(made)
 
 
-def test_no_more_steps_are_timed_than_were_verified(proven: list[float]) -> None:
+def test_no_more_steps_are_timed_than_were_verified(proven: Verified) -> None:
     made = started()
-    made.expect(proven[:4])
+    made.expect(replace(proven, losses=proven.losses[:4]))
     with pytest.raises(WrongResultError, match="the verified run has 4"):
         turns(made)

@@ -160,6 +160,34 @@ def test_old_tables_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.table(((1,),), CPU) is not first
 
 
+def test_a_capture_allocates_no_pinned_memory_and_a_call_before_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def host_memory(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        asked.append(shape)
+        return torch.empty(shape, dtype=torch.int64)
+
+    monkeypatch.setattr(addresses, "_host_memory", host_memory)
+    monkeypatch.setattr(addresses, "_pinned", lambda device: True)
+    monkeypatch.setattr(Tables, "KEPT", 3)
+    tables = Tables()
+    for _ in range(4):
+        tables.table(((1,),), CPU)
+    assert asked == [(1, 1), (3, 1, 1)], "a table, and what is set aside"
+    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
+    made = [tables.table(((n,),), CPU) for n in (2, 3, 4)]
+    assert len(asked) == 2
+    assert [table.item() for table in made] == [2, 3, 4]
+    assert len({table.source.data_ptr() for table in tables._captured}) == 3
+    tables.table(((5,),), CPU)
+    assert asked[2:] == [(1, 1)], "more than were set aside"
+    monkeypatch.setattr(addresses, "_capturing", lambda device: False)
+    tables.table(((1,),), CPU)
+    assert asked[3:] == [(3, 1, 1)], "and again for the next capture"
+
+
 def test_a_captured_table_stays_and_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph fills the table it captured, so nobody else may trust it before; and it replays
     with a table that it found, so that one may not go."""

@@ -51,6 +51,14 @@ def benchmarks(device: torch.device) -> list[Benchmark]:
     return found
 
 
+@dataclass(frozen=True)
+class Verified:
+    """allowed: the error that each parameter's gradient was allowed; losses: of each step."""
+
+    allowed: dict[str, float]
+    losses: list[float]
+
+
 class StepSubject:
     """What `tinyllama.harness.gate.side.Side` asks of a benchmark, of a training step."""
 
@@ -71,23 +79,23 @@ class StepSubject:
         read = sorted(self._turn()[DEVICE] for _ in range(readings))
         self.extra = share * read[readings // 2]
 
-    def verify(self) -> list[float]:
-        """The losses of a run whose gradients are right. Raises WrongResultError."""
-        self._check_gradients()
+    def verify(self) -> Verified:
+        """Of a run whose gradients are right. Raises WrongResultError."""
+        allowed = self._check_gradients(None)
         while len(self.step.losses) < VERIFIED:
             self.step.next()
-        return self.step.loss_series()
+        return Verified(allowed, self.step.loss_series())
 
-    def expect(self, proofs: list[float]) -> None:
+    def expect(self, proofs: Verified) -> None:
         """Hold this run to the verified one. Raises WrongResultError."""
-        self.losses = proofs
-        self._check_gradients()
+        self.losses = proofs.losses
+        self._check_gradients(proofs.allowed)
         for place in range(len(self.step.losses)):
             self._check(place)
 
-    def _check_gradients(self) -> None:
+    def _check_gradients(self, allowed: dict[str, float] | None) -> dict[str, float]:
         try:
-            self.step.verify()
+            return self.step.check_gradients(allowed)
         except AssertionError as error:
             raise WrongResultError(str(error)) from error
 

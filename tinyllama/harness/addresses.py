@@ -28,7 +28,7 @@ class Tables:
     A graph replays with the table that its capture saw. So a table that a capture uses is kept
     for good (some kilobytes each); one made during a capture is filled by the graph, each time
     it is replayed, and therefore not handed to any other call. Its pinned memory was set aside
-    by a call before the capture, since allocating some may be refused there.
+    by the first call before the capture, since allocating some may be refused there.
     """
 
     KEPT = 64
@@ -56,14 +56,14 @@ class Tables:
         return found.on_device
 
     def _set_aside(self, shape: tuple[int, ...], device: torch.device) -> None:
-        """Pinned memory for a later capture: one for each call before it."""
+        """Pinned memory for the tables of a later capture, in one piece."""
         spare = self._spare.setdefault(shape, [])
-        if device.type == "cuda" and len(spare) < self.KEPT:
-            spare.append(_host_memory(shape, device))
+        if _pinned(device) and len(spare) < max(1, self.KEPT // 2):
+            spare.extend(_host_memory((self.KEPT, *shape), device))
 
     def _made(self, rows: Rows, device: torch.device, capturing: bool) -> Table:
         shape = (len(rows), next_power_of_2(len(rows[0])))
-        spare = self._spare.setdefault(shape, [])
+        spare = self._spare.get(shape)
         source = spare.pop() if capturing and spare else _host_memory(shape, device)
         source.fill_(ABOVE_ALL)
         source[:, : len(rows[0])] = torch.tensor(rows, dtype=torch.int64)
@@ -72,12 +72,16 @@ class Tables:
         return Table(on_device, source)
 
 
+def _pinned(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
 def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _host_memory(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return torch.empty(shape, dtype=torch.int64, pin_memory=_pinned(device))
 
 
 TABLES = Tables()

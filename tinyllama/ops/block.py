@@ -23,6 +23,7 @@ from tinyllama.harness.precision import compute_dtype
 from tinyllama.harness.values import normal
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention, lse_dtype
+from tinyllama.ops.block_terms import weight_terms
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
@@ -66,11 +67,10 @@ block = Op(
     params={"eps": 1e-5},
     outputs={"y": "B T D"},
     cases=[
-        # A sequence of one token is left out: its query gradients are zero by cancellation,
-        # which the attention op's own case covers with the magnitude of the terms.
         Case(B=2, T=9, D=32, Q=32, R=16, F=48, C=8),
         Case(B=1, T=33, D=48, Q=64, R=64, F=40, C=16, why="Q wider than D, no grouping"),
         Case(B=3, T=2, D=16, Q=8, R=8, F=24, C=4, why="one head"),
+        Case(B=2, T=1, D=16, Q=8, R=8, F=8, C=2, why="one token: no gradient of w_q and w_k"),
     ],
     timed=[
         Case(B=4, T=64, D=128, Q=128, R=64, F=256, C=16),
@@ -127,7 +127,7 @@ def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tens
 
 
 eager = block.reference(compose({name: op["eager"].call for name, op in PARTS.items()}))
-
+block.magnitude(weight_terms(compose, PARTS))
 block.provider("torch", deterministic=frozenset({"cpu"}), double_backward=False, slack=SDPA_SLACK)(
     compose({name: op["torch"].call for name, op in PARTS.items()})
 )

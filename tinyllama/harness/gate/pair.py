@@ -11,11 +11,12 @@ own, what the host does differs between them by what those processors do for oth
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from math import log
@@ -68,7 +69,7 @@ class Effort:
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
             return Effort(pairs=40, repeated=40, first=0.3)
-        return Effort(pairs=10, repeated=12, first=1.0)
+        return Effort(pairs=10, repeated=30, first=0.5)
 
     def of(self, benchmark: Benchmark) -> int:
         """The pairs of a benchmark."""
@@ -103,6 +104,7 @@ class Pair:
         self._start()
 
     def _start(self) -> None:
+        self.hash_seed = random.randrange(2**32)  # of both: dicts and sets are laid out alike
         for name, tree in self.trees.items():
             try:
                 self.workers[name] = self.started(tree)
@@ -112,7 +114,7 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        return _worker(tree, self.package, self.device)
+        return _worker(tree, self.package, self.device, self.hash_seed)
 
     def restart(self) -> None:
         """Other processes in the place of those of which one failed."""
@@ -234,11 +236,12 @@ def _log_ratio(metric: str, candidate: float, base: float) -> float:
     return log(candidate / base)
 
 
-def _worker(tree: Tree, package: str, device: torch.device) -> Worker:
+def _worker(tree: Tree, package: str, device: torch.device, hash_seed: int) -> Worker:
     env = {
         name: str(tree.caches / name.lower())
         for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     }
+    env["PYTHONHASHSEED"] = str(hash_seed)
     if device.type == "cpu":
         env["OMP_NUM_THREADS"] = "1"  # threads that wait for work take time from the other side
     modules = (_MODULE, package, *_IMPORTED_LATE)
@@ -252,12 +255,7 @@ _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first back
 @contextmanager
 def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
     """A fresh pair, ready; it ends with the block. Raises SideError."""
-    with _opened(Pair(trees, device, package)) as pair:
-        yield pair
-
-
-@contextmanager
-def _opened(pair: Pair) -> Iterator[Pair]:
+    pair = Pair(trees, device, package)
     try:
         pair.open()
         yield pair
@@ -267,24 +265,40 @@ def _opened(pair: Pair) -> Iterator[Pair]:
 
 class Ahead:
     """`opened`, with the processes of the next pair started while this one is used: they import,
-    and touch no device, until they are asked, on other processors than the one that is timed. For
-    machines with processors to spare."""
+    and touch no device, until they are asked, on other processors than the one that is timed. Those
+    of the last pair end while the next one begins. For machines with processors to spare."""
 
     def __init__(self, timed: int) -> None:
         self._timed = timed
         self._next: Pair | None = None
+        self._pool = ThreadPoolExecutor(1)
+        self._ending: Future[None] | None = None
 
     @contextmanager
     def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
         pair, self._next = self._next or Pair(trees, device, package), None
-        with _opened(pair):
+        try:
+            pair.open()
             with _without(self._timed):
                 self._next = Pair(trees, device, package)
             yield pair
+        finally:
+            self._wait()
+            self._ending = self._pool.submit(pair.close)
+
+    def _wait(self) -> None:
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.result()
 
     def close(self) -> None:
-        if self._next is not None:
-            self._next.close()
+        """End all processes."""
+        try:
+            self._wait()
+        finally:
+            if self._next is not None:
+                self._next.close()
+            self._pool.shutdown()
 
 
 def timing_processor(device: torch.device) -> int:

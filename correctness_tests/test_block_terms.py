@@ -1,0 +1,65 @@
+"""The magnitude of what cancels in the gradients of a block's query and key weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tinyllama.harness.cases import OpCase
+from tinyllama.harness.evaluate import Inputs, evaluate
+from tinyllama.ops import OPS
+
+NAMES = ("grad w_q", "grad w_k")
+
+
+def drawn(tokens: int, seed: int = 0) -> Inputs:
+    op = OPS["block"]
+    case = next(case for case in op.cases if case.dims["T"] == tokens)
+    return OpCase(op, op["eager"], case, torch.float32).inputs(seed=seed).double()
+
+
+def magnitude(inputs: Inputs, times: float = 1.0) -> dict[str, torch.Tensor]:
+    of = OPS["block"].magnitudes
+    assert of is not None
+    upstream = {"y": times * inputs.upstream["y"]}
+    return of(**inputs.args, upstream=upstream, **inputs.params)
+
+
+def test_it_is_there_where_the_gradients_are_zero() -> None:
+    inputs = drawn(tokens=1)
+    gradients = evaluate(OPS["block"], OPS["block"]["eager"].call, inputs)
+    for name in NAMES:
+        assert gradients[name].norm() < 1e-12
+        assert magnitude(inputs)[name].shape == gradients[name].shape
+        assert magnitude(inputs)[name].norm() > 1e-3
+
+
+@pytest.mark.parametrize("draw", range(3))
+def test_it_is_of_the_size_of_gradients_that_do_not_cancel(draw: int) -> None:
+    """A sum of terms with random signs is about the root of the sum of their squares; here those of
+    dP and of sum(P dP) count both."""
+    inputs = drawn(tokens=33, seed=draw)
+    gradients = evaluate(OPS["block"], OPS["block"]["eager"].call, inputs)
+    for name, terms in magnitude(inputs).items():
+        assert name in NAMES
+        assert 1.0 < (terms.norm() / gradients[name].norm()).item() < 4.0
+
+
+def test_it_is_linear_in_the_upstream_gradient_and_is_turned_back() -> None:
+    inputs = drawn(tokens=9)
+    twice = magnitude(inputs, 2.0)
+    for name, terms in magnitude(inputs).items():
+        torch.testing.assert_close(twice[name], 2 * terms)
+    # All turned by a quarter, queries and keys have the same products as before, and so has the
+    # gradient that is turned back.
+    nothing, all_ = torch.zeros_like(inputs.args["cos"]), torch.ones_like(inputs.args["cos"])
+    turned = {**inputs.args, "cos": nothing, "sin": all_}
+    plain = {**inputs.args, "cos": all_, "sin": nothing}
+    of = OPS["block"].magnitudes
+    assert of is not None
+    for name in NAMES:
+        one, other = (
+            of(**args, upstream=inputs.upstream, **inputs.params)[name] for args in (turned, plain)
+        )
+        torch.testing.assert_close(one, other)
+        assert not torch.allclose(one, one.unflatten(0, (-1, 2)).flip(1).flatten(0, 1))
