@@ -35,10 +35,15 @@ def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
     from tinyllama.files import check_writable, write_whole
     from tinyllama.harness import history
+    from tinyllama.harness.gate.certificates import certificates
     from tinyllama.harness.page import render
     from tinyllama.harness.report import latest, markdown, terminal
 
     records = _records(args.results_dir, args.device)
+    try:
+        certified = certificates(args.results_dir, args.device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     check_writable(args.html, "--html")
     if args.markdown not in (None, "-"):
         check_writable(Path(args.markdown), "--markdown")
@@ -51,7 +56,7 @@ def report(args: argparse.Namespace) -> int:
     if args.markdown not in (None, "-"):
         write_whole(Path(args.markdown), lambda part: part.write_text(text, encoding="utf-8"))
     try:
-        page = render(records, _for_page())
+        page = render(records, _for_page(), certificates=certified)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     write_whole(args.html, lambda part: part.write_text(page, encoding="utf-8"))

@@ -49,6 +49,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "op-bars": bar_tables.ops,
     "curves": result_figures.curves,
     "certificate": gate_tables.certificate,
+    "gate-bars": gate_tables.bars,
     "mutants": mutant_record.table,
 }
 

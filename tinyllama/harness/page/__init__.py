@@ -18,8 +18,10 @@ def render(
     records: Sequence[Record],
     targets: Sequence[Mapping[str, Any]] = (),
     title: str = "tinyllama",
+    certificates: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """The HTML of all records: of each device and group the newest complete one, and the history.
+    """The HTML of all records: of each device and group the newest complete one, and the history;
+    and of each device how often the gate errs there.
 
     A target is a mapping with tier, workload, metric (a field of a step), bound, direction
     (">=" or "<="), precision and device (or "any"), source, caveat, and documented: whether it
@@ -41,5 +43,6 @@ def render(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    text = environment.get_template("page.html.j2").render(page=page(records, targets, title))
+    data = page(records, targets, title, certificates)
+    text = environment.get_template("page.html.j2").render(page=data)
     return text.rstrip() + "\n"

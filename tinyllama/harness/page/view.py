@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tinyllama.harness import history
 from tinyllama.harness.page import (
+    certified,
     changes,
     claims,
     facts,
@@ -56,11 +58,19 @@ class Page:
     never: str
 
 
-def page(records: Sequence[Record], targets: Sequence[Target], title: str) -> Page:
+def page(
+    records: Sequence[Record],
+    targets: Sequence[Target],
+    title: str,
+    certificates: Sequence[dict[str, Any]] = (),
+) -> Page:
     """Everything a page says."""
     context = Context(records, targets)
     found = select.by_device(records)
-    devices = [_device(context, f"d{n}", name, own) for n, (name, own) in enumerate(found.items())]
+    devices = []
+    for n, (name, own) in enumerate(found.items()):
+        certificate = next((one for one in certificates if one["device"] == name), None)
+        devices.append(_device(context, f"d{n}", name, own, certificate))
     rows = [row for name, own in found.items() for row in _summary(name, own)]
     names = (
         *(Header("device"), Header("group", words=True), Header("v1", "ms / step")),
@@ -112,7 +122,13 @@ def _ratio(entry: select.Entry, field: str, scale: float = 1.0) -> Cell:
     return Cell(numbers.significant(value[0] * scale), numbers.interval(value, scale))
 
 
-def _device(context: Context, ident: str, name: str, records: Sequence[Record]) -> Device:
+def _device(
+    context: Context,
+    ident: str,
+    name: str,
+    records: Sequence[Record],
+    certificate: dict[str, Any] | None,
+) -> Device:
     kinds = {kind: select.history(records, kind) for kind in select.GROUPING}
     newest = {kind: {key: runs[-1] for key, runs in of.items()} for kind, of in kinds.items()}
     used = list({id(r): r for of in newest.values() for r in of.values()}.values())
@@ -135,7 +151,7 @@ def _device(context: Context, ident: str, name: str, records: Sequence[Record]) 
         for n, (group, record) in enumerate(newest["sweep"].items())
     ]
     sections = _sections(ident, ladders, roofs, swept, splits, histories)
-    sections += (_changes(ident, records),)
+    sections += (_changes(ident, records), _gate(ident, certificate))
     known = facts.machine(used[-1]) if used else ()
     sources = facts.sources(used) if used else None
     return Device(name, ident, known, facts.left_out(records, used), sources, sections)
@@ -150,6 +166,16 @@ def _changes(ident: str, records: Sequence[Record]) -> Section:
         "commits between which it moved. It decides nothing: a merge is judged by the gate."
     )
     return Section("Change points", f"{ident}-changes", intro, tuple(found), empty, True)
+
+
+def _gate(ident: str, certificate: dict[str, Any] | None) -> Section:
+    intro = (
+        "How often the gate would stop a merge for nothing, and which slowdowns it would find: "
+        "merges simulated from blocks in which both sides ran the same code."
+    )
+    found = (certified.panel(certificate),) if certificate else ()
+    empty = "Not certified. This does it: python -m tinyllama certify"
+    return Section("The gate", f"{ident}-gate", intro, found, empty)
 
 
 def _sections(

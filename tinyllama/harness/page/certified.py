@@ -1,0 +1,46 @@
+"""The panel of a device's certificate: how often the gate errs there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinyllama.harness.gate.certificates import provenance
+from tinyllama.harness.page.numbers import MISSING
+from tinyllama.harness.page.panels import Panel
+from tinyllama.harness.page.tables import Cell, Header, Row, Table
+
+BARS = (Header("bar", words=True), Header("", words=True), Header("measured", words=True))
+
+
+def panel(certificate: dict[str, Any]) -> Panel:
+    """Its bars, and folded what is found of each figure."""
+    rows = tuple(
+        Row((Cell(bar["text"]), Cell("holds" if bar["held"] else "missed"), Cell(bar["measured"])))
+        for bar in certificate["bars"]
+    )
+    title = f"{certificate['blocks']} A/A blocks, {certificate['merges']:,} simulated merges"
+    tables = (Table("Bars of the gate", BARS, rows), _figures(certificate["found"]))
+    return Panel(title, (), tables, (), provenance(certificate))
+
+
+def _figures(found: list[dict[str, Any]]) -> Table:
+    slowdowns = list(found[0]["detected"]) if found else []
+    headers = (
+        Header("benchmark", words=True),
+        Header("metric", words=True),
+        Header("spread", "%", "standard deviation between blocks"),
+        *(Header(f"{float(s):.0%} slower", "% found") for s in slowdowns),
+        Header("finds", "%", "the least slowdown of which 99% are found"),
+    )
+    rows = []
+    for one in found:
+        smallest = one["smallest"]
+        cells = (
+            Cell(one["benchmark"]),
+            Cell(one["metric"]),
+            Cell(f"{100 * one['spread']:.2f}"),
+            *(Cell(f"{100 * one['detected'][s]:.1f}") for s in slowdowns),
+            Cell(MISSING if smallest is None else f"{100 * smallest:.1f}"),
+        )
+        rows.append(Row(cells))
+    return Table("What is found of each figure", headers, tuple(rows), folded=True)
