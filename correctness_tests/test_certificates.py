@@ -96,6 +96,7 @@ def test_the_report_shows_them_and_refuses_what_is_none(
     assert main(asked) == 0
     assert "95% all green" in page.read_text()
     page.unlink()
+    capsys.readouterr()
     path.write_text("{}")
     assert main(asked) == 2
     refused = capsys.readouterr()
