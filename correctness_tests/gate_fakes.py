@@ -264,6 +264,9 @@ class ScriptedWorker:
     def hang_up(self) -> None:
         pass
 
+    def kill(self) -> None:
+        self.script.asked.append((self.launch, self.tree.name, "kill", ()))
+
     def close(self) -> None:
         self.script.asked.append((self.launch, self.tree.name, "close", ()))
 

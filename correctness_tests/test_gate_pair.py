@@ -220,25 +220,28 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
 
 def events(script: Script) -> list[tuple[int, str]]:
     """Of the base: which launch started, was made and closed, in order."""
-    shown = ("start", "make", "close")
+    shown = ("start", "make", "kill", "close")
     return [
         (at, method) for at, side, method, _ in script.asked if side == BASE and method in shown
     ]
 
 
-def test_the_next_pair_is_started_while_one_is_used_and_asked_nothing(
+def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
     ahead: tuple[Ahead, Script],
 ) -> None:
     opener, script = ahead
     setting = script.setting()
     for number in (1, 2):
         with opener((setting.base, setting.candidate), CPU, "ops"):
-            assert events(script)[-1] == (number + 1, "start")
+            assert events(script)[-1] == (number + Ahead.PAIRS, "start")
     opener.close()
-    started = [event for event in events(script) if event[1] != "close"]
-    assert started == [(1, "start"), (1, "make"), (2, "start"), (2, "make"), (3, "start")]
-    closed = [at for at, method in events(script) if method == "close"]
-    assert closed == [1, 2, 3]
+    started = [event for event in events(script) if event[1] not in ("close", "kill")]
+    assert started == [
+        *((1, "start"), (1, "make"), (2, "start"), (3, "start")),
+        *((2, "make"), (4, "start")),
+    ]
+    ended = {how: [at for at, done in events(script) if done == how] for how in ("kill", "close")}
+    assert ended == {"kill": [3, 4], "close": [1, 2, 3, 4]}, "nobody waits for what was not used"
 
 
 def test_a_pair_ends_while_the_next_one_begins_and_before_that_ends(
@@ -272,7 +275,7 @@ def test_an_error_closes_the_pair_that_was_used(ahead: tuple[Ahead, Script]) -> 
             raise KeyError
     assert error.traceback, "which holds the frames"
     opener.close()
-    assert [at for at, method in events(script) if method == "close"] == [1, 2]
+    assert [at for at, method in events(script) if method == "close"] == [1, 2, 3]
 
 
 def test_a_comparison_with_pairs_started_ahead_is_the_same(ahead: tuple[Ahead, Script]) -> None:

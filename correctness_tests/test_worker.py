@@ -161,6 +161,15 @@ def test_a_call_that_does_not_end_is_ended(shared: Worker) -> None:
     assert isinstance(shared.call("thing", "pid"), int)
 
 
+def test_a_process_that_is_killed_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)")
+    began = time.monotonic()
+    worker = Worker("slow", cwd=tmp_path, preload=("slow_to_import",))
+    worker.kill()
+    worker.close()
+    assert time.monotonic() - began < 15
+
+
 def test_workers_share_nothing_and_leave_nothing(shared: Worker) -> None:
     """Objects, processes and caches are a worker's own; all are gone when it is closed."""
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

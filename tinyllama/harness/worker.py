@@ -108,6 +108,10 @@ class Worker:
         with contextlib.suppress(OSError):
             self._connection.close()
 
+    def kill(self) -> None:
+        """Have the process end now, whatever it does; only `close` may follow."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process; its folder goes with it."""
         self.hang_up()

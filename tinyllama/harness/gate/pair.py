@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -223,6 +224,12 @@ class Pair:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self.workers.values()]
 
+    def discard(self) -> None:
+        """End a pair that was asked nothing: what it imports is waited for by nobody."""
+        for worker in self.workers.values():
+            worker.kill()
+        self.close()
+
     def close(self) -> None:
         for worker in self.workers.values():
             worker.hang_up()
@@ -264,23 +271,26 @@ def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterato
 
 
 class Ahead:
-    """`opened`, with the processes of the next pair started while this one is used: they import,
-    and touch no device, until they are asked, on other processors than the one that is timed. Those
-    of the last pair end while the next one begins. For machines with processors to spare."""
+    """`opened`, with the processes of the next pairs started while one is used: they import, and
+    touch no device, until they are asked, on other processors than the one that is timed. Those of
+    the last pair end while the next one begins. For machines with processors to spare."""
+
+    PAIRS = 2  # a block of one benchmark takes less long than importing
 
     def __init__(self, timed: int) -> None:
         self._timed = timed
-        self._next: Pair | None = None
+        self._next: deque[Pair] = deque()
         self._pool = ThreadPoolExecutor(1)
         self._ending: Future[None] | None = None
 
     @contextmanager
     def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
-        pair, self._next = self._next or Pair(trees, device, package), None
+        pair = self._next.popleft() if self._next else Pair(trees, device, package)
         try:
             pair.open()
             with _without(self._timed):
-                self._next = Pair(trees, device, package)
+                while len(self._next) < self.PAIRS:
+                    self._next.append(Pair(trees, device, package))
             yield pair
         finally:
             self._wait()
@@ -296,8 +306,8 @@ class Ahead:
         try:
             self._wait()
         finally:
-            if self._next is not None:
-                self._next.close()
+            for pair in self._next:
+                pair.discard()
             self._pool.shutdown()
 
 
