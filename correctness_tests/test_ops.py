@@ -60,8 +60,8 @@ def test_is_as_accurate_in_combination(
 
 def test_every_op_of_the_tree_is_found_with_reference_and_stock_provider() -> None:
     files = {path.stem for path in Path(ops.__file__).parent.glob("*.py")} - {"__init__"}
-    # What an op's file launches, and how.
-    parts = {name for name in files if name.endswith(("_kernels", "_configs"))}
+    # What an op's file launches, and how; which terms of its gradients cancel.
+    parts = {name for name in files if name.endswith(("_kernels", "_configs", "_terms"))}
     assert files - parts | {name.rpartition("_")[0] for name in parts} <= set(OPS)
     for name in files - parts:
         assert {"eager", "torch"} <= set(OPS[name].providers), name

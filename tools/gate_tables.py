@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import try_gate
 from result_tables import tracked
 
 from tinyllama.harness.gate.certificates import load, provenance
@@ -48,3 +49,43 @@ def _figures(data: dict[str, Any]) -> str:
         name = f"{one['benchmark']} | {one['metric']} | {one['spread']:.2%}"
         lines.append(f"| {name} | {shares} | {smallest} |")
     return "\n".join(lines)
+
+
+def tried() -> str:
+    """For each device what the gate said of branches whose worth is known."""
+    found = [try_gate.load(path) for path in sorted(tracked(f"results/*/gate/{try_gate.FILE}"))]
+    return "\n\n".join(map(_tried, filter(None, found))) or "Nothing is recorded yet."
+
+
+def _tried(runs: list[dict[str, Any]]) -> str:
+    lines = [
+        "| branch | runs | statuses | seconds | slower, kernels |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, branch in try_gate.BRANCHES.items():
+        own = [run for run in runs if run["branch"] == name]
+        if own:
+            statuses = ", ".join(sorted({str(run["status"]) for run in own}))
+            seconds = [run["seconds"] for run in own]
+            took = f"{min(seconds):.0f} to {max(seconds):.0f}" if own[1:] else f"{seconds[0]:.0f}"
+            wrong = sorted({text for run in own for text in run["wrong"]})
+            told = "; ".join([*_slower(own), *(f"**{text}**" for text in wrong)])
+            lines.append(f"| {branch.does} | {len(own)} | {statuses} | {took} | {told} |")
+    last = max(runs, key=lambda run: run["date"])
+    commits = list(dict.fromkeys(run["commit"] for run in runs))
+    return "\n".join([*lines, "", f"{provenance({**last, 'commits': commits})}."])
+
+
+def _slower(runs: list[dict[str, Any]]) -> list[str]:
+    """Of each benchmark that some run found slower: how many did, and the kernels they named."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for one in run["slower"]:
+            found.setdefault(one["benchmark"], []).append(one)
+    lines = []
+    for benchmark, times in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
+        metrics = sorted({metric for one in times for metric in one["metrics"]})
+        kernels = sorted({text.split(":")[0] for one in times for text in one["moved"]})
+        named = f" ({', '.join(kernels)})" if kernels else ""
+        lines.append(f"{', '.join(metrics)} of {benchmark} in {len(times)}{named}")
+    return lines

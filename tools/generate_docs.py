@@ -50,6 +50,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "curves": result_figures.curves,
     "certificate": gate_tables.certificate,
     "gate-bars": gate_tables.bars,
+    "tried": gate_tables.tried,
     "mutants": mutant_record.table,
 }
 

@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""The gate on branches whose worth is known, and what it says of them.
+
+    python -m tools.try_gate [--only slower-kernel] [--times 10] [--record] [--results-dir DIR]
+
+Each branch changes a few lines of this tree, in a copy with a history of its own, and is gated
+against the tree as it is. Exit status: 0 every branch got its verdict in its time, 1 one did not,
+2 no GPU, or an edit that fits this tree no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tinyllama.harness.device import cannot, default_device, device_name
+from tinyllama.harness.files import check_results_dir, replace_text
+from tinyllama.harness.gate.noise import noise_path
+from tinyllama.harness.results import current_commit, versions
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = "tried.json"  # beside noise.json
+BASE = "tried-base"
+SECONDS = 1200.0  # of one gate at most
+NORM = "tinyllama/ops/rms_norm_kernels.py"
+COMMENTED = (NORM, *(f"tinyllama/ops/{op}.py" for op in ("cross_entropy", "rope", "silu_mul")))
+
+
+class EditError(RuntimeError):
+    """An edit that does not fit the tree."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The only, or ``first``, place in a file where ``old`` stands becomes ``new``."""
+
+    file: str
+    old: str
+    new: str
+    first: bool = False
+
+    def apply(self, root: Path) -> None:
+        path = root / self.file
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        times = text.count(self.old)
+        if times == 0 or (times > 1 and not self.first):
+            raise EditError(f"{self.file} has {self.old!r:.80} {times} times: mend the edit")
+        path.write_text(text.replace(self.old, self.new, 1), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """What it does, the verdicts that the gate may give it, and in how many seconds.
+
+    slower: benchmark (a pattern), its metric and, of device time, the kernel that must be named.
+    """
+
+    does: str
+    edits: tuple[Edit, ...]
+    outcomes: frozenset[str]
+    seconds: float
+    slower: tuple[str, str, str] | None = None
+
+    def wrong(self, run: Mapping[str, Any]) -> list[str]:
+        """What of a run is not as it should be."""
+        found = []
+        if unknown := set(run["outcomes"]) - self.outcomes:
+            found.append(f"some are {', '.join(sorted(unknown))}")
+        if run["seconds"] > self.seconds:
+            found.append(f"it took {run['seconds']:.0f} s, not {self.seconds:.0f}")
+        if (run["status"] == 0) != (self.slower is None):
+            found.append(f"status {run['status']}")
+        if self.slower is not None and not any(map(self._named, run["slower"])):
+            benchmark, metric, kernel = self.slower
+            found.append(" ".join(filter(None, (metric, "of", benchmark, "is not named", kernel))))
+        return found
+
+    def _named(self, one: Mapping[str, Any]) -> bool:
+        assert self.slower is not None
+        benchmark, metric, kernel = self.slower
+        named = not kernel or any(line.startswith(kernel) for line in one["moved"])
+        return fnmatchcase(one["benchmark"], benchmark) and metric in one["metrics"] and named
+
+
+GREEN = frozenset({"IDENTICAL", "SAME", "FASTER"})
+BRANCHES = {
+    "comments": Branch(
+        "comments above kernels, in four files",
+        tuple(Edit(f, "\n@jit\n", "\n# a comment\n@jit\n", first=True) for f in COMMENTED),
+        frozenset({"IDENTICAL"}),
+        60.0,
+    ),
+    "everything": Branch(
+        "a name that nothing uses, in a file that every op imports: the kernels are the same",
+        (Edit("tinyllama/harness/op.py", "\n@dataclass", "\nUNUSED = 0\n\n\n@dataclass", True),),
+        GREEN,
+        600.0,
+    ),
+    "slower-kernel": Branch(
+        "RMSNorm forward over 7.5% of its rows twice, in the same launch: about 3% of both passes",
+        (
+            Edit(
+                NORM,
+                'forward_kernel[(cdiv(n_rows, config["ROWS"]),)](',
+                'forward_kernel[(cdiv(n_rows, config["ROWS"]) * 43 // 40,)](',
+            ),
+            Edit(
+                NORM,
+                "    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)\n"
+                "    columns = tl.arange(0, WIDTH)\n"
+                "    gain = load_row(weight, columns, width)\n"
+                "    wide = load_tile(x,",
+                "    tile = tl.program_id(0) % tl.cdiv(n_rows, ROWS)\n"
+                "    rows = tile * ROWS + tl.arange(0, ROWS)\n"
+                "    columns = tl.arange(0, WIDTH)\n"
+                "    gain = load_row(weight, columns, width)\n"
+                "    wide = load_tile(x,",
+            ),
+        ),
+        GREEN | {"SLOWER"},
+        180.0,
+        ("rms_norm-triton-*", "device_seconds", "forward_kernel"),
+    ),
+    "slower-host": Branch(
+        "RMSNorm hashes 1000 texts on its way to the kernel",
+        (
+            Edit(
+                "tinyllama/ops/rms_norm.py",
+                "        x_ND = contiguous(x).flatten(0, 1)\n        y_ND, rstd_N = norm_forward(",
+                "        for row in range(1000):\n            hash(str(row))\n"
+                "        x_ND = contiguous(x).flatten(0, 1)\n        y_ND, rstd_N = norm_forward(",
+            ),
+        ),
+        GREEN | {"SLOWER"},
+        180.0,
+        ("rms_norm-triton-*", "host_seconds", ""),
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--only", default=",".join(BRANCHES), metavar="BRANCH,BRANCH")
+    parser.add_argument("--times", type=int, default=1, help="gate each branch so often")
+    parser.add_argument("--record", action="store_true", help="store what was said")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
+    args = parser.parse_args(argv)
+    names = args.only.split(",")
+    if unknown := [name for name in names if name not in BRANCHES]:
+        return _say(f"--only {unknown[0]!r} is no branch: use some of {', '.join(BRANCHES)}")
+    if args.times < 1:
+        return _say(f"--times is {args.times}: use 1 or more")
+    device = default_device()
+    if reason := cannot("gpu", device):
+        return _say(reason)
+    results = args.results_dir.resolve()
+    try:
+        if args.record:
+            check_results_dir(results)
+        before = load(noise_path(results, device_name(device)).with_name(FILE))
+        with tempfile.TemporaryDirectory(prefix="tried-") as folder:
+            copy = Path(folder) / "tree"
+            copied(ROOT, copy)
+            runs = []
+            for name in names:
+                branched(copy, name)
+                for _ in range(args.times):
+                    runs.append(gated(copy, name, results))
+                    print(line(runs[-1]), flush=True)
+    except (EditError, ValueError) as error:
+        return _say(str(error))
+    if args.record:
+        path = noise_path(results, device_name(device)).with_name(FILE)
+        replace_text(path, json.dumps([*before, *runs], indent=1) + "\n")
+        print(f"recorded {path}")
+    return 1 if any(run["wrong"] for run in runs) else 0
+
+
+def _say(text: str) -> int:
+    print(f"try_gate: {text}", file=sys.stderr)
+    return 2
+
+
+def line(run: Mapping[str, Any]) -> str:
+    """A run in one line."""
+    counted = ", ".join(f"{number} {title}" for title, number in run["outcomes"].items())
+    wrong = f"; WRONG: {'; '.join(run['wrong'])}" if run["wrong"] else ""
+    return f"{run['branch']}: status {run['status']} in {run['seconds']:.0f} s: {counted}{wrong}"
+
+
+# -- a copy with branches ------------------------------------------------------------------------
+
+
+def copied(root: Path, copy: Path) -> None:
+    """The files of a tree that git does not ignore, in a repository of their own."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    for name in filter(None, listed):
+        if (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / name, copy / name)
+    _git(copy, "init", "--quiet", "--initial-branch", BASE)
+    _commit(copy, "the tree as it is")
+
+
+def branched(copy: Path, name: str) -> None:
+    """Check out a branch with its edits. Raises EditError where one does not fit."""
+    _git(copy, "checkout", "--quiet", "-B", name, BASE)
+    for edit in BRANCHES[name].edits:
+        edit.apply(copy)
+    _commit(copy, BRANCHES[name].does)
+
+
+def _commit(copy: Path, message: str) -> None:
+    _git(copy, "add", "--all")
+    who = ("-c", "user.name=try_gate", "-c", "user.email=try_gate@localhost")
+    _git(copy, *who, "commit", "--quiet", "--message", message)
+
+
+def _git(copy: Path, *args: str) -> None:
+    subprocess.run(["git", *args], cwd=copy, check=True)
+
+
+# -- what the gate says --------------------------------------------------------------------------
+
+
+def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
+    """One comparison of the branch that is checked out with the tree as it is."""
+    told = copy.with_name("told.json")
+    told.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "--benchmark-compare"]
+    command += ["--against", BASE, "--gate-json", str(told), "--results-dir", str(results)]
+    path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH", "")]))
+    env = {**os.environ, "PYTHONPATH": path}
+    env.pop("TINYLLAMA_COMMIT", None)  # of this tree, not of the copy's
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=env, timeout=SECONDS, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"{name}: no end after {SECONDS:.0f} s") from error
+    seconds = time.monotonic() - began
+    if not told.is_file():
+        raise ValueError(f"{name}: the gate wrote nothing: {_last(done.stdout + done.stderr)}")
+    data = json.loads(told.read_text())
+    run = {
+        "branch": name,
+        "commit": current_commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "device": device_name(default_device()),
+        "versions": versions(),
+        "status": done.returncode,
+        "seconds": round(seconds, 1),
+        "outcomes": dict(Counter(one["outcome"] for one in data["verdicts"])),
+        "slower": slower(data),
+    }
+    return {**run, "wrong": BRANCHES[name].wrong(run)}
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["nothing said"])[-1]
+
+
+def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each benchmark that is SLOWER the metrics that are, its words, and the kernels named."""
+    found = []
+    for comparison in data["comparisons"]:
+        for name, one in comparison["benchmarks"].items():
+            if one["outcome"] == "SLOWER":
+                metrics = [f["metric"] for f in one["figures"] if f["outcome"] == "SLOWER"]
+                text = one["text"].splitlines()[0]
+                moved = one["moved"]
+                found.append({"benchmark": name, "metrics": metrics, "text": text, "moved": moved})
+    return found
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The runs of a file; none where it is not there. Raises ValueError for what holds none."""
+    try:
+        runs = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise ValueError(f"{path} holds no runs: {error}") from error
+    if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+        raise ValueError(f"{path} holds no runs: it is no list of objects")
+    return runs
+
+
+if __name__ == "__main__":
+    sys.exit(main())
