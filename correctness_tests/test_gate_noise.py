@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,25 @@ def test_blocks_come_back_and_records_do_not_meet_them(tmp_path: Path) -> None:
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
     assert Noise.load(tmp_path, CARD) == noise
     assert [*records(tmp_path), *records(tmp_path, CARD)] == []
+
+
+def test_blocks_of_two_that_record_at_once_all_stay(tmp_path: Path) -> None:
+    """As two GPUs of one machine are certified into one folder."""
+    both = [Noise(CARD), Noise(CARD)]
+    for number in range(4):
+        path = both[number % 2].record(tmp_path, block(number))
+    assert path == noise_path(tmp_path, CARD)
+    assert Noise.load(tmp_path, CARD).blocks == [block(number) for number in range(4)]
+    assert both[1].blocks == Noise.load(tmp_path, CARD).blocks
+    assert [one.name for one in path.parent.iterdir()] == ["noise.json"]
+
+    def many(first: int) -> None:
+        for number in range(first, first + 20, 2):
+            Noise(CARD).record(tmp_path, block(number))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(many, (10, 11)))
+    assert len(Noise.load(tmp_path, CARD).blocks) == 24
 
 
 def test_only_blocks_of_the_same_versions_count() -> None:

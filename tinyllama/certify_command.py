@@ -116,8 +116,7 @@ class Certifying:
         before = began
         with self._session({}) as session:
             for number, statistics in enumerate(session.blocks(), 1):
-                self.noise.add(_block(session, statistics))
-                self.noise.save(self.results)
+                self.noise.record(self.results, _block(session, statistics))
                 now = time.monotonic()
                 print(f"block {number} of {blocks}: {now - before:.1f} s", flush=True)
                 longest = max(longest, now - before if number > 1 else 0.0)

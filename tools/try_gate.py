@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.device import cannot, default_device, device_name
-from tinyllama.harness.files import check_results_dir, replace_text
+from tinyllama.harness.files import check_results_dir, only_writer, replace_text
 from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.results import current_commit, versions
 
@@ -170,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.record:
             check_results_dir(results)
-        before = load(noise_path(results, device_name(device)).with_name(FILE))
+        path = noise_path(results, device_name(device)).with_name(FILE)
+        load(path)
         with tempfile.TemporaryDirectory(prefix="tried-") as folder:
             copy = Path(folder) / "tree"
             copied(ROOT, copy)
@@ -180,11 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for _ in range(args.times):
                     runs.append(gated(copy, name, results))
                     print(line(runs[-1]), flush=True)
+                    if args.record:
+                        add(path, runs[-1])
     except (EditError, ValueError) as error:
         return _say(str(error))
     if args.record:
-        path = noise_path(results, device_name(device)).with_name(FILE)
-        replace_text(path, json.dumps([*before, *runs], indent=1) + "\n")
         print(f"recorded {path}")
     return 1 if any(run["wrong"] for run in runs) else 0
 
@@ -291,6 +292,12 @@ def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:
                 moved = one["moved"]
                 found.append({"benchmark": name, "metrics": metrics, "text": text, "moved": moved})
     return found
+
+
+def add(path: Path, run: Mapping[str, Any]) -> None:
+    """Store a run behind those that are there by now: others may try on another GPU meanwhile."""
+    with only_writer(path):
+        replace_text(path, json.dumps([*load(path), run], indent=1) + "\n")
 
 
 def load(path: Path) -> list[dict[str, Any]]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -21,6 +26,15 @@ def replace_text(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Read a file and replace it with nobody else doing so; the lock lies in the folder for
+    temporary files, named by the file's path."""
+    name = f"tinyllama-file-{zlib.crc32(str(path.resolve()).encode()):08x}.lock"
+    with FileLock(Path(tempfile.gettempdir()) / name, mode=0o666):
+        yield
 
 
 def check_results_dir(folder: Path) -> None:

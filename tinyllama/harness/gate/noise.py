@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.device import slug
-from tinyllama.harness.files import replace_text
+from tinyllama.harness.files import only_writer, replace_text
 from tinyllama.harness.gate.decision import Spread
 from tinyllama.harness.results import folder, is_number
 
@@ -58,6 +58,14 @@ class Noise:
         if block in self.blocks:
             raise ValueError(f"the block of {block.date} is stored already: a block counts once")
         self.blocks.append(block)
+
+    def record(self, root: Path, block: Block) -> Path:
+        """Add a block to what is stored by now, which this then holds: another GPU of that name may
+        be certified at the same time."""
+        with only_writer(noise_path(root, self.device)):
+            self.blocks = Noise.load(root, self.device).blocks
+            self.add(block)
+            return self.save(root)
 
     @staticmethod
     def load(root: Path, device: str) -> Noise:
