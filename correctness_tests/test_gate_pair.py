@@ -327,3 +327,4 @@ def test_processes_import_ahead_and_have_one_thread_on_a_cpu(
     assert all(late in options["preload"] for options in seen)
     assert [options["env"].get("OMP_NUM_THREADS") for options in seen] == ["1", None]
     assert {options["env"]["PYTHONHASHSEED"] for options in seen} == {"7"}
+    assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)

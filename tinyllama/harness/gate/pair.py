@@ -248,13 +248,19 @@ def _worker(tree: Tree, package: str, device: torch.device, hash_seed: int) -> W
         name: str(tree.caches / name.lower())
         for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     }
-    env["PYTHONHASHSEED"] = str(hash_seed)
+    env |= {"PYTHONHASHSEED": str(hash_seed), **_ALLOCATOR}
     if device.type == "cpu":
         env["OMP_NUM_THREADS"] = "1"  # threads that wait for work take time from the other side
     modules = (_MODULE, package, *_IMPORTED_LATE)
     return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
 
+# glibc's keeps what is freed: what it gave back, and how much, was a process's own (docs/LOG.md).
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that it takes
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
 _MODULE = FACTORY.partition(":")[0]
 _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second
 
