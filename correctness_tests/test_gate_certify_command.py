@@ -73,6 +73,23 @@ def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
     assert settled == {(pair.timing_processor(CPU),), (None,)}
 
 
+def test_a_file_that_breaks_meanwhile_is_one_error_that_names_it(
+    certify: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert certify.run("--blocks=1") == USAGE
+    path = certify.file("noise.json")
+
+    def spoil(*_: Any) -> float:
+        path.write_text("{")
+        return 1.0
+
+    certify.script.on(BASE, "begin", spoil)
+    capsys.readouterr()
+    assert certify.run("--blocks=1") == USAGE
+    assert str(path) in capsys.readouterr().err
+    assert path.read_text() == "{", "nothing is written over it"
+
+
 def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
     certify: Certify, capsys: pytest.CaptureFixture[str]
 ) -> None:

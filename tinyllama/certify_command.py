@@ -116,7 +116,10 @@ class Certifying:
         before = began
         with self._session({}) as session:
             for number, statistics in enumerate(session.blocks(), 1):
-                self.noise.record(self.results, _block(session, statistics))
+                try:
+                    self.noise.record(self.results, _block(session, statistics))
+                except ValueError as error:  # another has written there meanwhile
+                    raise ConfigError(str(error)) from error
                 now = time.monotonic()
                 print(f"block {number} of {blocks}: {now - before:.1f} s", flush=True)
                 longest = max(longest, now - before if number > 1 else 0.0)
