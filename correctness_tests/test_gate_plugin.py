@@ -16,6 +16,7 @@ from tinyllama.harness.gate import comparison, plugin
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.session import Session
+from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
 from tinyllama.harness.verdict import Outcome, Verdict
 
@@ -125,6 +126,9 @@ def test_a_run_that_does_not_come_to_its_end_is_not_green(
     assert all(cases.values()), "no benchmark passed"
     assert "it did not come to its end" in str(cases["gate gate"])
     assert gated.report()["status"] == status
+    (comparison,) = gated.report()["comparisons"]
+    assert not comparison["ended"]
+    assert comparison["benchmarks"]["a"]["blocks"][DEVICE], "what was measured is there"
 
 
 def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(

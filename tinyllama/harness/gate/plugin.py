@@ -177,8 +177,12 @@ class Gating:
                 say=self._say,
             )
             with prepared(request) as session:
-                verdicts = session.run()
-                self.reports.append({"against": label, **session.report()})
+                ended = False
+                try:
+                    verdicts = session.run()
+                    ended = True
+                finally:  # what was measured until then is not lost
+                    self.reports.append({"against": label, "ended": ended, **session.report()})
         except (RevisionError, OSError) as error:
             verdicts = [Verdict(label, Outcome.NO_BASE, str(error))]
         except ValueError as error:
