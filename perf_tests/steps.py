@@ -136,6 +136,7 @@ class StepContender:
                 name: GRADIENT_SLACK * float((own[name] - oracle).norm())
                 for name, oracle in exact.items()
             }
+            del own
         wrong = []
         for name, oracle in exact.items():
             got = self.gradient_of(name)
