@@ -45,6 +45,19 @@ def test_it_is_of_the_size_of_gradients_that_do_not_cancel(draw: int) -> None:
         assert 1.0 < (terms.norm() / gradients[name].norm()).item() < 4.0
 
 
+def test_of_one_token_it_is_an_outer_product_with_what_was_normed() -> None:
+    inputs = drawn(tokens=1)
+    x, weight = inputs.args["x"][:1], inputs.args["attention_norm"]
+    of = OPS["block"].magnitudes
+    assert of is not None
+    args = {**inputs.args, "x": x}
+    found = of(**args, upstream={"y": inputs.upstream["y"][:1]}, **inputs.params)
+    n_D = OPS["rms_norm"]["eager"].call(x, weight, eps=inputs.params["eps"]).flatten()
+    for name in NAMES:
+        share = found[name] / n_D.abs()
+        torch.testing.assert_close(share, share[:, :1].expand_as(share))
+
+
 def test_it_is_linear_in_the_upstream_gradient_and_is_turned_back() -> None:
     inputs = drawn(tokens=9)
     twice = magnitude(inputs, 2.0)

@@ -6,13 +6,11 @@ import html
 import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from correctness_tests.commands import ROOT
 from correctness_tests.sample_records import FIRST, SECOND, record, sample_records, steps
 from tinyllama.cli import main
 from tinyllama.harness.gate.certificates import FIELDS, certificates, load
@@ -103,22 +101,3 @@ def test_the_report_shows_them_and_refuses_what_is_none(
     assert f"{path} is no certificate: device is None" in refused.err
     assert "small-bf16" not in refused.out
     assert not page.exists()
-
-
-def test_documents_show_bars_in_short_and_figures_whole(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
-    import gate_tables
-
-    found: list[Path] = []
-    monkeypatch.setattr(gate_tables, "tracked", lambda pattern: found)
-    assert gate_tables.bars() == gate_tables.certificate() == "No device is certified yet."
-    found.append(stored(tmp_path, certificate()))
-    assert "| 99% found | 1 of 2 | **missed** |" in gate_tables.bars()
-    assert "one/a" not in gate_tables.bars()
-    whole = gate_tables.certificate()
-    assert "| 99% found | 1 of 2; not two/a (SYNTHETIC) | **missed** |" in whole
-    assert "| one/a | device_seconds | 0.12% | 0.0% | 99.9% | 1.5% |" in whole
-    assert "| two/a | host_seconds | 0.12% | 0.0% | 99.9% | none |" in whole
-    assert "torch 9.9; commit c0ffeec0ff; 2030-01-31." in whole

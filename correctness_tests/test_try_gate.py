@@ -204,38 +204,16 @@ def test_what_cannot_be_tried_is_said_and_nothing_is_stored(
     assert "'nope' is no branch: use some of comments" in capsys.readouterr().err
     assert try_gate.main(["--times", "0"]) == 2
     assert len(asked) == 1
+    (tmp_path / "file").write_text("")
+    assert try_gate.main(["--record", "--results-dir", str(tmp_path / "file")]) == 2
+    assert "name a folder that can be written" in capsys.readouterr().err
+
+    def no_checkout(root: Path, copy: Path) -> None:
+        raise subprocess.CalledProcessError(128, ["git", "ls-files"])
+
+    monkeypatch.setattr(try_gate, "copied", no_checkout)
+    assert try_gate.main([]) == 2
+    assert "git ls-files: status 128: this needs a git checkout" in capsys.readouterr().err
     monkeypatch.setattr(try_gate, "cannot", lambda need, device: "no GPU here")
     assert try_gate.main([]) == 2
     assert "no GPU here" in capsys.readouterr().err
-
-
-def test_the_table_shows_every_branch_that_was_tried(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
-    import gate_tables
-
-    found: list[Path] = []
-    monkeypatch.setattr(gate_tables, "tracked", lambda pattern: found)
-    assert gate_tables.tried() == "Nothing is recorded yet."
-    moved = "forward_kernel: 9.0 us in 1 -> 9.7 us in 1"
-    common = {"device": "a GPU", "versions": {"torch": "9.9"}, "branch": "slower-kernel"}
-    runs = [
-        {
-            **common,
-            **run(10, told(moved=moved)),
-            "commit": "c0ffee",
-            "wrong": [],
-            "date": "2030-01",
-        },
-        {**common, **run(11, told(outcome="SAME"), 200.0), "commit": "c0ffee", "date": "2030-02"},
-    ]
-    runs[1]["wrong"] = BRANCHES["slower-kernel"].wrong(runs[1])
-    found.append(tmp_path / "tried.json")
-    found[0].write_text(json.dumps(runs))
-    text = gate_tables.tried()
-    slow = "device_seconds of rms_norm-triton-N8-bf16/forward+backward in 1 (forward_kernel)"
-    assert f"| 2 | 10, 11 | 10 to 200 | {slow}; **" in text
-    assert "**it took 200 s, not 180**" in text
-    assert BRANCHES["comments"].does not in text
-    assert "a GPU; torch 9.9; commit c0ffee; 2030-02" in text

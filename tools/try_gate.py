@@ -183,7 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(line(runs[-1]), flush=True)
                     if args.record:
                         add(path, runs[-1])
-    except (EditError, ValueError) as error:
+    except subprocess.CalledProcessError as error:
+        return _say(f"{' '.join(error.cmd)}: status {error.returncode}: this needs a git checkout")
+    except (EditError, ValueError, OSError) as error:
         return _say(str(error))
     if args.record:
         print(f"recorded {path}")

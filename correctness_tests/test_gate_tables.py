@@ -1,0 +1,63 @@
+"""Tables of documents about the gate: what it holds on a device, what it said of branches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.commands import ROOT
+from correctness_tests.test_certificates import certificate, stored
+from correctness_tests.test_try_gate import run, told
+from tools.try_gate import BRANCHES
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import gate_tables
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that git tracks; none at first."""
+    files: list[Path] = []
+    monkeypatch.setattr(gate_tables, "tracked", lambda pattern: files)
+    return files
+
+
+def test_documents_show_bars_in_short_and_figures_whole(found: list[Path], tmp_path: Path) -> None:
+    assert gate_tables.bars() == gate_tables.certificate() == "No device is certified yet."
+    found.append(stored(tmp_path, certificate()))
+    assert "| 99% found | 1 of 2 | **missed** |" in gate_tables.bars()
+    assert "one/a" not in gate_tables.bars()
+    whole = gate_tables.certificate()
+    assert "| 99% found | 1 of 2; not two/a (SYNTHETIC) | **missed** |" in whole
+    assert "| one/a | device_seconds | 0.12% | 0.0% | 99.9% | 1.5% |" in whole
+    assert "| two/a | host_seconds | 0.12% | 0.0% | 99.9% | none |" in whole
+    assert "torch 9.9; commit c0ffeec0ff; 2030-01-31." in whole
+
+
+def test_the_table_shows_every_branch_that_was_tried(found: list[Path], tmp_path: Path) -> None:
+    assert gate_tables.tried() == "Nothing is recorded yet."
+    moved = "forward_kernel: 9.0 us in 1 -> 9.7 us in 1"
+    common = {"device": "a GPU", "versions": {"torch": "9.9"}, "branch": "slower-kernel"}
+    runs = [
+        {
+            **common,
+            **run(10, told(moved=moved)),
+            "commit": "c0ffee",
+            "wrong": [],
+            "date": "2030-01",
+        },
+        {**common, **run(11, told(outcome="SAME"), 200.0), "commit": "c0ffee", "date": "2030-02"},
+    ]
+    runs[1]["wrong"] = BRANCHES["slower-kernel"].wrong(runs[1])
+    found.append(tmp_path / "tried.json")
+    found[0].write_text(json.dumps(runs))
+    text = gate_tables.tried()
+    slow = "device_seconds of rms_norm-triton-N8-bf16/forward+backward in 1 (forward_kernel)"
+    assert f"| 2 | 10, 11 | 10 to 200 | {slow}; **" in text
+    assert "**it took 200 s, not 180**" in text
+    assert BRANCHES["comments"].does not in text
+    assert "a GPU; torch 9.9; commit c0ffee; 2030-02" in text
