@@ -68,7 +68,8 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
     cases: dict[tuple[str, str], dict[str, int]] = {}
     for one in found:
         assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")
-        stated = {**ON_GPU, **OPS[one.timed.op].slowdowns}
+        op = OPS[one.timed.op]
+        stated = {**ON_GPU, **op.slowdowns, **op[one.timed.provider].slowdowns}
         assert all(slowdown == stated[metric] for metric, slowdown in one.slowdowns.items())
         case = dict.fromkeys(one.slowdowns, one.timed.case)
         cases.setdefault((one.timed.op, one.timed.provider), {}).update(case)
@@ -124,16 +125,22 @@ def test_an_op_without_timed_cases_has_no_benchmark(weigh: Op) -> None:
         ({HOST: 0.05}, ON_CPU, {**ON_GPU, HOST: 0.05}),
     ],
 )
-def test_tolerances_are_those_that_an_op_states(
+@pytest.mark.parametrize("who", ["op", "provider"])
+def test_tolerances_are_those_that_an_op_or_its_provider_states(
     weigh: Op,
     monkeypatch: pytest.MonkeyPatch,
+    who: str,
     stated: Mapping[str, float],
     on_cpu: Mapping[str, float],
     on_gpu: Mapping[str, float],
 ) -> None:
     monkeypatch.setattr(module, "cannot", lambda need, device: None)
     monkeypatch.setattr(module, "untimed", lambda *args: None)
-    weigh.slowdowns = stated
+    if who == "op":
+        weigh.slowdowns = stated
+    else:
+        weigh.slowdowns = dict.fromkeys(stated, 0.5)
+        weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
     for device, wanted in ((CPU, on_cpu), (GPU, on_gpu)):
         found: dict[str, float] = {}
         for one in declared(device, PACKAGE, FILES):
@@ -152,6 +159,10 @@ def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
 ) -> None:
     weigh.slowdowns = stated
     with pytest.raises(ValueError, match="op 'weigh_rows': slowdowns of '"):
+        declared(CPU, PACKAGE, FILES)
+    weigh.slowdowns = {}
+    weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
+    with pytest.raises(ValueError, match="weigh_rows-eager: slowdowns of '"):
         declared(CPU, PACKAGE, FILES)
 
 

@@ -122,6 +122,7 @@ class Provider:
     supports: None when a case's dims are supported, else the reason why they are not.
     overwrites: inputs that its backward leaves changed, which a peer's may; ours never do.
     waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
+    slowdowns: as the op's, where they are not those of this provider.
     """
 
     op: str
@@ -135,6 +136,7 @@ class Provider:
     supports: Callable[[Mapping[str, Any]], str | None] = lambda dims: None
     overwrites: tuple[str, ...] = ()
     waits: bool = False
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
     derived: Derived | None = None
 
     def __call__(self, *args: Any, **params: Any) -> Any:

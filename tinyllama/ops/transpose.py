@@ -34,6 +34,7 @@ transpose = Op(
         "backward": lambda size, N, D: 0,  # it may be a view of the upstream gradient
     },
     flops={"forward": lambda N, D: 0, "backward": lambda N, D: 0},
+    slowdowns={"device_seconds": 0.04},  # torch's strided copies vary with the pages that they get
 )
 
 
@@ -91,7 +92,7 @@ def transposed(x_ND: torch.Tensor) -> torch.Tensor:
     return y_DN
 
 
-@transpose.provider("triton", requires=("triton",))
+@transpose.provider("triton", requires=("triton",), slowdowns={"device_seconds": 0.02})
 class Triton:
     """One launch each way, over tiles that pass through shared memory."""
 

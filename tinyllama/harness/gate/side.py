@@ -24,7 +24,7 @@ from tinyllama.harness.cases import SHORT, OpCase
 from tinyllama.harness.device import cannot, device_name
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.op import Op
+from tinyllama.harness.op import Op, Provider
 from tinyllama.harness.op_contender import Timed, ops_of, passes_of, untimed
 from tinyllama.harness.results import is_number, versions
 
@@ -59,8 +59,8 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
     found = []
     for op in ops_of(package, tuple(files)).values():
-        slowdowns = _slowdowns(op, device)
         for provider in op.providers.values() if op.timed else ():
+            slowdowns = _slowdowns(op, provider, device)
             every = [
                 Timed(op.name, provider.name, place, STATE.get(op.name, dtype))
                 for place in range(len(op.timed))
@@ -81,20 +81,23 @@ def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, 
     return [(covered[-1], [DEVICE]), (covered[0], [HOST])]
 
 
-def _slowdowns(op: Op, device: torch.device) -> dict[str, float]:
-    """What an op states, else the usual; on a CPU no less than that, which is above its noise.
+def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, float]:
+    """What a provider states, else its op, else the usual; on a CPU no less than that, which is
+    above its noise.
 
     Raises ValueError for a metric that no device has, or what is no slowdown.
     """
-    for metric, stated in op.slowdowns.items():
-        if metric not in ON_GPU or not (is_number(stated) and stated > 0):
-            raise ValueError(
-                f"op {op.name!r}: slowdowns of {metric!r}: {stated!r}: give {' or '.join(ON_GPU)} "
-                "a share above 0, as 0.02"
-            )
+    for who, slowdowns in ((f"op {op.name!r}", op.slowdowns), (provider, provider.slowdowns)):
+        for metric, share in slowdowns.items():
+            if metric not in ON_GPU or not (is_number(share) and share > 0):
+                raise ValueError(
+                    f"{who}: slowdowns of {metric!r}: {share!r}: give {' or '.join(ON_GPU)} "
+                    "a share above 0, as 0.02"
+                )
+    stated = {**op.slowdowns, **provider.slowdowns}
     if device.type != "cpu":
-        return {**ON_GPU, **op.slowdowns}
-    return {metric: max(usual, op.slowdowns.get(metric, 0.0)) for metric, usual in ON_CPU.items()}
+        return {**ON_GPU, **stated}
+    return {metric: max(usual, stated.get(metric, 0.0)) for metric, usual in ON_CPU.items()}
 
 
 def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
