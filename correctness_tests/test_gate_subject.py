@@ -57,6 +57,24 @@ def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
     assert all(one != after for one, after in itertools.pairwise(sums))
 
 
+def test_inputs_of_repeated_calls_lie_where_they_lay_in_the_turn_before(subject: Make) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append((x.data_ptr(), weight.data_ptr()))
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    turns = []
+    for _ in range(3):
+        seen.clear()
+        made.gated_turn()
+        turns.append(list(seen))
+        taken = torch.empty(1000)  # and nothing else may come to lie there
+    assert turns[0] == turns[1] == turns[2], taken
+    assert len(set(turns[0])) == 1 + CALLS
+
+
 def test_a_call_that_spoils_its_inputs_does_not_spoil_the_next(subject: Make) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         y = weighed(x, weight.clone())
