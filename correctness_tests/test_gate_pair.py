@@ -215,6 +215,7 @@ def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> Non
 def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
     script = Script()
     monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
+    monkeypatch.setattr(Ahead, "PAIRS", 2)
     return Ahead(0), script
 
 

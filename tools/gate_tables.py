@@ -68,7 +68,7 @@ def _tried(runs: list[dict[str, Any]]) -> str:
             statuses = ", ".join(sorted({str(run["status"]) for run in own}))
             seconds = [run["seconds"] for run in own]
             took = f"{min(seconds):.0f} to {max(seconds):.0f}" if own[1:] else f"{seconds[0]:.0f}"
-            wrong = sorted({text for run in own for text in run["wrong"]})
+            wrong = sorted({text for run in own for text in try_gate.wrong(run)})
             told = "; ".join([*_slower(own), *(f"**{text}**" for text in wrong)])
             lines.append(f"| {branch.does} | {len(own)} | {statuses} | {took} | {told} |")
     last = max(runs, key=lambda run: run["date"])

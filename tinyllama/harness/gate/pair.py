@@ -281,7 +281,7 @@ class Ahead:
     touch no device, until they are asked, on other processors than the one that is timed. Those of
     the last pair end while the next one begins. For machines with processors to spare."""
 
-    PAIRS = 2  # a block of one benchmark takes less long than importing
+    PAIRS = 4  # a block of one benchmark takes less long than importing
 
     def __init__(self, timed: int) -> None:
         self._timed = timed
