@@ -146,7 +146,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")
-    ahead = Ahead(max(before))
+    ahead = Ahead(max(before), 1)
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
             with ahead(trees, CPU, "ops") as pair:
@@ -215,8 +215,7 @@ def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> Non
 def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
     script = Script()
     monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
-    monkeypatch.setattr(Ahead, "PAIRS", 2)
-    return Ahead(0), script
+    return Ahead(0, 2), script
 
 
 def events(script: Script) -> list[tuple[int, str]]:
@@ -233,8 +232,9 @@ def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
     opener, script = ahead
     setting = script.setting()
     for number in (1, 2):
-        with opener((setting.base, setting.candidate), CPU, "ops"):
-            assert events(script)[-1] == (number + Ahead.PAIRS, "start")
+        with opener((setting.base, setting.candidate), CPU, "ops") as pair:
+            assert pair.preload == ((), Ahead.PRELOAD)[number > 1]
+            assert events(script)[-1] == (number + opener.pairs, "start")
     opener.close()
     started = [event for event in events(script) if event[1] not in ("close", "kill")]
     assert started == [
@@ -294,9 +294,12 @@ def test_a_machine_with_few_processors_starts_nothing_ahead(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     with module.launcher(0) as pairs:
         assert pairs is opened
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(module.PROCESSORS)))
-    with ExitStack() as stack:
-        assert isinstance(stack.enter_context(module.launcher(0)), Ahead)
+    for processors, pairs in ((module.PROCESSORS, 2), (16, 4), (128, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=processors: set(range(n)))
+        with ExitStack() as stack:
+            opener = stack.enter_context(module.launcher(0))
+            assert isinstance(opener, Ahead)
+            assert opener.pairs == pairs
 
 
 @pytest.mark.parametrize(
@@ -323,9 +326,9 @@ def test_processes_import_ahead_and_have_one_thread_on_a_cpu(
     monkeypatch.setattr(module, "Worker", lambda name, **options: seen.append(options))
     tree = Tree(BASE, tmp_path, "python", "main", tmp_path)
     for device in ("cpu", "cuda"):
-        module._worker(tree, "tinyllama.ops", torch.device(device), 7)
-    late = "torch.fx.experimental.symbolic_shapes"
-    assert all(late in options["preload"] for options in seen)
+        module._worker(tree, "tinyllama.ops", torch.device(device), 7, ["more"])
+    late = {"torch.fx.experimental.symbolic_shapes", "more"}
+    assert all(late <= set(options["preload"]) for options in seen)
     assert [options["env"].get("OMP_NUM_THREADS") for options in seen] == ["1", None]
     assert {options["env"]["PYTHONHASHSEED"] for options in seen} == {"7"}
     assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)

@@ -92,11 +92,18 @@ class Pair:
 
     processor: the one that both are held to in their turns; None: none. leading: the side that is
     asked first, by turns another: what comes of coming first is then no difference of the sides.
+    preload: further modules that its workers import before anything is asked of them.
     """
 
-    def __init__(self, trees: Sequence[Tree], device: torch.device, package: str) -> None:
+    def __init__(
+        self,
+        trees: Sequence[Tree],
+        device: torch.device,
+        package: str,
+        preload: Sequence[str] = (),
+    ) -> None:
         self.trees = {tree.name: tree for tree in trees}
-        self.device, self.package = device, package
+        self.device, self.package, self.preload = device, package, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
         self.failed = False
@@ -115,7 +122,7 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        return _worker(tree, self.package, self.device, self.hash_seed)
+        return _worker(tree, self.package, self.device, self.hash_seed, self.preload)
 
     def restart(self) -> None:
         """Other processes in the place of those of which one failed."""
@@ -243,7 +250,9 @@ def _log_ratio(metric: str, candidate: float, base: float) -> float:
     return log(candidate / base)
 
 
-def _worker(tree: Tree, package: str, device: torch.device, hash_seed: int) -> Worker:
+def _worker(
+    tree: Tree, package: str, device: torch.device, hash_seed: int, preload: Sequence[str]
+) -> Worker:
     env = {
         name: str(tree.caches / name.lower())
         for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -251,7 +260,7 @@ def _worker(tree: Tree, package: str, device: torch.device, hash_seed: int) -> W
     env |= {"PYTHONHASHSEED": str(hash_seed), **_ALLOCATOR}
     if device.type == "cpu":
         env["OMP_NUM_THREADS"] = "1"  # threads that wait for work take time from the other side
-    modules = (_MODULE, package, *_IMPORTED_LATE)
+    modules = (_MODULE, package, *_IMPORTED_LATE, *preload)
     return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
 
@@ -279,11 +288,15 @@ def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterato
 class Ahead:
     """`opened`, with the processes of the next pairs started while one is used: they import, and
     touch no device, until they are asked, on other processors than the one that is timed. Those of
-    the last pair end while the next one begins. For machines with processors to spare."""
+    the last pair end while the next one begins. For machines with processors to spare.
 
-    PAIRS = 4  # a block of one benchmark takes less long than importing
+    pairs: how many are started ahead; a block of one benchmark takes less long than importing.
+    """
 
-    def __init__(self, timed: int) -> None:
+    PRELOAD = ("torch._dynamo",)  # the first optimizer imports it: 1.5 s of a step's 3.3
+
+    def __init__(self, timed: int, pairs: int) -> None:
+        self.pairs = pairs
         self._timed = timed
         self._next: deque[Pair] = deque()
         self._pool = ThreadPoolExecutor(1)
@@ -295,8 +308,8 @@ class Ahead:
         try:
             pair.open()
             with _without(self._timed):
-                while len(self._next) < self.PAIRS:
-                    self._next.append(Pair(trees, device, package))
+                while len(self._next) < self.pairs:
+                    self._next.append(Pair(trees, device, package, self.PRELOAD))
             yield pair
         finally:
             self._wait()
@@ -335,16 +348,18 @@ def _without(processor: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-PROCESSORS = 8  # from so many on, importing on two of them disturbs nobody
+PROCESSORS = 8  # from so many on, importing on half of them disturbs nobody
+MOST = 4  # pairs ahead: with six, blocks take no less (docs/LOG.md)
 
 
 @contextmanager
 def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[Pair]]]:
     """What opens pairs on this machine. timed: the processor that both sides are held to."""
-    if len(os.sched_getaffinity(0)) < PROCESSORS:
+    processors = len(os.sched_getaffinity(0))
+    if processors < PROCESSORS:
         yield opened
         return
-    ahead = Ahead(timed)
+    ahead = Ahead(timed, min(MOST, processors // 4))
     try:
         yield ahead
     finally:
