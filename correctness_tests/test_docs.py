@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,7 @@ from tinyllama.harness import Registry, load_file
 from tinyllama.harness.cases import op_cases
 from tinyllama.harness.evaluate import make_inputs
 from tinyllama.model import TinyLlama
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-import bar_tables
-import generate_docs
-import model_tables
+from tools import bar_tables, generate_docs, model_tables
 
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
@@ -43,7 +37,7 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
 def test_generated_tables_are_current(path: Path) -> None:
     _, stale = generate_docs.fill(path.read_text(encoding="utf-8"), name(path))
-    assert not stale, f"{name(path)}: {', '.join(stale)}: run python tools/generate_docs.py"
+    assert not stale, f"{name(path)}: {', '.join(stale)}: run python -m tools.generate_docs"
 
 
 def test_a_stale_table_is_named_and_a_broken_marker_refused() -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from correctness_tests.commands import ROOT
 from correctness_tests.test_certificates import certificate, stored
 from correctness_tests.test_try_gate import run, told
+from tools import gate_tables
 from tools.try_gate import BRANCHES
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-import gate_tables
 
 
 @pytest.fixture

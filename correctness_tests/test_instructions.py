@@ -32,7 +32,7 @@ from tinyllama.harness.limits import triton_minor
 from tinyllama.harness.resources import Compilation, compilation, lacking
 
 RECORDED = Path(ops.__file__).with_name("instructions.toml")
-ANEW = "python tools/record_instructions.py"
+ANEW = "python -m tools.record_instructions"
 AVAILABLE = [chip for chip in WHOLLY if not lacking(chip)]
 
 
@@ -310,8 +310,7 @@ def test_a_malformed_record_is_refused(text: str, message: str, tmp_path: Path) 
 def test_recording_keeps_other_versions_and_chips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parent.parent / "tools")
-    import record_instructions as tool
+    from tools import record_instructions as tool
 
     one = compiled(doubled, "gfx942", 1024, BLOCK=1024)
     path, minor = tmp_path / "instructions.toml", triton_minor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,12 +11,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-
-import mutants
-
 from tinyllama.harness.checks import Candidate
 from tinyllama.harness.kernels import Kernel, jit, tl
+from tools import mutants
 
 mutant_record = mutants.mutant_record
 Found = dict[str, tuple[Kernel, list[Candidate]]]

@@ -166,7 +166,7 @@ def test_export_and_import(root: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert run("results", "import", output, "--results-dir", there) == 0
     (path,) = there.glob("*/*.json")
     out = capsys.readouterr().out
-    has(out, f"^imported {path}$", "generate_docs.py writes the tables, .* report the page")
+    has(out, f"^imported {path}$", "generate_docs writes the tables, .* report the page")
     assert results.load(path).group == "ops-bf16"
     assert run("results", "import", output, "--results-dir", there) == 0
     has(capsys.readouterr().out, f"^already there {path}$")

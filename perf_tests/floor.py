@@ -73,15 +73,20 @@ class Floor:
         part()
         return statistics.median(wall_seconds(part, self.queue) for _ in range(10))
 
-    def _graph(self, *parts: Callable[[], None]) -> Callable[[], None]:
+    def _graph(self, *parts: Callable[[], object]) -> Callable[[], None]:
         if self.device.type == "cpu":
-            return lambda: [part() for part in parts] and None
+
+            def one_by_one() -> None:
+                for part in parts:
+                    part()
+
+            return one_by_one
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for part in parts:
                 part()
         torch.cuda.synchronize()
-        return capture_graphs(list(parts))[0].replay
+        return capture_graphs(parts)[0].replay
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
@@ -131,9 +136,9 @@ class Floor:
         if self.device.type == "cpu":
             return False, True
         seconds: dict[Layout, float] = {}
-        for turned in itertools.product((False, True), repeat=2):
-            pair = self._pair(size, turned)
-            seconds[turned] = self._seconds(self._graph(partial(torch.mm, *pair)))
+        for turned in itertools.product((False, True), (False, True)):
+            a_MK, b_KN = self._pair(size, turned)
+            seconds[turned] = self._seconds(self._graph(partial(torch.mm, a_MK, b_KN)))
         return min(seconds, key=seconds.__getitem__)
 
     def _attention(self, backend: SDPBackend | None) -> Callable[[], None]:
@@ -143,13 +148,15 @@ class Floor:
         grouped = self.dtype is torch.bfloat16 and self.device.type != "cpu"
         groups = model.num_kv_heads if grouped else model.num_heads
         q = self._random(b, model.num_heads, t, k).requires_grad_()
-        kv = [self._random(b, groups, t, k).requires_grad_() for _ in range(2)]
+        keys, values = (self._random(b, groups, t, k).requires_grad_() for _ in range(2))
         upstream = self._random(b, model.num_heads, t, k)
 
         def attention() -> None:
             for _ in range(model.num_layers):
-                o = F.scaled_dot_product_attention(q, *kv, is_causal=True, enable_gqa=grouped)
-                torch.autograd.grad(o, (q, *kv), upstream)
+                o = F.scaled_dot_product_attention(
+                    q, keys, values, is_causal=True, enable_gqa=grouped
+                )
+                torch.autograd.grad(o, (q, keys, values), upstream)
 
         def chosen() -> None:
             assert backend is not None

@@ -178,9 +178,10 @@ class _Run:
 
         def turn(name: str) -> Callable[[], float]:
             def one() -> float:
+                seconds = math.nan
                 with self._kept(name):
-                    return float(self._ask(name, "turn", calls[name]))
-                return math.nan
+                    seconds = float(self._ask(name, "turn", calls[name]))
+                return seconds
 
             return one
 

@@ -181,9 +181,8 @@ class Bench:
 
     def _make(self, run: OpCaseRun, name: str) -> None:
         timed = Timed(run.op.name, name, run.case, run.dtype)
-        where = {"device": str(self.device), "package": PACKAGE, "files": self.files}
-        worker = self._worker(run, name)
-        worker.make("op", SHARED, timed=timed, **where)
+        worker, where = self._worker(run, name), str(self.device)
+        worker.make("op", SHARED, timed=timed, device=where, package=PACKAGE, files=self.files)
         worker.call("op", "run_once")
 
     def _check(self, run: OpCaseRun, name: str) -> None:
@@ -191,7 +190,8 @@ class Bench:
         self._worker(run, name).call("op", "warm_up", self.effort.warm_up)
 
     def _turn(self, run: OpCaseRun, name: str) -> dict[str, Reading]:
-        return self._worker(run, name).call("op", "turn")  # type: ignore[no-any-return]
+        found: dict[str, Reading] = self._worker(run, name).call("op", "turn")
+        return found
 
     def _look(self, run: OpCaseRun, name: str) -> None:
         run.facts[name] = self._worker(run, name).call("op", "facts")

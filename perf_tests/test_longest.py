@@ -118,6 +118,7 @@ def _grown(
         for contender in contenders:
             own = [p for p, (c, _) in zip(peaks, tasks, strict=True) if c is contender]
             failed = [one for one in own if isinstance(one, WorkerError)]
+            bytes_ = [one for one in own if not isinstance(one, WorkerError)]
             try:
                 if not failed:
                     worker = workers[contender.name, SHORTER[0]]
@@ -125,7 +126,7 @@ def _grown(
                     worker.drop("step")
             except WorkerError as error:
                 failed = [error]
-            found[contender.name] = failed[0] if failed else own
+            found[contender.name] = failed[0] if failed else bytes_
         return found
 
 
@@ -151,8 +152,8 @@ def _worker(contender: Contender) -> Worker:
 
 
 def _make(worker: Worker, contender: Contender, device: torch.device, seq_len: int) -> None:
-    where = {"group": str(BASE), "device": str(device), "batch_size": 1, "seq_len": seq_len}
-    worker.make("step", contender.factory, **contender.arguments, **where, warm_ups=1)
+    where: dict[str, Any] = {"group": str(BASE), "device": str(device), "seq_len": seq_len}
+    worker.make("step", contender.factory, **contender.arguments, **where, batch_size=1, warm_ups=1)
 
 
 def _measured(contender: Contender, device: torch.device, seq_len: int) -> Entry:

@@ -55,7 +55,7 @@ def group(
     if reason:
         pytest.skip(reason)
     with recording.group(str(sweep)) as record:
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for axis, batch_size, seq_len in sweep.points():
             found |= _point(sweep, axis, batch_size, seq_len, device)
         for name, entry in found.items():
@@ -72,8 +72,8 @@ def _point(
     able = [tier for tier in TIERS if tier.cannot(device, str(sweep.base)) is None]
     workers = {tier.name: Worker(tier.name, preload=["perf_tests.steps"]) for tier in able}
     try:
-        where = {"group": str(sweep.base), "device": str(device)}
-        size = {"batch_size": batch_size, "seq_len": seq_len}
+        where: dict[str, Any] = {"group": str(sweep.base), "device": str(device)}
+        size: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len}
         calls: dict[str, int] = {}
         for tier in TIERS:
             entry = {"contender": tier.name, "role": tier.role, **size, "axis": axis}

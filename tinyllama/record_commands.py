@@ -220,5 +220,5 @@ def _import(args: argparse.Namespace) -> int:
         print(f"imported {path}")
     for path in found.present:
         print(f"already there {path}")
-    print("python tools/generate_docs.py writes the tables, python -m tinyllama report the page")
+    print("python -m tools.generate_docs writes the tables, python -m tinyllama report the page")
     return 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -316,7 +316,7 @@ def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
     return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]
 
 
-def capture_graphs(*graphs: list[Callable[[], None]]) -> list[torch.cuda.CUDAGraph]:
+def capture_graphs(*graphs: Sequence[Callable[[], object]]) -> list[torch.cuda.CUDAGraph]:
     """Capture lists of functions as device graphs that share one memory pool."""
     captured: list[torch.cuda.CUDAGraph] = []
     pool = torch.cuda.graph_pool_handle()

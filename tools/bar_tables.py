@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from result_tables import newest
-
 import tinyllama
 from tinyllama.harness.report import of_kind
 from tinyllama.harness.results import Record
 from tinyllama.harness.targets import Bounded, load, load_ops, of_group, shown
+from tools.result_tables import newest
 
 TARGETS = Path(tinyllama.__file__).parent / "targets.toml"
 Row = tuple[str, Bounded, list[float] | None, Record]

@@ -22,7 +22,7 @@ import site
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterable, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Optional, Tuple
 
 from bootstrap_plan import (
     DISTRIBUTION_NAME,
@@ -62,11 +62,11 @@ def frozen_versions() -> Dict[str, str]:
     """The installed version of torch and of every distribution that provides module `triton`."""
     from importlib.metadata import distributions
 
-    def provides_triton(dist) -> bool:
+    def provides_triton(dist: Any) -> bool:
         listed = (dist.read_text("top_level.txt") or "").split()
         return "triton" in listed or any(f.parts[0] == "triton" for f in dist.files or ())
 
-    versions = {}
+    versions: Dict[str, str] = {}
     for dist in distributions():
         name = canonical(dist.metadata["Name"] or "")
         if name == "torch" or ("triton" in name and provides_triton(dist)):
@@ -109,7 +109,8 @@ def is_rocm_build(version_file: Path) -> bool:
 def gather_facts() -> Facts:
     """Look at this machine, without importing torch: that takes seconds, and may fail."""
     torch = importlib.util.find_spec("torch")
-    found = torch is not None and torch.origin is not None
+    origin = None if torch is None else torch.origin
+    found = origin is not None
     frozen = frozen_versions() if found else {}
     # numpy is no requirement of torch, but the container's compiled packages are built against it.
     spoken_for = installed_closure([*frozen, "numpy"]) | pip_constraint_names()
@@ -118,7 +119,7 @@ def gather_facts() -> Facts:
         machine=platform.machine(),
         amd_gpu=has_amd_gpu(),
         torch_found=found,
-        torch_is_rocm=found and is_rocm_build(Path(torch.origin).with_name("version.py")),
+        torch_is_rocm=origin is not None and is_rocm_build(Path(origin).with_name("version.py")),
         frozen=frozen,
         spoken_for=spoken_for,
     )

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The operations that kernels execute, as the GPU's counters count them, beside those declared.
 
     python -m tools.count_flops [--only attention,rope] [--record] [--results-dir DIR]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import try_gate
-from result_tables import tracked
-
 from tinyllama.harness.gate.certificates import load, provenance
+from tools import try_gate
+from tools.result_tables import tracked
 
 
 def bars() -> str:

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Tables of the documents, written from the code that they describe.
 
-    python tools/generate_docs.py            rewrite them
-    python tools/generate_docs.py --check    exit 1 and name those that are stale
+    python -m tools.generate_docs            rewrite them
+    python -m tools.generate_docs --check    exit 1 and name those that are stale
 
 A table stands in any ``*.md`` of the root or of docs/, between the lines
 ``<!-- generated: NAME -->`` and ``<!-- end -->``. NAME is a key of `GENERATORS`.
@@ -16,14 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # document this checkout
-
-import bar_tables
-import gate_tables
-import model_tables
-import mutant_record
-import result_figures
-import result_tables
+from tools import (
+    bar_tables,
+    gate_tables,
+    model_tables,
+    mutant_record,
+    result_figures,
+    result_tables,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"^<!-- generated: (\S+) -->$(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)

@@ -44,7 +44,7 @@ class Mutant:
         return self.kernel, self.gives
 
 
-def changes(node: ast.AST) -> Iterator[Callable[[ast.AST], ast.AST]]:
+def changes(node: ast.AST) -> Iterator[Callable[[Any], ast.AST]]:
     """Functions that make a changed copy of a node."""
     if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)) and type(node.op) in SWAPPED:
         yield lambda new: _set(new, op=SWAPPED[type(new.op)]())

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Record the instructions of every kernel, as this triton compiles them for chips that need not
 be there.
 
-    python tools/record_instructions.py
+    python -m tools.record_instructions
 
 What other versions of triton are recorded with is kept: run it with each that is recorded.
 """
@@ -11,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # record this checkout
 
 from correctness_tests.test_instructions import RECORDED, held
 from tinyllama.harness.instruction_record import Record, load, text_of, together

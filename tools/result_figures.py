@@ -9,10 +9,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from result_tables import newest
-
 from tinyllama.harness.report import of_kind
 from tinyllama.harness.results import Record
+from tools.result_tables import newest
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CURVES = DOCS / "curves.svg"
@@ -57,7 +56,8 @@ def draw(record: Record) -> str:
     precisions = [precision for tier, precision in found if tier == "v3"]
     steps = [place * exact["every"] for place in range(len(exact["losses"]))]
     with rc_context(STYLE):
-        figure = Figure(figsize=(4 * len(precisions), 4.6), layout="constrained")
+        figure = Figure(figsize=(4 * len(precisions), 4.6))
+        figure.set_layout_engine("constrained", w_pad=0.1)
         axes = figure.subplots(2, len(precisions), sharex=True, squeeze=False, height_ratios=(2, 1))
         for (upper, lower), precision in zip(axes.T, precisions, strict=True):
             own, ours = found["v1", precision]["losses"], found["v3", precision]["losses"]
@@ -73,7 +73,6 @@ def draw(record: Record) -> str:
                 lower.plot(steps, distance, color=colour, linewidth=1, label=name)
             lower.legend(frameon=False)
             lower.set_xlabel("step")
-        figure.get_layout_engine().set(w_pad=0.1)
         axes[0][0].set_ylabel(f"loss, mean of {exact['window']} steps")
         axes[1][0].set_ylabel("difference")
         stream = io.StringIO()

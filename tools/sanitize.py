@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The kernels under compute-sanitizer: out of bounds, races, reads of what nobody wrote.
 
     python -m tools.sanitize [--tool memcheck] [--only rope,silu_mul]
@@ -39,7 +38,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 @jit
-def stray_kernel(x, y, n, FAULT: tl.constexpr):
+def stray_kernel(x: Any, y: Any, n: Any, FAULT: tl.constexpr) -> None:
     """y = x, and one element beyond it (store), or without x ever having been written (load)."""
     at = tl.arange(0, 128)
     inside = at < n + 1 if FAULT == "store" else at < n

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The gate on branches whose worth is known, and what it says of them.
 
     python -m tools.try_gate [--only slower-kernel] [--times 10] [--record] [--results-dir DIR]

@@ -82,7 +82,7 @@ class Difference:
 # -- the file ---------------------------------------------------------------------------------
 
 HEADER = """\
-# Written by `python tools/record_instructions.py`: the kinds and widths of instructions of each
+# Written by `python -m tools.record_instructions`: the kinds and widths of instructions of each
 # kernel as it is configured for a chip, by minor version of triton. loads and stores: bytes of the
 # widest access of a thread, the least over the kernel's compilations; products: matrix
 # instructions. correctness_tests/test_instructions.py holds kernels to it.

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     tl: Any = None
     jit: Callable[[Callable[..., Any]], Any]
     adopted: Callable[[], contextlib.AbstractContextManager[None]]
+
+    class Kernel(Any):
+        """Seen by a type checker, which knows no class of Triton's."""
+
 elif HAS_TRITON:
     import triton.language as tl
     from triton.runtime.jit import JITFunction, KernelInterface

@@ -5,23 +5,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from scipy.stats import quantile_test
 
 FEWEST_ROUNDS = 8
+T = TypeVar("T")
 
 
-def interleaved(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The seconds that each turn returns in each round, in the order A B C, C B A, A B C, ...
+def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each turn returns in each round, seconds mostly, in the order A B C, C B A, A B C, ...
 
     Clocks, temperature and other work on the machine drift; what is compared must be
     measured in turn, and each must come first as often as last.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    found: dict[str, list[T]] = {name: [] for name in turns}
     for index in range(rounds):
         for name in list(turns)[:: 1 if index % 2 == 0 else -1]:
-            seconds[name].append(turns[name]())
-    return seconds
+            found[name].append(turns[name]())
+    return found
 
 
 @dataclass(frozen=True)
