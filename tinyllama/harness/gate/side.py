@@ -87,14 +87,15 @@ def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, fl
 
     Raises ValueError for a metric that no device has, or what is no slowdown.
     """
-    for who, slowdowns in ((f"op {op.name!r}", op.slowdowns), (provider, provider.slowdowns)):
+    own = getattr(provider, "slowdowns", {})  # a base from before providers stated any has none
+    for who, slowdowns in ((f"op {op.name!r}", op.slowdowns), (provider, own)):
         for metric, share in slowdowns.items():
             if metric not in ON_GPU or not (is_number(share) and share > 0):
                 raise ValueError(
                     f"{who}: slowdowns of {metric!r}: {share!r}: give {' or '.join(ON_GPU)} "
                     "a share above 0, as 0.02"
                 )
-    stated = {**op.slowdowns, **provider.slowdowns}
+    stated = {**op.slowdowns, **own}
     if device.type != "cpu":
         return {**ON_GPU, **stated}
     return {metric: max(usual, stated.get(metric, 0.0)) for metric, usual in ON_CPU.items()}
