@@ -230,6 +230,25 @@ def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, when: str) -
             made.gated_turn()
 
 
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_a_result_kept_for_the_address_of_its_input_is_wrong(subject: Make, between: int) -> None:
+    """Whatever number of calls there is between the turns, the device's or none."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def by_address(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight)
+        return y + (kept.setdefault(x.data_ptr(), y.detach()) - y.detach())
+
+    call = Turning(by_address)
+    made = ready(subject(call, metrics=(HOST,)))
+    call.turned = True
+    made.gated_turn()
+    for _ in range(between):
+        made._fresh()
+    with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
+        made.gated_turn()
+
+
 @pytest.mark.parametrize("place", range(1 + CALLS))
 def test_each_of_the_repeated_calls_is_checked(subject: Make, place: int) -> None:
     count = itertools.count()

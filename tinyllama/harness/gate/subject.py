@@ -86,6 +86,7 @@ class Subject(OpContender):
         self.masters: dict[int, Inputs] = {}
         self.places: list[Inputs] = []  # what repeated calls are given, one after another
         self.place: int | None = None  # of the call that inputs are given to
+        self.turns = 0
         self.extra = 0.0
         self.exact = self.device.type in self.case.provider.deterministic
 
@@ -178,6 +179,8 @@ class Subject(OpContender):
     def _repeat(self) -> list[_Call]:
         """Calls one after another, on inputs that were ready before the first."""
         calls = []
+        self.turns += 1
+        self.round = self.turns  # where a call of one seed lay, one of the other lies next
         for self.place in range(1 + CALLS):
             self._give(self.passes[-1])
             calls.append(_Call(self.round, self.inputs, self.args))
