@@ -203,6 +203,7 @@ def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certi
     content = json.loads(certify.file("validation.json").read_text())
     assert content["slowed"] == dict(zip("abcdef", (0, 0.01, 0.02, 0.03, 0.05, 0.1), strict=True))
     assert seen == {BASE: {}, CANDIDATE: {n: s for n, s in content["slowed"].items() if s}}
+    assert (content["device"], content["wrong"]) == (device_name(CPU), [])
     assert content["benchmarks"]["f"]["outcome"] == "SLOWER"
     assert content["benchmarks"]["a"]["outcome"] == "SAME"
     assert certify.blocks() == [], "they are no equal sides"
@@ -216,3 +217,5 @@ def test_a_validation_whose_verdicts_are_not_what_was_added_fails(
     for name, times in slower.items():
         certify.script.slower(name, device_seconds=times)
     assert certify.run("--validate") == 1
+    content = json.loads(certify.file("validation.json").read_text())
+    assert content["wrong"] == (["a"] if slower else ["f"])

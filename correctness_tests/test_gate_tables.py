@@ -49,3 +49,35 @@ def test_the_table_shows_every_branch_that_was_tried(found: list[Path], tmp_path
     assert "**it took 200 s, not 180**" in text
     assert BRANCHES["comments"].does not in text
     assert "a GPU; torch 9.9; commit c0ffee; 2030-02" in text
+
+
+def test_the_table_of_a_validation_groups_by_what_was_added(
+    found: list[Path], tmp_path: Path
+) -> None:
+    assert gate_tables.validation() == "Nothing is recorded yet."
+    measured = {
+        "a": (0.0, "SAME", [("device_seconds", 1.001)]),
+        "b": (0.02, "SLOWER", [("host_seconds", 1.5), ("device_seconds", 1.021), ("kernels", 1)]),
+        "c": (0.02, "INCONCLUSIVE", [("device_seconds", 1.018)]),
+        "d": (0.1, "SLOWER", [("host_seconds", 1.11)]),
+        "e": (0.1, "WRONG RESULT", []),
+    }
+    content = {
+        "device": "a GPU",
+        "date": "2030-01-31T00:00:00Z",
+        "commit": "c0ffee",
+        "versions": {"torch": "9.9"},
+        "slowed": {name: share for name, (share, _, _) in measured.items()},
+        "wrong": ["c", "e"],
+        "benchmarks": {
+            name: {"outcome": outcome, "figures": [{"metric": m, "ratio": r} for m, r in figures]}
+            for name, (_, outcome, figures) in measured.items()
+        },
+    }
+    found.append(tmp_path / "validation.json")
+    found[0].write_text(json.dumps(content))
+    text = gate_tables.validation()
+    assert "| device_seconds | 0% | 1 | +0.1% to +0.1% | 1 SAME |" in text
+    assert "| device_seconds | 2% | 2 | +1.8% to +2.1% | 1 INCONCLUSIVE, 1 SLOWER |" in text
+    assert "| host_seconds | 10% | 1 | +11.0% to +11.0% | 1 SLOWER |" in text
+    assert "Not what was added: c, e. a GPU; torch 9.9; commit c0ffee; 2030-01-31." in text

@@ -134,19 +134,28 @@ class Certifying:
     def validate(self) -> int:
         """The gate on benchmarks that are really slower, and on some that are not."""
         from tinyllama.harness.files import replace_text
+        from tinyllama.harness.results import current_commit
 
         names = [one.name for one in self._chosen()]
         slowed = {name: SLOWDOWNS[i % len(SLOWDOWNS)] for i, name in enumerate(names)}
         with self._session({name: share for name, share in slowed.items() if share}) as session:
-            wrong = 0
+            wrong = []
             for verdict in session.run():
                 share = slowed.get(verdict.name)
                 print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
-                wrong += not _told(verdict, share, session)
-            content = {"slowed": slowed, **session.report()}
+                if not _told(verdict, share, session):
+                    wrong.append(verdict.name)
+            content = {
+                "device": self.noise.device,
+                "date": _now(),
+                "commit": current_commit(),
+                "slowed": slowed,
+                "wrong": wrong,
+                **session.report(),
+            }
         path = self._folder / "validation.json"
         replace_text(path, json.dumps(content, indent=1) + "\n")
-        print(f"wrote {path}; {wrong} of {len(slowed)} verdicts are not what was added")
+        print(f"wrote {path}; {len(wrong)} of {len(slowed)} verdicts are not what was added")
         return 1 if wrong else 0
 
     def show(self, merges: int) -> int:
@@ -262,12 +271,16 @@ def _block(session: Session, statistics: dict[str, dict[str, float]]) -> Block:
     from tinyllama.harness.results import current_commit
 
     return Block(
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        date=_now(),
         commit=current_commit(),
         versions=session.versions,
         pairs=session.effort.pairs,
         statistics=statistics,
     )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _table(found: Certificate) -> Table:

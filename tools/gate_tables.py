@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from tinyllama.harness.gate.certificates import load, provenance
+from tinyllama.harness.gate.noise import METRICS
 from tools import try_gate
 from tools.result_tables import tracked
 
@@ -48,6 +51,38 @@ def _figures(data: dict[str, Any]) -> str:
         name = f"{one['benchmark']} | {one['metric']} | {one['spread']:.2%}"
         lines.append(f"| {name} | {shares} | {smallest} |")
     return "\n".join(lines)
+
+
+def validation() -> str:
+    """For each device what the gate said of benchmarks with real work added to each call."""
+    paths = sorted(tracked("results/*/gate/validation.json"))
+    return "\n\n".join(_validated(json.loads(path.read_bytes())) for path in paths) or (
+        "Nothing is recorded yet."
+    )
+
+
+def _validated(data: dict[str, Any]) -> str:
+    lines = [
+        "| metric | work added | benchmarks | measured | verdicts |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    groups: dict[tuple[str, float], list[tuple[str, float]]] = {}
+    for name, share in data["slowed"].items():
+        one = data["benchmarks"][name]
+        timed = [figure for figure in one["figures"] if figure["metric"] in METRICS]
+        timed.sort(key=lambda figure: METRICS.index(figure["metric"]))  # work is added to the first
+        if timed:
+            found = groups.setdefault((timed[0]["metric"], share), [])
+            found.append((one["outcome"], timed[0]["ratio"] - 1))
+    for (metric, share), found in sorted(groups.items()):
+        counted = Counter(outcome for outcome, _ in found)
+        verdicts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counted.items()))
+        measured = sorted(ratio for _, ratio in found)
+        spread = f"{measured[0]:+.1%} to {measured[-1]:+.1%}"
+        lines.append(f"| {metric} | {share:.0%} | {len(found)} | {spread} | {verdicts} |")
+    wrong = ", ".join(data["wrong"]) or "none"
+    source = provenance({**data, "commits": [data["commit"]]})
+    return "\n".join([*lines, "", f"Not what was added: {wrong}. {source}."])
 
 
 def tried() -> str:

@@ -50,6 +50,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "certificate": gate_tables.certificate,
     "gate-bars": gate_tables.bars,
     "tried": gate_tables.tried,
+    "validation": gate_tables.validation,
     "mutants": mutant_record.table,
 }
 
