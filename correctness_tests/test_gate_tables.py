@@ -67,7 +67,7 @@ def test_the_table_of_a_validation_groups_by_what_was_added(
         "date": "2030-01-31T00:00:00Z",
         "commit": "c0ffee",
         "versions": {"torch": "9.9"},
-        "slowed": {name: share for name, (share, _, _) in measured.items()},
+        "slowed": {**{name: share for name, (share, _, _) in measured.items()}, "f": 0.0},
         "wrong": ["c", "e"],
         "benchmarks": {
             name: {"outcome": outcome, "figures": [{"metric": m, "ratio": r} for m, r in figures]}
@@ -80,4 +80,7 @@ def test_the_table_of_a_validation_groups_by_what_was_added(
     assert "| device_seconds | 0% | 1 | +0.1% to +0.1% | 1 SAME |" in text
     assert "| device_seconds | 2% | 2 | +1.8% to +2.1% | 1 INCONCLUSIVE, 1 SLOWER |" in text
     assert "| host_seconds | 10% | 1 | +11.0% to +11.0% | 1 SLOWER |" in text
-    assert "Not what was added: c, e. a GPU; torch 9.9; commit c0ffee; 2030-01-31." in text
+    assert (
+        "Not what was added: c, e. Not timed: e, f. a GPU; torch 9.9; commit c0ffee; 2030-01-31."
+        in text
+    )

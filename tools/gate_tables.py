@@ -67,13 +67,16 @@ def _validated(data: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     groups: dict[tuple[str, float], list[tuple[str, float]]] = {}
+    untimed = []
     for name, share in data["slowed"].items():
-        one = data["benchmarks"][name]
+        one = data["benchmarks"].get(name, {"figures": []})  # none where all was stopped at once
         timed = [figure for figure in one["figures"] if figure["metric"] in METRICS]
         timed.sort(key=lambda figure: METRICS.index(figure["metric"]))  # work is added to the first
         if timed:
             found = groups.setdefault((timed[0]["metric"], share), [])
             found.append((one["outcome"], timed[0]["ratio"] - 1))
+        else:
+            untimed.append(name)
     for (metric, share), found in sorted(groups.items()):
         counted = Counter(outcome for outcome, _ in found)
         verdicts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counted.items()))
@@ -82,7 +85,9 @@ def _validated(data: dict[str, Any]) -> str:
         lines.append(f"| {metric} | {share:.0%} | {len(found)} | {spread} | {verdicts} |")
     wrong = ", ".join(data["wrong"]) or "none"
     source = provenance({**data, "commits": [data["commit"]]})
-    return "\n".join([*lines, "", f"Not what was added: {wrong}. {source}."])
+    said = [f"Not what was added: {wrong}."]
+    said += [f"Not timed: {', '.join(untimed)}."] if untimed else []
+    return "\n".join([*lines, "", f"{' '.join(said)} {source}."])
 
 
 def tried() -> str:

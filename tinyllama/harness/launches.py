@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+# A copy that was captured is a kernel (memcpy32_post, memcpy128) where a profiler was attached
+# before the capture, and a Memcpy where it came later (pytorch 191284).
+_COPY = re.compile(r"^[Mm]em(cpy|set)")
+
 # The first pattern that is found in the name of a kernel, or of an operator on a CPU, decides.
 # Names of cuBLAS (nvjet, gemm, cutlass), hipBLASLt and Tensile (Cijk), cuDNN, flash attention,
 # of CUDA and of AOTriton (bwd_kernel_dq), torch's own kernels, and the compiler's (triton_tem_*
-# are its products). A copy that was captured is a kernel (memcpy32_post, memcpy128) where a
-# profiler was attached before the capture, and a Memcpy where it came later (pytorch 191284).
+# are its products).
 KINDS = {
-    "copies": re.compile(r"^[Mm]em(cpy|set)|aten::copy_$|^transpose$"),
+    "copies": re.compile(_COPY.pattern + r"|aten::copy_$|^transpose$"),
     "optimizer": re.compile(r"adam|multi_tensor_apply|FusedOptimizer", re.IGNORECASE),
     # The compiler names what it fuses around attention (poi, red, per) after it as well.
     "attention": re.compile(
@@ -35,7 +38,6 @@ KINDS = {
 }
 _WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$")
 _PAGEABLE = re.compile(r"^Memcpy DtoH .*Pageable")
-_COPY = re.compile(r"^[Mm]em(cpy|set)")
 _RANGE = "launches.call"
 
 
