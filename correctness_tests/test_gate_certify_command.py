@@ -14,12 +14,14 @@ import pytest
 
 from correctness_tests.gate_answers import died
 from correctness_tests.gate_fakes import CPU, Script
+from tinyllama.certify_command import SLOWDOWNS, _shares
 from tinyllama.cli import main
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import comparison, pair
 from tinyllama.harness.gate.noise import Noise, noise_path
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.gate.watch import Watch, device_lock
 from tinyllama.harness.results import versions
 
@@ -209,13 +211,42 @@ def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certi
     assert certify.blocks() == [], "they are no equal sides"
 
 
-@pytest.mark.parametrize("slower", [{}, {"a": 1.2, "f": 1.2}], ids=["missed", "a false alarm"])
+@pytest.mark.parametrize(
+    ("times", "wrong"),
+    [
+        pytest.param({}, ["f"], id="missed"),
+        pytest.param({"a": 1.2, "f": 1.2}, ["a"], id="a false alarm"),
+        pytest.param({"a": 0.8, "f": 1.2}, ["a"], id="equal sides of which one is FASTER"),
+        pytest.param({"d": 0.8, "f": 1.2}, ["d"], id="FASTER by what was added"),
+    ],
+)
 def test_a_validation_whose_verdicts_are_not_what_was_added_fails(
-    certify: Certify, slower: dict[str, float]
+    certify: Certify, times: dict[str, float], wrong: list[str]
 ) -> None:
     certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
-    for name, times in slower.items():
-        certify.script.slower(name, device_seconds=times)
+    for name, ratio in times.items():
+        certify.script.slower(name, device_seconds=ratio)
     assert certify.run("--validate") == 1
     content = json.loads(certify.file("validation.json").read_text())
-    assert content["wrong"] == (["a"] if slower else ["f"])
+    assert content["wrong"] == wrong
+
+
+def test_a_slowdown_that_another_figure_shows_is_not_found(certify: Certify) -> None:
+    """A kernel more is counted exactly; whether times are told apart is what is validated."""
+    certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
+    certify.script.on(CANDIDATE, "begin", 60.0, "f")
+    assert certify.run("--validate") == 1
+    content = json.loads(certify.file("validation.json").read_text())
+    assert content["benchmarks"]["f"]["outcome"] == "SLOWER", "the time to compile is"
+    assert content["wrong"] == ["f"]
+
+
+def test_each_metric_has_every_slowdown_added() -> None:
+    """Though benchmarks of device and host time come by turns."""
+    metrics = [(DEVICE,), (HOST,)] * len(SLOWDOWNS) + [(HOST, DEVICE)]
+    found = _shares(
+        Benchmark(f"{n}", None, "", dict.fromkeys(given, 0.1)) for n, given in enumerate(metrics)
+    )
+    shares = list(found.values())
+    assert shares[0:-1:2] == shares[1:-1:2] == list(SLOWDOWNS)
+    assert shares[-1] == SLOWDOWNS[0], "of the device, where both are timed"

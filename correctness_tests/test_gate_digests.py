@@ -3,6 +3,7 @@ call to see the gate find it."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import torch
 from correctness_tests.contenders import weighed
 from correctness_tests.gate_subjects import Make, nudged, ready
 from tinyllama.harness.gate import subject as module
-from tinyllama.harness.gate.subject import DEVICE, digest
+from tinyllama.harness.gate.subject import CALLS, DEVICE, digest
 
 # -- digests ----------------------------------------------------------------------------------
 
@@ -96,9 +97,9 @@ def test_other_inputs_have_another_digest(
 # -- work that is added -----------------------------------------------------------------------
 
 
-def test_work_that_is_added_takes_the_share_that_it_says(subject: Make) -> None:
-    """On a CPU; it is calibrated on a call that takes no less than 2 ms."""
-
+def test_work_that_is_added_takes_a_share_of_each_call(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu":
             pytest.skip("a GPU's work is not that of the host")
@@ -107,7 +108,27 @@ def test_work_that_is_added_takes_the_share_that_it_says(subject: Make) -> None:
             pass
         return weighed(x, weight)
 
-    made = ready(subject(call))
+    made, added = ready(subject(call)), []
+    linger = module.linger
+    monkeypatch.setattr(module, "linger", lambda s: (added.append(s), linger(s)))
+    assert made.gated_turn()[DEVICE] >= 2e-3
+    assert not added
     made.slow_down(0.5)
-    assert 1e-3 <= made.extra < 1
-    assert made.gated_turn()[DEVICE] >= 2e-3 + made.extra, "and its results are right"
+    assert made.gated_turn()[DEVICE] >= 3e-3, "and its results are right"
+    assert len(added) == 1 + CALLS
+    assert all(1e-3 <= seconds < 1 for seconds in added)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu", "own_gpu")
+def test_work_on_the_device_takes_the_share_that_it_says(subject: Make) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(400_000)  # some 200 us
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(DEVICE,)))
+    plain, counted = [made.gated_turn()[DEVICE] for _ in range(9)], made.counted()
+    made.slow_down(0.5)
+    slowed = [made.gated_turn()[DEVICE] for _ in range(9)]
+    assert 1.35 < statistics.median(slowed) / statistics.median(plain) < 1.75
+    assert made.counted() == {**counted, "kernels": counted["kernels"] + 1}

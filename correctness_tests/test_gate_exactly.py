@@ -78,7 +78,9 @@ def test_identical_code_hides_no_count_that_changed(metric: str, change: int) ->
     script = Script()
     script.alike("a", host_only=True)
     script.counts("a", **{metric: change})
-    assert script.run()["a"].outcome is (Outcome.SLOWER if change > 0 else Outcome.FASTER)
+    verdict = script.run()["a"]
+    assert verdict.outcome is (Outcome.SLOWER if change > 0 else Outcome.FASTER)
+    assert f"{metric} {COUNTS[metric]:,} -> {COUNTS[metric] + change:,}" in verdict.text
 
 
 # -- the time to compile ----------------------------------------------------------------------

@@ -252,6 +252,20 @@ def test_a_discarded_block_is_no_block() -> None:
     assert next(blocks).keys() == {"a"}
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"), [(DEVICE, "a_kernel"), (HOST, "kernels are launched as often as before")]
+)
+def test_what_kernels_take_explains_device_time_alone(metric: str, said: str) -> None:
+    script = Script("a")
+    script.slower("a", **{metric: 1.3})
+    slow = {"kernels": {"a_kernel": (1, 6.5e-6)}, "resources": {}}
+    script.on(BASE, "profile", {**slow, "kernels": {"a_kernel": (1, 5e-6)}})
+    script.on(CANDIDATE, "profile", slow)
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert verdict.text.splitlines()[1].strip().startswith(said)
+
+
 # -- the report -------------------------------------------------------------------------------
 
 

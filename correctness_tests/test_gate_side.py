@@ -218,8 +218,8 @@ def test_only_what_is_named_has_work_added() -> None:
     other = WEIGHED.replace("eager", "float32_only")
     side.begin(WEIGHED)
     side.begin(other)
-    assert side.subjects[WEIGHED].extra > 0
-    assert side.subjects[other].extra == 0
+    assert side.subjects[WEIGHED].share == 0.5
+    assert side.subjects[other].share == 0
 
 
 def test_more_benchmarks_come_from_a_function_where_there_is_one(

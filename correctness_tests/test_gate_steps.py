@@ -67,6 +67,20 @@ def test_runs_begin_with_the_same_batches() -> None:
     assert started().input_digest() == started().input_digest()
 
 
+def test_work_that_is_added_takes_a_share_of_each_step(
+    proven: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, added = started(), []
+    made.expect(proven)
+    monkeypatch.setattr(module, "linger", added.append)
+    made.gated_turn()
+    assert not added
+    made.slow_down(0.5)
+    took = made.gated_turn()[DEVICE]
+    assert len(added) == module.CALLS
+    assert min(added) == pytest.approx(0.5 * took, rel=0.2)
+
+
 def test_warming_up_leaves_steps_to_be_timed(proven: Verified) -> None:
     made = started()
     made.expect(proven)

@@ -56,22 +56,25 @@ def test_the_table_of_a_validation_groups_by_what_was_added(
 ) -> None:
     assert gate_tables.validation() == "Nothing is recorded yet."
     measured = {
-        "a": (0.0, "SAME", [("device_seconds", 1.001)]),
-        "b": (0.02, "SLOWER", [("host_seconds", 1.5), ("device_seconds", 1.021), ("kernels", 1)]),
-        "c": (0.02, "INCONCLUSIVE", [("device_seconds", 1.018)]),
-        "d": (0.1, "SLOWER", [("host_seconds", 1.11)]),
-        "e": (0.1, "WRONG RESULT", []),
+        "a": (0.0, [("device_seconds", 1.001, "SAME")]),
+        "b": (0.02, [("host_seconds", 1.5, "SLOWER"), ("device_seconds", 1.021, "SLOWER")]),
+        "c": (0.02, [("kernels", 1.5, "SLOWER"), ("device_seconds", 1.018, "INCONCLUSIVE")]),
+        "d": (0.1, [("host_seconds", 1.11, "SLOWER")]),
+        "e": (0.1, []),
     }
     content = {
         "device": "a GPU",
         "date": "2030-01-31T00:00:00Z",
         "commit": "c0ffee",
         "versions": {"torch": "9.9"},
-        "slowed": {**{name: share for name, (share, _, _) in measured.items()}, "f": 0.0},
+        "slowed": {**{name: share for name, (share, _) in measured.items()}, "f": 0.0},
         "wrong": ["c", "e"],
         "benchmarks": {
-            name: {"outcome": outcome, "figures": [{"metric": m, "ratio": r} for m, r in figures]}
-            for name, (_, outcome, figures) in measured.items()
+            name: {
+                "outcome": "of all figures",
+                "figures": [{"metric": m, "ratio": r, "outcome": said} for m, r, said in figures],
+            }
+            for name, (_, figures) in measured.items()
         },
     }
     found.append(tmp_path / "validation.json")

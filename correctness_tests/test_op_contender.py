@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from correctness_tests.contenders import FILES, PACKAGE, Call, Contender, contenders, weighed
-from tinyllama.harness import cache
+from tinyllama.harness import cache, op_contender
 from tinyllama.harness.clock import Reading
 from tinyllama.harness.op_contender import BOTH, FORWARD, ops_of, untimed
 from tinyllama.ops import OPS
@@ -135,6 +135,38 @@ def test_facts_are_of_each_pass(contender: Contender, device: torch.device) -> N
         else:
             assert facts["peak_bytes"] >= 16 * 64 * 4
             assert facts["kernels"] >= 1
+
+
+def test_the_peak_is_of_one_call_and_not_less_by_what_the_last_one_left(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, live = contender(weighed), []
+
+    def allocated(device: Any) -> int:
+        live.append(made.outputs or made.gradients)
+        return 100
+
+    monkeypatch.setattr(op_contender, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 300)
+    made.turn()
+    assert made.outputs
+    assert made.gradients
+    made.device = torch.device("cuda")  # its inputs stay where they are
+    assert made._peak(BOTH) == 200
+    assert live == [()]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_both_passes_hold_what_they_give(contender: Contender) -> None:
+    made = contender(weighed)
+    first = made.facts()
+    results = sum(t.numel() * t.element_size() for t in (*made.outputs, *made.gradients))
+    made.turn()
+    assert made.facts() == first
+    assert first[BOTH]["peak_bytes"] >= results > first[FORWARD]["peak_bytes"]
 
 
 def test_warming_up_takes_the_time_that_it_is_given(contender: Contender) -> None:

@@ -8,6 +8,7 @@ give the loss that the verified run had at that step.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from perf_tests.workloads import Group, not_here
 from tinyllama.harness.clock import Clock
 from tinyllama.harness.device import cannot, synchronize
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST, digest, spend
+from tinyllama.harness.gate.subject import DEVICE, HOST, digest, linger
 from tinyllama.harness.kernels import Launched, launched
 from tinyllama.harness.launches import launches
 from tinyllama.harness.op_contender import WrongResultError
@@ -69,15 +70,20 @@ class StepSubject:
         self._launched = found
         self.clock = Clock(self.step.queue, spin_seconds=1e-3)
         self.losses: list[float] = []
-        self.extra = 0.0
+        self.share = self.extra = 0.0  # of work that is added: of a step, seconds on the device
 
     def run_once(self) -> None:
         synchronize(self.device)
 
-    def slow_down(self, share: float, readings: int = 5) -> None:
-        """Add work that takes a share of the step's device time, as it is read here and now."""
-        read = sorted(self._turn()[DEVICE] for _ in range(readings))
-        self.extra = share * read[readings // 2]
+    def slow_down(self, share: float) -> None:
+        """Add work that takes a share of the step's device time, as it is read ahead of the first
+        turn; on a CPU of each step's own time."""
+        self.share = share
+
+    def _calibrate(self, readings: int = 5) -> None:
+        if self.share and not self.extra and self.device.type != "cpu":
+            read = [self._turn()[DEVICE] for _ in range(readings)]
+            self.extra = self.share * statistics.median(read)
 
     def verify(self) -> Verified:
         """Of a run whose gradients are right. Raises WrongResultError."""
@@ -116,6 +122,7 @@ class StepSubject:
             synchronize(self.device)
 
     def gated_turn(self) -> dict[str, float]:
+        self._calibrate()
         before = len(self.step.losses)
         found = self._turn()
         for place in range(before, len(self.step.losses)):
@@ -136,9 +143,12 @@ class StepSubject:
         return time.perf_counter() - start
 
     def _call(self) -> None:
+        began = time.perf_counter() if self.share else 0.0
         self.step.next()
         if self.extra:
-            spend(self.extra, self.step.queue, on_device=self.device.type != "cpu")
+            self.step.queue.spin(self.extra)
+        elif self.share and self.device.type == "cpu":
+            linger(self.share * (time.perf_counter() - began))
 
     def launched(self) -> Sequence[Launched]:
         """Those of the steps ahead of the captured one, which launch what is captured."""
@@ -147,13 +157,15 @@ class StepSubject:
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
             return {}
+        self._calibrate()
         peak = self.step.memory()["peak_bytes"]
-        found = launches(self.step.next, self.device)
+        found = launches(self._call, self.device)
         counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
         return {"peak_bytes": peak, **{name: n for name, n in counts.items() if n is not None}}
 
     def profile(self) -> dict[str, tuple[int, float]]:
-        return launches(self.step.next, self.device).by_name
+        self._calibrate()
+        return launches(self._call, self.device).by_name
 
     def input_digest(self) -> int:
         return digest(self.step.batches)

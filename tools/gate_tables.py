@@ -74,7 +74,7 @@ def _validated(data: dict[str, Any]) -> str:
         timed.sort(key=lambda figure: METRICS.index(figure["metric"]))  # work is added to the first
         if timed:
             found = groups.setdefault((timed[0]["metric"], share), [])
-            found.append((one["outcome"], timed[0]["ratio"] - 1))
+            found.append((timed[0]["outcome"], timed[0]["ratio"] - 1))
         else:
             untimed.append(name)
     for (metric, share), found in sorted(groups.items()):

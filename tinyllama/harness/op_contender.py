@@ -340,6 +340,7 @@ class OpContender:
         """Bytes allocated at most during a call, less what was there before; None on a CPU."""
         if self.device.type == "cpu":
             return None
+        self.outputs, self.gradients = (), ()  # freed within the call, they would hide some of it
         synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)

@@ -4,48 +4,77 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from scipy import stats
 
 SHARE = 0.1  # of the whole change: a kernel that makes less of it is not named
 MOST = 5
+PROFILES = 9  # of a side: so many tell a kernel apart though one of them was disturbed
+ALPHA = 0.01  # of two kernels that are equal, two-sided
 
 
-def moved(base: Sequence[dict[str, Any]], candidate: Sequence[dict[str, Any]]) -> list[str]:
+def moved(
+    base: Sequence[dict[str, Any]], candidate: Sequence[dict[str, Any]], *, timed: bool
+) -> list[str]:
     """Lines, the largest change first.
 
-    Each side gives profiles: ``kernels`` by name (launches, seconds), ``resources`` by name.
+    Each side gives profiles: ``kernels`` by name (launches, seconds), ``resources`` by name. timed:
+    whether the device takes longer; where it does not, a kernel is named for its launches alone.
     """
     before, after = _kernels(base), _kernels(candidate)
     changes = {
-        name: after.get(name, (0, 0.0))[1] - before.get(name, (0, 0.0))[1]
+        name: after.get(name, NONE).median - before.get(name, NONE).median
         for name in {**before, **after}
+        if _apart(before.get(name, NONE), after.get(name, NONE), timed)
     }
     whole = sum(abs(change) for change in changes.values())
     lines = []
     for name in sorted(changes, key=lambda name: -abs(changes[name]))[:MOST]:
-        if abs(changes[name]) >= SHARE * whole > 0:
-            lines.append(f"{name}: {_times(before.get(name))} -> {_times(after.get(name))}")
+        if abs(changes[name]) >= SHARE * whole:
+            lines.append(f"{name}: {before.get(name, NONE)} -> {after.get(name, NONE)}")
     lines += _resources(base[-1]["resources"], candidate[-1]["resources"])
+    if not lines and not timed:
+        return ["kernels are launched as often as before"]
     return lines or ["no kernel takes longer in a profile: the time is between them"]
 
 
-def _kernels(profiles: Sequence[dict[str, Any]]) -> dict[str, tuple[int, float]]:
-    """Of each kernel its launches and the median of its seconds."""
-    names = {name for profile in profiles for name in profile["kernels"]}
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel in the profiles of one side: how often it ran at most, and the seconds of each."""
+
+    launches: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        if not self.launches:
+            return "not launched"
+        return f"{self.median * 1e6:.1f} us in {self.launches}"
+
+
+NONE = _Kernel(0, (0.0,))
+
+
+def _kernels(profiles: Sequence[dict[str, Any]]) -> dict[str, _Kernel]:
     found = {}
-    for name in sorted(names):
+    for name in sorted({name for profile in profiles for name in profile["kernels"]}):
         seen = [profile["kernels"].get(name, (0, 0.0)) for profile in profiles]
-        found[name] = (
-            max(count for count, _ in seen),
-            statistics.median(seconds for _, seconds in seen),
-        )
+        launches, seconds = zip(*seen, strict=True)
+        found[name] = _Kernel(max(launches), seconds)
     return found
 
 
-def _times(kernel: tuple[int, float] | None) -> str:
-    if kernel is None or not kernel[0]:
-        return "not launched"
-    return f"{kernel[1] * 1e6:.1f} us in {kernel[0]}"
+def _apart(before: _Kernel, after: _Kernel, timed: bool) -> bool:
+    """Whether the profiles tell them apart: by launches, or (Mann and Whitney's test) by times."""
+    if before.launches != after.launches or not timed:
+        return before.launches != after.launches
+    test = stats.mannwhitneyu(before.seconds, after.seconds, method="exact")
+    return bool(test.pvalue < ALPHA)
 
 
 def _resources(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> list[str]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from tinyllama.harness.gate.attribution import moved
+from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Call, Rule
 from tinyllama.harness.gate.exact import compile_figure, count_figures
 from tinyllama.harness.gate.figures import Series
@@ -32,6 +32,7 @@ from tinyllama.harness.gate.pair import (
 )
 from tinyllama.harness.gate.setting import Found, Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.verdict import Figure, Outcome, Verdict, worst
 
 DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
@@ -255,8 +256,8 @@ class Session:
         # What is slower for sure is not hidden by a figure that cannot be told.
         slower = Outcome.SLOWER in found and worst(found) is Outcome.INCONCLUSIVE
         outcome = Outcome.SLOWER if slower else worst(found)
-        shown = [f.text for f in one.figures if f.metric in one.series or not f.outcome.green]
-        self._settle(one, outcome, "; ".join(shown))
+        shown = [f for f in one.figures if f.metric in one.series or f.outcome is not Outcome.SAME]
+        self._settle(one, outcome, "; ".join(figure.text for figure in shown))
 
     def _confirm(self) -> None:
         """SLOWER times are measured once more in fresh processes."""
@@ -287,7 +288,7 @@ class Session:
                         pair = self._alive(pair)
                         pair.begin(one.benchmark)
                         profiles = [_profiles(pair, side, one) for side in (BASE, CANDIDATE)]
-                        one.moved = moved(*profiles)
+                        one.moved = moved(*profiles, timed=_slower_on_the_device(one))
                         pair.end(one.benchmark)
         except Stopped as stop:  # it changes no verdict
             for one in slower:
@@ -362,7 +363,11 @@ def _confirmed(one: Found, figure: Figure) -> Figure:
 
 
 def _profiles(pair: Pair, side: str, one: Found) -> list[dict[str, Any]]:
-    return [pair.ask(side, "profile", one.name) for _ in range(3)]
+    return [pair.ask(side, "profile", one.name) for _ in range(PROFILES)]
+
+
+def _slower_on_the_device(one: Found) -> bool:
+    return any(f.metric == DEVICE and f.outcome is Outcome.SLOWER for f in one.figures)
 
 
 def _is(one: Found, outcome: Outcome) -> bool:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from tinyllama.harness.clock import Queue
 from tinyllama.harness.device import synchronize
 from tinyllama.harness.evaluate import Inputs, Leaves, copied, evaluate
 from tinyllama.harness.kernels import Launched, launched
@@ -87,20 +86,23 @@ class Subject(OpContender):
         self.places: list[Inputs] = []  # what repeated calls are given, one after another
         self.place: int | None = None  # of the call that inputs are given to
         self.turns = 0
-        self.extra = 0.0
+        self.share = self.extra = 0.0  # of work that is added: of a call, seconds on the device
         self.exact = self.device.type in self.case.provider.deterministic
 
-    def slow_down(self, share: float, readings: int = 5) -> None:
-        """Add work that takes a share of the call's time, as it is read here and now: of the
-        device where device time is given, else of the host."""
-        name = self.passes[-1]
-        read = [
-            self.clock.read(self._run, before=lambda: self._prepare(name)).device
-            if self.clocked
-            else self._fastest(self._repeat())
-            for _ in range(1 + readings)
-        ]
-        self.extra = share * sorted(read[1:])[readings // 2]
+    def slow_down(self, share: float) -> None:
+        """Add work that takes a share of the call's time: of the device where device time is
+        given, as it is read ahead of the first turn; else of the host, of each call's own."""
+        self.share = share
+
+    def _calibrate(self, readings: int = 5) -> None:
+        """Not when this is made: the other side is made meanwhile, on the same device."""
+        if self.share and self.clocked and not self.extra:
+            name = self.passes[-1]
+            read = [
+                self.clock.read(self._run, before=lambda: self._prepare(name)).device
+                for _ in range(1 + readings)
+            ]
+            self.extra = self.share * statistics.median(read[1:])
 
     def verify(self) -> list[dict[str, Proof]]:
         """Hold the results of each seed to float64; what later calls must give.
@@ -165,6 +167,7 @@ class Subject(OpContender):
         return all(abs(now - then) <= limit for now, then in pairs)
 
     def gated_turn(self) -> dict[str, float]:
+        self._calibrate()
         found = {}
         if self.clocked:
             found[DEVICE] = self._read(self.passes[-1]).device
@@ -219,6 +222,7 @@ class Subject(OpContender):
     def counted(self) -> dict[str, int]:
         if self.device.type == "cpu":
             return {}
+        self._calibrate()
         self._prepare(self.passes[-1])
         peak = self._peak(self.passes[-1])
         self._prepare(self.passes[-1])
@@ -233,6 +237,7 @@ class Subject(OpContender):
 
     def profile(self) -> dict[str, tuple[int, float]]:
         """Of each kernel of one call how often it ran, and seconds in all."""
+        self._calibrate()
         self._prepare(self.passes[-1])
         return launches(self._run, self.device).by_name
 
@@ -277,9 +282,12 @@ class Subject(OpContender):
         return self._collected()
 
     def _run(self) -> None:
+        began = time.perf_counter() if self.share else 0.0
         super()._run()
         if self.extra:
-            spend(self.extra, self.clock.queue, on_device=self.clocked)
+            self.clock.queue.spin(self.extra)
+        elif self.share and not self.clocked:
+            linger(self.share * (time.perf_counter() - began))
 
     def _shrink(self) -> None:
         """No check of this class takes much memory."""
@@ -305,11 +313,8 @@ class Subject(OpContender):
                 )
 
 
-def spend(seconds: float, queue: Queue, *, on_device: bool) -> None:
-    """Work that takes some seconds: a kernel that spins, or a host that does."""
-    if on_device:
-        queue.spin(seconds)
-        return
+def linger(seconds: float) -> None:
+    """Keep the host busy."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
