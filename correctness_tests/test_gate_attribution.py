@@ -71,6 +71,11 @@ def test_a_kernel_whose_times_only_scatter_is_not_named() -> None:
     assert named <= 5
 
 
+def test_a_kernel_that_takes_less_is_no_cause() -> None:
+    before, after = {"a": (1, 5e-6), "b": (1, 9e-6)}, {"a": (1, 6e-6), "b": (1, 3e-6)}
+    assert lines(before, after) == ["a: 5.0 us in 1 -> 6.0 us in 1"]
+
+
 def test_where_only_the_host_is_slower_a_kernel_is_named_for_its_launches_alone() -> None:
     before = [profile({"a": (1, 5.3e-6), "b": (1, 1e-6)})] * PROFILES
     longer = [profile({"a": (1, 9.9e-6), "b": (1, 1e-6)})] * PROFILES

@@ -12,13 +12,13 @@ from scipy import stats
 SHARE = 0.1  # of the whole change: a kernel that makes less of it is not named
 MOST = 5
 PROFILES = 9  # of a side: so many tell a kernel apart though one of them was disturbed
-ALPHA = 0.01  # of two kernels that are equal, two-sided
+ALPHA = 0.01  # of two kernels that are equal, in one process of each side
 
 
 def moved(
     base: Sequence[dict[str, Any]], candidate: Sequence[dict[str, Any]], *, timed: bool
 ) -> list[str]:
-    """Lines, the largest change first.
+    """Lines, the largest change first: a kernel that takes less is the cause of nothing.
 
     Each side gives profiles: ``kernels`` by name (launches, seconds), ``resources`` by name. timed:
     whether the device takes longer; where it does not, a kernel is named for its launches alone.
@@ -70,10 +70,10 @@ def _kernels(profiles: Sequence[dict[str, Any]]) -> dict[str, _Kernel]:
 
 
 def _apart(before: _Kernel, after: _Kernel, timed: bool) -> bool:
-    """Whether the profiles tell them apart: by launches, or (Mann and Whitney's test) by times."""
+    """Whether it is launched more or less often, or takes longer by Mann and Whitney's test."""
     if before.launches != after.launches or not timed:
         return before.launches != after.launches
-    test = stats.mannwhitneyu(before.seconds, after.seconds, method="exact")
+    test = stats.mannwhitneyu(before.seconds, after.seconds, alternative="less", method="exact")
     return bool(test.pvalue < ALPHA)
 
 
