@@ -56,19 +56,19 @@ def test_one_profile_that_was_disturbed_changes_nothing(odd: float) -> None:
 
 
 def test_a_kernel_whose_times_only_scatter_is_not_named() -> None:
-    """Ten are the same, and of some hundred runs they are named in few; one is 3% slower."""
+    """One is 3% slower; of a hundred times each of ten others may be named once."""
     rng, named = np.random.default_rng(0), 0
 
     def drawn(slower: float) -> list[dict[str, Any]]:
         times = rng.normal(1.0, 0.01, (PROFILES, 11))
-        times[:, 0] *= 20 * slower
+        times[:, 0] *= slower
         return [profile({f"k{n}": (1, t * 1e-6) for n, t in enumerate(row)}) for row in times]
 
     for _ in range(100):
-        first, *others = moved(drawn(1.0), drawn(1.03), timed=True)
-        assert first.startswith("k0:")
-        named += len(others)
-    assert named <= 5
+        found = moved(drawn(1.0), drawn(1.03), timed=True)
+        assert any(line.startswith("k0:") for line in found)
+        named += len(found) - 1
+    assert named <= 20
 
 
 def test_a_kernel_that_takes_less_is_no_cause() -> None:

@@ -241,6 +241,16 @@ def test_a_slowdown_that_another_figure_shows_is_not_found(certify: Certify) -> 
     assert content["wrong"] == ["f"]
 
 
+def test_less_of_anything_is_not_what_was_added(certify: Certify) -> None:
+    certify.script.names = {BASE: list("abcdef"), CANDIDATE: list("abcdef")}
+    certify.script.slower("f", device_seconds=1.2)
+    for side, taken in ((BASE, 1000), (CANDIDATE, 500)):
+        certify.script.on(side, "counted", {"peak_bytes": taken}, "d")
+    assert certify.run("--validate") == 1
+    content = json.loads(certify.file("validation.json").read_text())
+    assert content["wrong"] == ["d"]
+
+
 def test_each_metric_has_every_slowdown_added() -> None:
     """Though benchmarks of device and host time come by turns."""
     metrics = [(DEVICE,), (HOST,)] * len(SLOWDOWNS) + [(HOST, DEVICE)]
