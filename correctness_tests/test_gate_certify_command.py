@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from correctness_tests.gate_answers import died
 from correctness_tests.gate_fakes import CPU, Script
-from tinyllama.certify_command import SLOWDOWNS, _shares
+from tinyllama.certify_command import ROOT, SLOWDOWNS, _shares
 from tinyllama.cli import main
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import comparison, pair
@@ -186,6 +188,20 @@ def test_blocks_of_other_versions_stay_and_do_not_count(certify: Certify) -> Non
     assert len(certify.blocks()) == 20
     assert certify.run("--blocks=0") == USAGE
     assert not certify.file("certificate.json").exists()
+
+
+def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
+    """As the installed script asks, whose path holds this tree's package and not its folder."""
+    asked = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tinyllama.cli import main; "
+        f"sys.path.remove({str(ROOT)!r}); "
+        "sys.exit(main(['certify', '--device=cpu', '--only=nobody', '--results-dir=results']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "--only 'nobody': no benchmark of cpu is named so" in done.stderr
+    assert done.returncode == USAGE
 
 
 def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certify) -> None:
