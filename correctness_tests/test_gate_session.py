@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
+from math import exp
 
 import pytest
 
@@ -123,7 +126,36 @@ def test_a_block_is_a_launch_of_its_own_and_the_sides_take_turns() -> None:
         for name in "ab":
             order = [s for at, s, n in turns if (at, n) == (launch, name)]
             a, b = (BASE, CANDIDATE) if launch % 2 == 0 else (CANDIDATE, BASE)
-            assert order == [a, b, b, a], "A B B A, and B A A B in the next launch"
+            assert order == [b, a, *[a, b, b, a]], "A B B A, and B A A B in the next launch"
+
+
+def test_the_first_turn_of_a_process_does_not_count() -> None:
+    script, turned = Script("a"), set()
+
+    def turn(name: str) -> dict[str, float]:
+        first = script.launches not in turned
+        turned.add(script.launches)
+        return {m: (100 if first else 1) * SECONDS[m] for m in script.slowdowns[CANDIDATE]}
+
+    script.on(CANDIDATE, "turn", turn)
+    assert script.run()["a"].outcome is Outcome.SAME
+    assert turned == set(range(2, script.launches + 1))
+
+
+def test_a_statistic_is_over_turns_both_ways_and_not_over_pairs() -> None:
+    """Of these six the median is -0.05, and that of the means of two after two is +0.05."""
+    logs = [0.3, -0.1, 0.3, -0.2, 0.0, -0.2]
+    script = Script("a", noise=0.0)
+    turns = itertools.cycle([0.0, *logs])
+
+    def turn(name: str) -> dict[str, float]:
+        return dict.fromkeys(script.slowdowns[CANDIDATE], exp(next(turns)))
+
+    script.on(CANDIDATE, "turn", turn)
+    script.on(BASE, "turn", dict.fromkeys(script.slowdowns[BASE], 1.0))
+    script.run(effort=replace(script.effort, pairs=6, repeated=6))
+    for series in script.session.found["a"].series.values():
+        assert series.statistics == pytest.approx([0.05] * len(series.statistics))
 
 
 def test_in_their_turns_and_only_then_both_sides_are_held_to_one_processor() -> None:
@@ -141,8 +173,9 @@ def test_in_their_turns_and_only_then_both_sides_are_held_to_one_processor() -> 
             elif method in ("begin", "expect", "turn", "end"):
                 assert held == (5 if method == "turn" else None), (launch, method)
                 turns += method == "turn"
-        # the first compiles; in the second the other side died; the third took its place
-        assert (turns > 0) == (launch > 2)
+        # the first compiles; in the second the other side died in its turn after this one's
+        assert (turns == 1) == (launch == 2)
+        assert (turns > 0) == (launch > 1)
 
 
 def test_every_process_is_ended() -> None:

@@ -1,8 +1,8 @@
 """The rule: when blocks of interleaved pairs say that a candidate is slower.
 
-A *block* is one fresh launch of both sides; its statistic is the median of the logarithms of
-candidate over base. Blocks, not pairs, are independent: clocks, addresses and the layout of
-memory are drawn once for each launch. So the interval is over blocks.
+A *block* is one fresh launch of both sides; its statistic is the median, over its turns A B B A, of
+the logarithm of candidate over base. Blocks, not turns, are independent: clocks, addresses and the
+layout of memory are drawn once for each launch. So the interval is over blocks.
 
 Looks are taken after 4, 8, 12, 16 and 20 blocks, and looking often must not cost errors:
 
@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 LOOKS = (4, 8, 12, 16, 20)
@@ -35,6 +35,20 @@ CONFIRM_BLOCKS = 8  # with 4, slowdowns that the looks find are lost here
 CONFIRM_ALPHA = 0.05  # one-sided: the confirmation's interval must lie above zero
 
 Floats = NDArray[np.float64]
+
+
+def of_block(logs: ArrayLike) -> Floats:
+    """Statistics (...) of blocks, from the logarithms (..., pairs) of candidate over base in order,
+    of an even number of pairs.
+
+    What turns just after the other side finds colder caches than what turns after itself. In A B
+    the candidate is the colder one and in B A the base, so the median of single pairs lies between
+    two heaps, at the edge of either: on a CPU its spread was 2 to 6 times that of the median over
+    A B B A (docs/LOG.md).
+    """
+    pairs = np.asarray(logs, dtype=float)
+    both_ways = pairs.reshape(*pairs.shape[:-1], -1, 2).mean(axis=-1)
+    return np.asarray(np.median(both_ways, axis=-1))
 
 
 class Call(Enum):

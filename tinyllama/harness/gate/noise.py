@@ -18,14 +18,14 @@ from tinyllama.harness.files import only_writer, replace_text
 from tinyllama.harness.gate.decision import Spread
 from tinyllama.harness.results import folder, is_number
 
-SCHEMA = 2  # 1: host time was of single calls
+SCHEMA = 3  # 1: host time was of single calls; 2: a statistic was the median of single pairs
 METRICS = ("device_seconds", "host_seconds")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One launch of two equal sides. ``statistics[benchmark][metric]`` is the median, over its
-    pairs, of the logarithm of one side over the other; a benchmark's name holds its identity."""
+    """One launch of two equal sides. ``statistics[benchmark][metric]`` is what `of_block` makes of
+    the logarithms of one side over the other; a benchmark's name holds its identity."""
 
     date: str
     commit: str

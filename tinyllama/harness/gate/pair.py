@@ -1,7 +1,8 @@
 """Two workers, one of each side, on one device: a block is one fresh launch of both.
 
-Within a block the sides alternate A B B A, so that each comes first as often as second and a drift
-adds to both. Compiled code is kept by side from block to block; processes are not.
+Within a block the sides alternate A B B A, so that each comes first as often as second, each has
+as often turned just before, and a drift adds to both. Compiled code is kept by side from block to
+block; processes are not.
 
 Both sides are held to one processor, since they never work at the same time: where each has its
 own, what the host does differs between them by what those processors do for others (docs/LOG.md,
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import os
 import random
-import statistics
 import time
 import zlib
 from collections import deque
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.gate.decision import of_block
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
@@ -69,8 +70,8 @@ class Effort:
     @staticmethod
     def on(device: torch.device) -> Effort:
         if device.type == "cpu":
-            return Effort(pairs=40, repeated=40, first=0.3)
-        return Effort(pairs=10, repeated=30, first=0.5)
+            return Effort(pairs=20, repeated=20, first=0.3)
+        return Effort(pairs=10, repeated=20, first=0.5)
 
     def of(self, benchmark: Benchmark) -> int:
         """The pairs of a benchmark."""
@@ -178,9 +179,10 @@ class Pair:
     def statistics(
         self, benchmark: Benchmark, proofs: Mapping[str, Any], pairs: int, warm_up: float
     ) -> dict[str, float]:
-        """A block's statistic of each metric: the median of log(candidate / base).
+        """A block's statistic of each metric; see `tinyllama.harness.gate.decision.of_block`.
 
-        Raises SideError, or ValueError where a side does not give a time of every metric.
+        pairs: an even number. Raises SideError, or ValueError where a side does not give a time of
+        every metric.
         """
         self.begin(benchmark)
 
@@ -191,7 +193,7 @@ class Pair:
         with self._held():
             logs = self._turns(benchmark, pairs)
         self.end(benchmark)
-        return {metric: statistics.median(values) for metric, values in logs.items()}
+        return {metric: float(of_block(values)) for metric, values in logs.items()}
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -209,6 +211,8 @@ class Pair:
 
     def _turns(self, benchmark: Benchmark, pairs: int) -> dict[str, list[float]]:
         logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
+        for name in reversed(self.order):  # the first turn of a process is colder than any other
+            self.ask(name, "turn", benchmark.name)
         began = time.monotonic()
         for index in range(pairs):
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
