@@ -241,10 +241,11 @@ class Script:
             worker.shifts[name, metric] = self.random.normal(0.0, self.noise)
         return self.ratios.get((name, metric), 1.0) * math.exp(worker.shifts[name, metric])
 
-    def _profile(self, worker: ScriptedWorker, name: str) -> dict[str, Any]:
+    def _profiles(self, worker: ScriptedWorker, name: str, times: int) -> list[dict[str, Any]]:
         ratio = 1.0 if worker.tree.name == BASE else self.ratios.get((name, DEVICE), 1.0)
         took = SECONDS[DEVICE] * ratio
-        return {"kernels": {f"{name}_kernel": (1, took), "fill": (2, 1e-6)}, "resources": {}}
+        kernels = {f"{name}_kernel": (1, took), "fill": (2, 1e-6)}
+        return [{"kernels": kernels, "resources": {}}] * times
 
 
 class ScriptedWorker:

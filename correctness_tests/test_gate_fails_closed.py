@@ -178,7 +178,7 @@ def test_who_dies_once_while_confirming_is_not_taken_back() -> None:
     assert script.session.found["b"].verdict.outcome is Outcome.SLOWER
 
 
-@pytest.mark.parametrize("method", ["start", "begin", "profile"])
+@pytest.mark.parametrize("method", ["start", "begin", "profiles"])
 def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
@@ -201,7 +201,7 @@ def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
 
 def test_a_result_that_is_wrong_in_a_late_turn_takes_its_blocks_back() -> None:
     script = Script("a", "b")
-    calls = iter([*[None] * 7, wrong()])  # of a block there are two, so in the fourth
+    calls = iter([*[None] * 10, wrong()])  # of a block there are three, so in the fourth
 
     def turn(benchmark: str) -> dict[str, float]:
         if error := next(calls):

@@ -13,6 +13,7 @@ import pytest
 
 from correctness_tests.gate_answers import history
 from correctness_tests.gate_fakes import CPU, GPU, SECONDS, SIDES, Script, Watching, outcomes
+from tinyllama.harness.gate.attribution import PROFILES
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.session import Session
@@ -291,9 +292,9 @@ def test_a_discarded_block_is_no_block() -> None:
 def test_what_kernels_take_explains_device_time_alone(metric: str, said: str) -> None:
     script = Script("a")
     script.slower("a", **{metric: 1.3})
-    slow = {"kernels": {"a_kernel": (1, 6.5e-6)}, "resources": {}}
-    script.on(BASE, "profile", {**slow, "kernels": {"a_kernel": (1, 5e-6)}})
-    script.on(CANDIDATE, "profile", slow)
+    for side, took in ((BASE, 5e-6), (CANDIDATE, 6.5e-6)):
+        profile = {"kernels": {"a_kernel": (1, took)}, "resources": {}}
+        script.on(side, "profiles", [profile] * PROFILES)
     verdict = script.run()["a"]
     assert verdict.outcome is Outcome.SLOWER
     assert verdict.text.splitlines()[1].strip().startswith(said)

@@ -190,9 +190,9 @@ def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> No
     assert side.turn(WEIGHED)[DEVICE] > 0
     assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
     assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
-    profile = side.profile(WEIGHED)
-    assert profile["resources"] == {}
-    assert any("mul" in name for name in profile["kernels"])
+    profiles = side.profiles(WEIGHED, 3)
+    assert [profile["resources"] for profile in profiles] == [{}] * 3
+    assert all(any("mul" in name for name in profile["kernels"]) for profile in profiles)
     side.end(WEIGHED)
     with pytest.raises(KeyError):
         side.turn(WEIGHED)

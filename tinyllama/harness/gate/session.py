@@ -287,8 +287,11 @@ class Session:
                     with self._kept(one, settle=False):
                         pair = self._alive(pair)
                         pair.begin(one.benchmark)
-                        profiles = [_profiles(pair, side, one) for side in (BASE, CANDIDATE)]
-                        one.moved = moved(*profiles, timed=_slower_on_the_device(one))
+                        base, candidate = (
+                            pair.ask(side, "profiles", one.name, PROFILES)
+                            for side in (BASE, CANDIDATE)
+                        )
+                        one.moved = moved(base, candidate, timed=_slower_on_the_device(one))
                         pair.end(one.benchmark)
         except Stopped as stop:  # it changes no verdict
             for one in slower:
@@ -360,10 +363,6 @@ def _confirmed(one: Found, figure: Figure) -> Figure:
     if figure.outcome is not Outcome.SLOWER or figure.metric not in one.series:
         return figure
     return one.series[figure.metric].confirm(figure)
-
-
-def _profiles(pair: Pair, side: str, one: Found) -> list[dict[str, Any]]:
-    return [pair.ask(side, "profile", one.name) for _ in range(PROFILES)]
 
 
 def _slower_on_the_device(one: Found) -> bool:

@@ -203,10 +203,11 @@ class Side:
         """What is compared exactly: bytes at most, kernels, copies, synchronisations."""
         return self.subjects[name].counted()
 
-    def profile(self, name: str) -> dict[str, Any]:
-        """Seconds of each kernel of one call, and what those of ours take of the device."""
+    def profiles(self, name: str, times: int) -> list[dict[str, Any]]:
+        """Seconds of each kernel, call by call, and what those of ours take of the device."""
         subject = self.subjects[name]
-        return {"kernels": subject.profile(), "resources": resources(subject.launched())}
+        taken = resources(subject.launched())
+        return [{"kernels": subject.profile(), "resources": taken} for _ in range(times)]
 
     def end(self, name: str) -> None:
         self.subjects.pop(name, None)
