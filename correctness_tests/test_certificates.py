@@ -14,6 +14,7 @@ import pytest
 from correctness_tests.sample_records import FIRST, SECOND, record, sample_records, steps
 from tinyllama.cli import main
 from tinyllama.harness.gate.certificates import FIELDS, certificates, load
+from tinyllama.harness.gate.noise import SCHEMA
 from tinyllama.harness.page import NEEDS, render
 from tinyllama.harness.results import save
 
@@ -27,6 +28,7 @@ def certificate(device: str = FIRST) -> dict[str, Any]:
     found |= {"smallest": 0.015, "detected": {"0.01": 0.0, "0.02": 0.9991}}
     never = {**found, "benchmark": "two/a", "metric": "host_seconds", "smallest": None}
     return {
+        "schema": SCHEMA,
         "device": device,
         "date": "2030-01-31T00:00:00Z",
         "commits": ["c0ffee" * 6],
@@ -82,6 +84,12 @@ def test_what_is_no_certificate_is_named(field: str, tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_certificate_of_blocks_that_were_taken_otherwise_is_none(tmp_path: Path) -> None:
+    path = stored(tmp_path, {**certificate(), "schema": SCHEMA - 1})
+    with pytest.raises(ValueError, match=f"schema {SCHEMA - 1} is not {SCHEMA}.*certify again"):
+        load(path)
+
+
 @needs_plots
 def test_the_report_shows_them_and_refuses_what_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -98,6 +106,6 @@ def test_the_report_shows_them_and_refuses_what_is_none(
     path.write_text("{}")
     assert main(asked) == 2
     refused = capsys.readouterr()
-    assert f"{path} is no certificate: device is None" in refused.err
+    assert f"{path} is no certificate: schema is None" in refused.err
     assert "small-bf16" not in refused.out
     assert not page.exists()

@@ -20,6 +20,7 @@ from tinyllama.certify_command import ROOT, SLOWDOWNS, _shares
 from tinyllama.cli import main
 from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import comparison, pair
+from tinyllama.harness.gate.certificates import load
 from tinyllama.harness.gate.noise import Noise, noise_path
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.side import Benchmark
@@ -101,7 +102,7 @@ def test_twenty_blocks_of_a_quiet_device_are_a_certificate(
     said = capsys.readouterr().out
     assert "block 20 of 20" in said
     assert "MISSED false alarms in under 0.1% of merges" in said
-    content = json.loads(certify.file("certificate.json").read_text())
+    content = load(certify.file("certificate.json"))
     assert {one["benchmark"] for one in content["found"]} == {"a", "b"}
     assert all(bar["held"] for bar in content["bars"][1:])
     assert certify.run("--blocks=0", "--merges=10000") == 0

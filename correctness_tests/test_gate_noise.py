@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tinyllama.harness.gate.decision import Spread
-from tinyllama.harness.gate.noise import Block, Noise, noise_path
+from tinyllama.harness.gate.noise import SCHEMA, Block, Noise, noise_path
 from tinyllama.harness.results import records
 
 DEVICE, HOST = "device_seconds", "host_seconds"
@@ -126,8 +126,8 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
 
 BROKEN_FILES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "list": (lambda data: [data], "not an object of fields"),
-    "schema": (lambda data: {**data, "schema": 2}, "schema 2 is not 3.* certify again"),
-    "another type": (lambda data: {**data, "schema": 3.0}, "schema is 3.0"),
+    "schema": (lambda data: {**data, "schema": SCHEMA - 1}, "schema .* is not .* certify again"),
+    "another type": (lambda data: {**data, "schema": float(SCHEMA)}, r"schema is \d\.0"),
     "no blocks": (without("blocks"), "missing or unknown: blocks"),
     "a field more": (lambda data: {**data, "more": 1}, "missing or unknown: more"),
     "blocks": (lambda data: {**data, "blocks": {}}, "blocks is {}, not of type list"),

@@ -4,8 +4,10 @@ that two seeds give by turns."""
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +133,39 @@ def test_what_is_slow_on_the_inputs_of_one_seed_alone_is_seen(subject: Make) -> 
     rests.append(0.02)
     (seconds,) = made.gated_turn().values()
     assert 0.01 <= seconds < 0.02
+
+
+class _Passing(torch.autograd.Function):
+    """A tensor as it is; keeps in which thread its gradient passed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, threads: list[int]) -> torch.Tensor:
+        ctx.threads = threads
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.threads.append(threading.get_ident())
+        return gradients[0], None
+
+
+def test_the_backward_pass_works_in_the_thread_of_its_caller(subject: Make) -> None:
+    """On a CPU it does anyway: what would start another thread is switched off."""
+    threads: list[int] = []
+    switches: list[bool] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        switches.append(torch._C._is_multithreading_enabled())
+        return weighed(_Passing.apply(x, threads), weight)
+
+    made = ready(subject(call))
+    made.warm_up(0.0)
+    made.gated_turn()
+    made.counted()
+    assert len(threads) == len(switches) > 1 + CALLS
+    assert set(threads) == {threading.get_ident()}
+    assert not any(switches)
+    assert torch._C._is_multithreading_enabled(), "and a caller's are as they were"
 
 
 def test_inputs_are_ready_before_the_first_of_repeated_calls(

@@ -164,6 +164,7 @@ class Certifying:
         """Print and write the error rates; 1 where they do not hold the bars."""
         from tinyllama.harness.files import replace_text
         from tinyllama.harness.gate.certify import bars, certify
+        from tinyllama.harness.gate.noise import SCHEMA
         from tinyllama.harness.gate.setting import margin_of
         from tinyllama.harness.results import versions
         from tinyllama.summary import console
@@ -181,6 +182,7 @@ class Certifying:
             print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
         blocks = self.noise.of(versions())
         content = {
+            "schema": SCHEMA,
             "date": max(block.date for block in blocks),
             "commits": sorted({block.commit for block in blocks}),
             **found.as_dict(),

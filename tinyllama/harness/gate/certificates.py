@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.gate.noise import SCHEMA
+
 FIELDS: dict[str, type] = {
+    "schema": int,
     "device": str,
     "date": str,
     "commits": list,
@@ -25,7 +28,8 @@ def certificates(root: Path, device: str | None = None) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What a file holds. Raises ValueError, naming file and field, for one that is none."""
+    """What a file holds. Raises ValueError, naming file and field, for one that is none, or is of
+    blocks that were taken otherwise than those of now."""
     try:
         data = json.loads(path.read_bytes())
         if not isinstance(data, dict):
@@ -33,6 +37,8 @@ def load(path: Path) -> dict[str, Any]:
         for name, kind in FIELDS.items():
             if not isinstance(data.get(name), kind):
                 raise ValueError(f"{name} is {data.get(name)!r:.80}, not of type {kind.__name__}")
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']} is not {SCHEMA}, its blocks were other ones")
     except ValueError as error:
         raise ValueError(f"{path} is no certificate: {error}: certify again") from error
     return data

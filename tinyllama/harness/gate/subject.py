@@ -10,6 +10,10 @@ enqueueing. Host time, and on a CPU all time, is that of the fastest of some cal
 another, on the inputs of each seed: what other work on the machine adds is never negative. The
 inputs of these calls lie where they lay in the turn before, as a caller's do: where the allocator
 would put others is a process's own, and what a provider keeps by address is found or is not.
+
+The backward pass works in the thread of its caller. What it costs to work in autograd's thread for
+a device is of torch and of the process, and of no code that is compared (docs/LOG.md, "A process of
+the H200").
 """
 
 from __future__ import annotations
@@ -283,7 +287,8 @@ class Subject(OpContender):
 
     def _run(self) -> None:
         began = time.perf_counter() if self.share else 0.0
-        super()._run()
+        with torch.autograd.set_multithreading_enabled(False):
+            super()._run()
         if self.extra:
             self.clock.queue.spin(self.extra)
         elif self.share and not self.clocked:
