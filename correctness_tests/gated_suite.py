@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Watched(Watch):
     def before(self) -> str | None:
         return self.before_reason
 
-    def during(self, pids: Any) -> str | None:
+    def during(self, pids: Sequence[int] = ()) -> str | None:
         return None
 
     def after(self) -> str | None:

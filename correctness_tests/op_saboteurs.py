@@ -285,6 +285,7 @@ def of_ops() -> Iterator[Saboteur]:
     def of(op: str, call: Call, check: str, result: str = "", reference: bool = False) -> Saboteur:
         return Saboteur(OPS[op], call.__name__, lambda: call, (check,), result, reference)
 
+    call: Call
     for call in (without_mask, mask_one_late, groups_interleaved, scaled_twice):
         yield of("attention", call, OUTPUTS, "o", reference=True)
     yield of("attention", mask_missing_in_backward, GRADIENTS)

@@ -64,6 +64,7 @@ def hugging_face_llama(shape: ModelConfig, attention: str = "eager") -> Any:
     """
     import transformers
 
+    inherited: dict[str, Any] = {"rope_theta": shape.rope_theta, "attn_implementation": attention}
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=shape.vocab_size,
@@ -73,9 +74,8 @@ def hugging_face_llama(shape: ModelConfig, attention: str = "eager") -> Any:
             num_attention_heads=shape.num_heads,
             num_key_value_heads=shape.num_kv_heads,
             rms_norm_eps=shape.norm_eps,
-            rope_theta=shape.rope_theta,
             tie_word_embeddings=True,
-            attn_implementation=attention,
             use_cache=False,
+            **inherited,
         )
     )

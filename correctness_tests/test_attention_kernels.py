@@ -241,7 +241,8 @@ def test_gradients_go_back_through_the_rotation(length: str, device: torch.devic
     o, lse = attend(q, k, v)
     plain, rotated = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
     attend_backward(o.flip(1), q, k, v, o, lse, *plain.split((H, G, G), 2))
-    attend_backward(o.flip(1), q, k, v, o, lse, *rotated.split((H, G, G), 2), *tables)
+    dq, dk, dv = rotated.split((H, G, G), 2)
+    attend_backward(o.flip(1), q, k, v, o, lse, dq, dk, dv, *tables)
     dq, dk, _ = plain.split((H, G, G), 2)
     rotate(dq, dk, *tables, dq, dk, inverse=True)
     assert_close((rotated,), (plain.double(),), tolerance=1e-6)
@@ -309,8 +310,8 @@ def test_short_sequences_take_one_launch_each_way(tokens: int, launches: int) ->
 
 def test_tokens_too_far_apart_are_brought_together() -> None:
     """Within a block offsets have 32 bits."""
-    far = {"size": (1, 16, 1, K), "stride": (0, 2**28, K, 1), "device": "meta"}
-    q, k, v = (torch.empty_strided(**far) for _ in range(3))
+    size, stride = (1, 16, 1, K), (0, 2**28, K, 1)
+    q, k, v = (torch.empty_strided(size, stride, device="meta") for _ in range(3))
     before = layout.copies
     with recorded("sm_90") as noted:
         attend(q, k, v)

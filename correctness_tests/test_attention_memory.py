@@ -86,18 +86,18 @@ def assert_growth(by_kernels: dict[str, list], by_eager: dict[str, list], length
 
 def test_what_is_made_grows_with_the_length(device: torch.device) -> None:
     assert SHORT[-1] <= FEW_TOKENS, "one launch backward, here; several below"
-    counted = [made(provider, SMALL, SHORT, device) for provider in ("triton", "eager")]
-    assert_growth(*counted, SHORT)
+    kernels, eager = (made(provider, SMALL, SHORT, device) for provider in ("triton", "eager"))
+    assert_growth(kernels, eager, SHORT)
 
 
 def test_what_is_made_for_real_sequences_grows_with_the_length() -> None:
     assert LONG[0] > FEW_TOKENS
     with recorded("sm_90") as launches:
-        counted = [
+        kernels, eager = (
             made(provider, MODEL, LONG, torch.device("meta")) for provider in ("triton", "eager")
-        ]
+        )
     assert len(launches) == 3 * len(LONG), "the kernels were not asked for"
-    assert_growth(*counted, LONG)
+    assert_growth(kernels, eager, LONG)
 
 
 def test_what_is_made_is_the_results_and_a_number_for_each_query() -> None:

@@ -117,7 +117,8 @@ def test_the_custom_op_is_sound_for_the_compiler() -> None:
     assert derived is not None
     x = torch.randn(3, 8, requires_grad=True)
     weight = torch.randn(8, requires_grad=True)
-    torch.library.opcheck(derived.custom_op, (x, weight, 3.0))
+    custom_op: Any = derived.custom_op
+    torch.library.opcheck(custom_op, (x, weight, 3.0))
 
 
 def test_compiled_and_eager_agree() -> None:

@@ -52,7 +52,9 @@ from tinyllama.tiers import TIERS
     ],
     ids=lambda value: value.split(" {tmp}")[0] if value.startswith("--") else "",
 )
-def test_a_bad_value_is_one_line_and_status_2(tmp_path, capsys, options, message):
+def test_a_bad_value_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "short").write_text("abcde")
     narrow = ["--hidden-dim", "32", "--save", str(tmp_path / "other")]
@@ -72,14 +74,16 @@ def test_a_bad_value_is_one_line_and_status_2(tmp_path, capsys, options, message
 
 @pytest.mark.parametrize("option", ["--save", "--json"])
 def test_a_folder_that_is_not_writable_is_refused_before_training(
-    tmp_path, monkeypatch, capsys, option
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
     monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path) != tmp_path)
     assert cli.main([*SHORT, option, str(tmp_path / "file")]) == 2
     assert f"folder '{tmp_path}' is not writable" in capsys.readouterr().err
 
 
-def test_a_machine_without_triton_is_told_how_to_get_it(monkeypatch, capsys):
+def test_a_machine_without_triton_is_told_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     eager = OPS["rms_norm"]["eager"].call
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with tier_with("rms_norm", eager, requires=("triton",)) as tier:
@@ -88,12 +92,12 @@ def test_a_machine_without_triton_is_told_how_to_get_it(monkeypatch, capsys):
     assert "needs triton: triton is not installed (pip install" in capsys.readouterr().err
 
 
-def test_no_command_is_an_error(capsys):
+def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "tinyllama: error: the following arguments are required" in capsys.readouterr().err
 
 
-def test_a_bad_value_in_a_real_process():
+def test_a_bad_value_in_a_real_process() -> None:
     done = python("-m", "tinyllama", "train", "--num-heads", "7")
     assert done.returncode == 2
     assert done.stderr == (
@@ -109,7 +113,9 @@ def test_a_bad_value_in_a_real_process():
         ("--op adamw --dtype bf16", "adamw: nothing to search in bf16: choose others with "),
     ],
 )
-def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(capsys, options, message):
+def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
     assert cli.main(["tune", *options.split()]) == 2
     out, error = capsys.readouterr()
     assert out == ""

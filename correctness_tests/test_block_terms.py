@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
@@ -18,11 +20,12 @@ def drawn(tokens: int, seed: int = 0) -> Inputs:
     return OpCase(op, op["eager"], case, torch.float32).inputs(seed=seed).double()
 
 
-def magnitude(inputs: Inputs, times: float = 1.0) -> dict[str, torch.Tensor]:
+def magnitude(inputs: Inputs, times: float = 1.0) -> Mapping[str, torch.Tensor]:
     of = OPS["block"].magnitudes
     assert of is not None
-    upstream = {"y": times * inputs.upstream["y"]}
-    return of(**inputs.args, upstream=upstream, **inputs.params)
+    dy = inputs.upstream["y"]
+    assert dy is not None
+    return of(**inputs.args, upstream={"y": times * dy}, **inputs.params)
 
 
 def test_it_is_there_where_the_gradients_are_zero() -> None:
@@ -51,7 +54,9 @@ def test_of_one_token_it_is_an_outer_product_with_what_was_normed() -> None:
     of = OPS["block"].magnitudes
     assert of is not None
     args = {**inputs.args, "x": x}
-    found = of(**args, upstream={"y": inputs.upstream["y"][:1]}, **inputs.params)
+    dy = inputs.upstream["y"]
+    assert dy is not None
+    found = of(**args, upstream={"y": dy[:1]}, **inputs.params)
     n_D = OPS["rms_norm"]["eager"].call(x, weight, eps=inputs.params["eps"]).flatten()
     for name in NAMES:
         share = found[name] / n_D.abs()

@@ -8,6 +8,7 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 spec = importlib.util.spec_from_file_location("bootstrap_plan", ROOT / "tools/bootstrap_plan.py")
+assert spec is not None
+assert spec.loader is not None
 decide = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(decide)
 
@@ -53,7 +56,7 @@ ROCM_CONTAINER = BARE_CPU._replace(
 # Which machine gets what
 
 
-def test_a_bare_machine_gets_torch_and_triton_under_our_constraints():
+def test_a_bare_machine_gets_torch_and_triton_under_our_constraints() -> None:
     assert decide.make_plan(BARE_CPU, ["test"], OURS) == (False, ("test", "triton"), OURS)
 
 
@@ -61,12 +64,14 @@ def test_a_bare_machine_gets_torch_and_triton_under_our_constraints():
     ("machine", "python", "triton"),
     [("aarch64", (3, 11), True), ("aarch64", (3, 10), False), ("riscv64", (3, 13), False)],
 )
-def test_triton_is_asked_for_only_where_it_has_wheels(machine, python, triton):
+def test_triton_is_asked_for_only_where_it_has_wheels(
+    machine: str, python: tuple[int, int], triton: bool
+) -> None:
     facts = BARE_CPU._replace(machine=machine, python=python)
     assert ("triton" in decide.make_plan(facts, ["test"], OURS).extras) == triton
 
 
-def test_a_rocm_container_keeps_its_torch_and_its_triton_exactly():
+def test_a_rocm_container_keeps_its_torch_and_its_triton_exactly() -> None:
     plan = decide.make_plan(ROCM_CONTAINER, ["test"], OURS)
     assert plan.inherit
     assert plan.extras == ("test",)
@@ -79,7 +84,7 @@ def test_a_rocm_container_keeps_its_torch_and_its_triton_exactly():
     ]
 
 
-def test_a_cuda_container_keeps_its_torch_and_its_triton_exactly():
+def test_a_cuda_container_keeps_its_torch_and_its_triton_exactly() -> None:
     plan = decide.make_plan(CUDA_CONTAINER, ["test"], OURS)
     assert plan.inherit
     assert plan.extras == ("test",)
@@ -88,14 +93,14 @@ def test_a_cuda_container_keeps_its_torch_and_its_triton_exactly():
 
 
 @pytest.mark.parametrize(("container", "extra"), [(CUDA_CONTAINER, True), (ROCM_CONTAINER, False)])
-def test_a_container_without_triton_gets_one_unless_it_is_rocm(container, extra):
+def test_a_container_without_triton_gets_one_unless_it_is_rocm(container: Any, extra: bool) -> None:
     torch_only = container._replace(frozen={"torch": container.frozen["torch"]})
     plan = decide.make_plan(torch_only, ["test"], OURS)
     assert ("triton" in plan.extras) == extra
     assert "triton==" not in plan.constraints
 
 
-def test_a_torch_that_pip_cannot_see_stops():
+def test_a_torch_that_pip_cannot_see_stops() -> None:
     with pytest.raises(decide.BootstrapError, match="pip would install another"):
         decide.make_plan(CUDA_CONTAINER._replace(frozen={}), ["test"], OURS)
 
@@ -103,7 +108,9 @@ def test_a_torch_that_pip_cannot_see_stops():
 @pytest.mark.parametrize(
     ("facts", "found"), [(BARE_CPU, "has no torch"), (CUDA_CONTAINER, "is no ROCm build")]
 )
-def test_an_amd_gpu_without_a_rocm_torch_stops_and_says_what_to_install(facts, found):
+def test_an_amd_gpu_without_a_rocm_torch_stops_and_says_what_to_install(
+    facts: Any, found: str
+) -> None:
     with pytest.raises(decide.BootstrapError, match=found) as stop:
         decide.make_plan(facts._replace(amd_gpu=True), ["test"], OURS)
     assert stop.value.status == 2
@@ -120,19 +127,21 @@ def test_an_amd_gpu_without_a_rocm_torch_stops_and_says_what_to_install(facts, f
         ((3, 10), "linux", False, "apt install python3-venv"),
     ],
 )
-def test_an_unfit_interpreter_is_turned_away_in_one_line(python, system, has_venv, reason):
+def test_an_unfit_interpreter_is_turned_away_in_one_line(
+    python: tuple[int, int], system: str, has_venv: bool, reason: str
+) -> None:
     assert re.search(reason, decide.unfit(python, system, has_venv))
     assert "\n" not in decide.unfit(python, system, has_venv)
     assert decide.unfit((3, 10), "linux", True) is None
 
 
 @pytest.mark.parametrize("name", ["bootstrap", "bootstrap_plan"])
-def test_the_scripts_parse_on_pythons_that_they_turn_away(name):
+def test_the_scripts_parse_on_pythons_that_they_turn_away(name: str) -> None:
     ast.parse((ROOT / "tools" / f"{name}.py").read_text(), feature_version=(3, 7))
 
 
 @pytest.mark.parametrize("python", [(3, 10), (3, 11)])
-def test_the_constraints_settle_every_dependency(python):
+def test_the_constraints_settle_every_dependency(python: tuple[int, int]) -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = sum(project["optional-dependencies"].values(), project["dependencies"])
@@ -159,7 +168,7 @@ NO_MATCH = "ERROR: No matching distribution found for numpy==2.4.6"
         "Collecting numpy==2.4.6\n... Failed to establish a new connection: [Errno 101]",
     ],
 )
-def test_a_network_failure_is_named_with_what_was_being_installed(output):
+def test_a_network_failure_is_named_with_what_was_being_installed(output: str) -> None:
     message = decide.pip_failure(output, ".[test]")
     assert "registry could not be reached while installing numpy==2.4.6, for .[test]" in message
     assert output.splitlines()[-1] in message
@@ -168,7 +177,7 @@ def test_a_network_failure_is_named_with_what_was_being_installed(output):
 @pytest.mark.parametrize(
     "output", [NO_MATCH, f"{REFUSED}\nERROR: ResolutionImpossible: conflicting dependencies"]
 )
-def test_other_failures_are_not_blamed_on_the_network(output):
+def test_other_failures_are_not_blamed_on_the_network(output: str) -> None:
     message = decide.pip_failure("first\n" + 15 * "middle\n" + output, ".[test]")
     assert "could not be reached" not in message
     assert output.splitlines()[-1] in message
@@ -183,7 +192,7 @@ def test_other_failures_are_not_blamed_on_the_network(output):
         {"torch": "2.9.0+rocm6.4"},
     ],
 )
-def test_a_torch_stack_changed_by_the_installation_is_an_error(after):
+def test_a_torch_stack_changed_by_the_installation_is_an_error(after: dict[str, str]) -> None:
     plan = decide.make_plan(ROCM_CONTAINER, ["test"], OURS)
     decide.check_unchanged(ROCM_CONTAINER.frozen, ROCM_CONTAINER.frozen, plan)
     with pytest.raises(decide.BootstrapError) as stop:
@@ -191,7 +200,7 @@ def test_a_torch_stack_changed_by_the_installation_is_an_error(after):
     assert stop.value.status == 2
 
 
-def test_a_triton_that_was_asked_for_is_no_change():
+def test_a_triton_that_was_asked_for_is_no_change() -> None:
     frozen = {"torch": "2.10.0+cu130"}
     plan = decide.make_plan(CUDA_CONTAINER._replace(frozen=frozen), ["test"], OURS)
     decide.check_unchanged(frozen, {**frozen, "triton": "3.9.0"}, plan)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +21,13 @@ from tinyllama import checkpoint
 from tinyllama.config import ConfigError
 from tinyllama.model import TinyLlama
 from tinyllama.ops import OPS
-from tinyllama.tiers import TIERS, StepPlan
-from tinyllama.train import train
+from tinyllama.tiers import TIERS, StepPlan, Tier
+from tinyllama.train import StepRecord, train
 
 
-def saved(path: Path, steps: int, tier="v1", **settings) -> checkpoint.Checkpoint:
+def saved(
+    path: Path, steps: int, tier: str | Tier = "v1", **settings: Any
+) -> checkpoint.Checkpoint:
     """The checkpoint of a run of so many steps."""
     run(tier, num_steps=steps, save_to=path, **settings)
     return checkpoint.load(path)
@@ -31,7 +35,7 @@ def saved(path: Path, steps: int, tier="v1", **settings) -> checkpoint.Checkpoin
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("tier", ON_CPU)
-def test_a_resumed_run_continues_bit_for_bit(tmp_path, tier, precision):
+def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, tier: str, precision: str) -> None:
     whole = run(tier, num_steps=6, precision=precision, save_to=tmp_path / "whole")
     first = saved(tmp_path / "half", 3, tier, precision=precision)
     second = run(tier, num_steps=3, precision=precision, resume=first, save_to=tmp_path / "resumed")
@@ -43,15 +47,17 @@ def test_a_resumed_run_continues_bit_for_bit(tmp_path, tier, precision):
         assert torch.equal(tensor, got[name]), name
 
 
-def test_with_clipping_and_micro_batches_it_continues_where_it_was_in_the_data(tmp_path):
-    settings = {"max_grad_norm": 0.5, "accumulate": 3}
+def test_with_clipping_and_micro_batches_it_continues_where_it_was_in_the_data(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"max_grad_norm": 0.5, "accumulate": 3}
     whole = run(num_steps=6, **settings)
     first = saved(tmp_path / "half", 3, **settings)
     assert (first.train.max_grad_norm, first.train.accumulate) == (0.5, 3)
     assert run(num_steps=3, resume=first, **settings).losses == whole.losses[3:]
 
 
-def test_small_memory_resumes_what_was_fast_and_back(tmp_path):
+def test_small_memory_resumes_what_was_fast_and_back(tmp_path: Path) -> None:
     small = StepPlan(memory="small")
     whole = run(num_steps=6, save_to=tmp_path / "whole")
     first = saved(tmp_path / "first", 2)
@@ -63,7 +69,7 @@ def test_small_memory_resumes_what_was_fast_and_back(tmp_path):
     assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
 
 
-def test_a_file_from_before_a_setting_existed_has_its_default(tmp_path):
+def test_a_file_from_before_a_setting_existed_has_its_default(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     saved(path, 1)
     with safe_open(path, "pt") as file:
@@ -73,7 +79,7 @@ def test_a_file_from_before_a_setting_existed_has_its_default(tmp_path):
     assert checkpoint.load(path).train == replace(CONFIG, num_steps=1)
 
 
-def test_the_fp16_gradient_scale_continues(tmp_path):
+def test_the_fp16_gradient_scale_continues(tmp_path: Path) -> None:
     """A scale that started anew would overflow, and skip steps, once more."""
     half = saved(tmp_path / "half", 3, precision="fp16")
     assert half.scaler["_growth_tracker"] == 3
@@ -82,7 +88,7 @@ def test_the_fp16_gradient_scale_continues(tmp_path):
     assert checkpoint.load(tmp_path / "resumed").scaler["scale"] == 1024.0
 
 
-def test_random_numbers_continue(tmp_path, device):
+def test_random_numbers_continue(tmp_path: Path, device: torch.device) -> None:
     """Held by a tier that draws some: with dropout, another state is another curve."""
     swiglu = OPS["swiglu"]["eager"]
     with tier_with("swiglu", lambda *args: F.dropout(swiglu(*args), 0.5), "dropping") as tier:
@@ -93,7 +99,7 @@ def test_random_numbers_continue(tmp_path, device):
     assert resumed == pytest.approx(whole[3:], rel=1e-4)
 
 
-def test_training_leaves_the_callers_random_state_alone(tmp_path):
+def test_training_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
     torch.manual_seed(12345)
     before = torch.get_rng_state()
     run(num_steps=1, resume=saved(tmp_path / "saved", 1))
@@ -102,17 +108,19 @@ def test_training_leaves_the_callers_random_state_alone(tmp_path):
 
 @pytest.mark.parametrize("reader", TIERS)
 @pytest.mark.parametrize("writer", TIERS)
-def test_any_tier_loads_any_tiers_checkpoint(tmp_path, writer, reader, device):
+def test_any_tier_loads_any_tiers_checkpoint(
+    tmp_path: Path, writer: str, reader: str, device: torch.device
+) -> None:
     for tier in (writer, reader):
         leave_to_gpu(tier, device)
-    options = {"device": device, "plan": StepPlan()}
+    options: dict[str, Any] = {"device": device, "plan": StepPlan()}
     whole = run(writer, num_steps=6, **options)
     half = saved(tmp_path / "saved", 3, writer, **options)
     resumed = run(reader, num_steps=3, resume=half, **options)
     assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-4)
 
 
-def test_the_file_is_plain_safetensors(tmp_path):
+def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
     saved(tmp_path / "saved", 2)
     model = TinyLlama(MODEL)
     tensors = load_file(tmp_path / "saved")
@@ -125,14 +133,14 @@ def test_the_file_is_plain_safetensors(tmp_path):
     assert described["model"]["hidden_dim"] == 32
 
 
-def test_the_file_is_as_readable_as_any_other(tmp_path):
+def test_the_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
     saved(tmp_path / "saved", 1)
     (tmp_path / "other").touch()
     assert (tmp_path / "saved").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_an_interrupted_run_is_marked(tmp_path):
-    def stop(record) -> None:
+def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
+    def stop(record: StepRecord) -> None:
         raise KeyboardInterrupt
 
     assert not saved(tmp_path / "whole", 1).interrupted
@@ -143,12 +151,14 @@ def test_an_interrupted_run_is_marked(tmp_path):
     assert run(num_steps=5, resume=cut).losses == run(num_steps=6).losses[1:]
 
 
-def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "saved"
     saved(path, 1)
     before = path.read_bytes()
 
-    def break_off(tensors, part, metadata) -> None:
+    def break_off(tensors: dict[str, torch.Tensor], part: Path, metadata: Any) -> None:
         part.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
@@ -159,7 +169,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path):
+def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     saved(path, 1)
     before = path.read_bytes()
@@ -178,7 +188,9 @@ def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path):
     ],
     ids=lambda value: "".join(value) if isinstance(value, dict) else "",
 )
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path, change, message):
+def test_a_checkpoint_of_another_shape_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     one = saved(tmp_path / "saved", 1)
     with pytest.raises(ConfigError, match=message):
         train(replace(MODEL, **change), CONFIG, device="cpu", resume=one)
@@ -220,7 +232,9 @@ def make_newer(path: Path) -> None:
         (make_newer, "has format 99, this program reads 1"),
     ],
 )
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, make, message):
+def test_a_file_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], message: str
+) -> None:
     path = tmp_path / "file"
     make(path)
     with pytest.raises(ConfigError, match=message) as error:

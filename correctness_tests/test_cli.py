@@ -32,7 +32,9 @@ def record_of(path: Path, *argv: str, status: int = 0) -> dict:
 # -- a run ------------------------------------------------------------------------------------
 
 
-def test_a_run_prints_progress_and_summary(capsys, monkeypatch):
+def test_a_run_prints_progress_and_summary(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich's way of being told that this is a terminal
     monkeypatch.setenv("COLUMNS", "120")
     assert cli.main([*SHORT, "--tier", "v2"]) == 0
@@ -53,14 +55,14 @@ def test_a_run_prints_progress_and_summary(capsys, monkeypatch):
         assert re.search(line, out), line
 
 
-def test_the_bar_counts_the_samples_of_all_micro_batches():
+def test_the_bar_counts_the_samples_of_all_micro_batches() -> None:
     bar = ProgressBar(TrainConfig(batch_size=2, accumulate=3, seq_len=8))
     bar.update(StepRecord(1, 6.9, 0.1, 2**20))
     state = bar._progress.tasks[0].fields["state"]
     assert state == "loss 6.9000  60.0 samples/s  480 tokens/s  1.0 MiB"
 
 
-def test_json_holds_what_is_printed(tmp_path):
+def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     record = record_of(tmp_path / "run.json", "--seed", "3", "--diagnose")
     assert record["status"] == "completed"
     assert len(record["losses"]) == len(record["step_seconds"]) == 2
@@ -77,12 +79,12 @@ def test_json_holds_what_is_printed(tmp_path):
     assert first["output"].keys() == {"minimum", "maximum", "std", "nonfinite"}
 
 
-def test_without_options_the_settings_are_the_documents():
+def test_without_options_the_settings_are_the_documents() -> None:
     args = cli._parser().parse_args(["train"])
     assert cli._settings(args, None) == (ModelConfig(), TrainConfig())
 
 
-def test_options_override_the_preset(tmp_path):
+def test_options_override_the_preset(tmp_path: Path) -> None:
     options = ["--hidden-dim", "48", "--num-layers", "1", "--num-heads", "6", "--num-kv-heads", "3"]
     model = record_of(tmp_path / "run.json", *options)["model"]
     assert (model["hidden_dim"], model["num_layers"]) == (48, 1)
@@ -98,16 +100,16 @@ def test_options_override_the_preset(tmp_path):
         (["--use-amp", "--precision", "bf16"], "bf16"),
     ],
 )
-def test_amp_is_bf16(tmp_path, options, precision):
+def test_amp_is_bf16(tmp_path: Path, options: list[str], precision: str) -> None:
     assert record_of(tmp_path / "run.json", *options)["train"]["precision"] == precision
 
 
-def test_parts_of_a_tier_can_be_switched_off(tmp_path):
+def test_parts_of_a_tier_can_be_switched_off(tmp_path: Path) -> None:
     options = ["--tier", "v2", "--without", "attention", "--without", "compile"]
     assert record_of(tmp_path / "run.json", *options)["tier"] == "v2-no-attention-compile"
 
 
-def test_clipping_and_accumulation(tmp_path, capsys):
+def test_clipping_and_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--accumulate", "3", "--max-grad-norm", "0.001"]
     record = record_of(tmp_path / "run.json", *options)
     assert (record["train"]["accumulate"], record["train"]["max_grad_norm"]) == (3, 0.001)
@@ -117,7 +119,7 @@ def test_clipping_and_accumulation(tmp_path, capsys):
     assert re.search(r"clipped +2 of 2 steps, to norm 0\.001 \(it was [\d.]+ to [\d.]+\)\n", out)
 
 
-def test_small_memory(tmp_path, capsys):
+def test_small_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fast = record_of(tmp_path / "fast.json", "--tier", "v2")
     capsys.readouterr()
     small = record_of(tmp_path / "small.json", "--tier", "v2", "--memory", "small")
@@ -141,14 +143,16 @@ def test_small_memory(tmp_path, capsys):
         ("--memory small --precision fp16", "precision fp16 needs them: use memory fast, or prec"),
     ],
 )
-def test_a_step_that_cannot_be_is_one_line_and_status_2(capsys, options, message):
+def test_a_step_that_cannot_be_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
     assert cli.main([*SHORT, *options.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tinyllama: error: ")
     assert message in line
 
 
-def test_it_trains_on_text(tmp_path, capsys):
+def test_it_trains_on_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("to be or not to be")
     (tmp_path / "corpus" / ".hidden").write_text("that is the question")
@@ -167,7 +171,9 @@ def test_it_trains_on_text(tmp_path, capsys):
         ([], []),
     ],
 )
-def test_diagnosis_shows_the_steps_asked_for(capsys, options, steps):
+def test_diagnosis_shows_the_steps_asked_for(
+    capsys: pytest.CaptureFixture[str], options: list[str], steps: list[int]
+) -> None:
     assert cli.main([*TINY, "--num-steps", "7", *options]) == 0
     out = capsys.readouterr().out
     titles = re.findall(r"Step (\d+), loss [\d.]+, run again .* uncompiled and uncaptured", out)
@@ -178,7 +184,7 @@ def test_diagnosis_shows_the_steps_asked_for(capsys, options, steps):
 # -- saved and resumed ------------------------------------------------------------------------
 
 
-def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path):
+def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path: Path) -> None:
     """So ``--resume PATH`` alone continues the curve; ``--num-steps`` are added."""
     path = str(tmp_path / "saved")
     options = ["--precision", "bf16", "--learning-rate", "0.01", "--seed", "7"]
@@ -192,7 +198,7 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path):
     assert resumed["train"] == {**whole["train"], "num_steps": 3}
 
 
-def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path):
+def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path: Path) -> None:
     path = str(tmp_path / "saved")
     record_of(tmp_path / "a.json", "--accumulate", "2", "--max-grad-norm", "0.5", "--save", path)
     resume = ["--resume", path]
@@ -202,7 +208,9 @@ def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path):
     assert record_of(tmp_path / "c.json", *told)["train"]["max_grad_norm"] is None
 
 
-def test_text_must_be_named_again_and_other_text_is_said(tmp_path, capsys):
+def test_text_must_be_named_again_and_other_text_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text, path = tmp_path / "text", str(tmp_path / "saved")
     text.write_text("to be or not to be")
     assert cli.main([*SHORT, "--data", str(text), "--save", path]) == 0
@@ -219,7 +227,9 @@ def test_text_must_be_named_again_and_other_text_is_said(tmp_path, capsys):
 # -- runs that go wrong -----------------------------------------------------------------------
 
 
-def test_lost_gradients_are_shown_loudly(tmp_path, monkeypatch, capsys):
+def test_lost_gradients_are_shown_loudly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with dead_swiglu_tier() as tier:
         monkeypatch.setitem(TIERS, "dead", tier)
         record = record_of(tmp_path / "run.json", "--tier", "dead", status=1)
@@ -230,7 +240,9 @@ def test_lost_gradients_are_shown_loudly(tmp_path, monkeypatch, capsys):
     assert record["gradients"]["layers.1.w_gate"] is False
 
 
-def test_a_diverging_run_stops_and_says_where(tmp_path, capsys):
+def test_a_diverging_run_stops_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--learning-rate", "1e18", "--num-steps", "9", "--diagnose"]
     record = record_of(tmp_path / "run.json", *options, status=1)
     assert record["status"] == "failed"
@@ -244,10 +256,12 @@ def test_a_diverging_run_stops_and_says_where(tmp_path, capsys):
     )
 
 
-def test_ctrl_c_prints_and_writes_what_was_done(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_prints_and_writes_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tinyllama import summary
 
-    def stop(self, record) -> None:
+    def stop(self: ProgressBar, record: StepRecord) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(summary.ProgressBar, "update", stop)
@@ -262,8 +276,10 @@ def test_ctrl_c_prints_and_writes_what_was_done(tmp_path, monkeypatch, capsys):
     assert cli.main([*SHORT, "--resume", str(tmp_path / "saved")]) == 0
 
 
-def test_ctrl_c_before_there_is_a_run_is_one_line(monkeypatch, capsys):
-    def stop(*_) -> None:
+def test_ctrl_c_before_there_is_a_run_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tinyllama.data.TextBytes.__init__", stop)
@@ -271,7 +287,7 @@ def test_ctrl_c_before_there_is_a_run_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "tinyllama: interrupted\n")
 
 
-def test_ctrl_c_in_a_real_process(tmp_path):
+def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "tinyllama", *TINY, "--num-steps", "1000000"]
     process = subprocess.Popen(
         [*argv, "--json", str(tmp_path / "run.json"), "--data", str(ROOT / "tinyllama")],
@@ -281,6 +297,7 @@ def test_ctrl_c_in_a_real_process(tmp_path):
         text=True,
     )
     try:
+        assert process.stderr is not None
         drawn = ""
         while "training" not in drawn:
             character = process.stderr.read(1)
@@ -299,7 +316,7 @@ def test_ctrl_c_in_a_real_process(tmp_path):
 # -- the rest ---------------------------------------------------------------------------------
 
 
-def test_help_and_version_load_no_torch():
+def test_help_and_version_load_no_torch() -> None:
     code = """
 import sys
 from tinyllama.cli import main
@@ -318,7 +335,9 @@ assert "torch" not in sys.modules
     )
 
 
-def test_doctor_says_what_runs_here_and_why_the_rest_cannot(capsys, monkeypatch):
+def test_doctor_says_what_runs_here_and_why_the_rest_cannot(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["doctor"]) == 0
@@ -335,5 +354,5 @@ def test_doctor_says_what_runs_here_and_why_the_rest_cannot(capsys, monkeypatch)
         assert re.search(line, out), line
 
 
-def test_the_loss_starts_at_that_of_guessing(tmp_path):
+def test_the_loss_starts_at_that_of_guessing(tmp_path: Path) -> None:
     assert record_of(tmp_path / "run.json")["losses"][0] == pytest.approx(math.log(1000), rel=0.02)

@@ -98,9 +98,9 @@ def test_a_pair_of_events_without_a_spin_reads_the_host() -> None:
     queue.call()()
     assert queue.elapsed(start, queue.mark()) > DELAY
     clock = Clock(queue, spin_seconds=0.0)
-    start = clock()
+    stamp = clock()
     queue.call()()
-    reading = clock().since(start)
+    reading = clock().since(stamp)
     assert not reading.queued
     assert reading.device > DELAY
 

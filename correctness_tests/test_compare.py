@@ -1,5 +1,7 @@
 """The comparison itself: what it must refuse, and what it must let pass."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -47,7 +49,9 @@ def test_an_honest_rounding_passes(dtype: torch.dtype) -> None:
         pytest.param(lambda y: y.index_fill(1, torch.tensor([63]), float("inf")), id="infinities"),
     ],
 )
-def test_a_wrong_result_fails(wrong, dtype: torch.dtype) -> None:
+def test_a_wrong_result_fails(
+    wrong: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
     oracle, _, other, _ = rounded(dtype=dtype)
     assert judge(other, dtype).passed
     assert not judge(wrong(oracle.clone()), dtype).passed

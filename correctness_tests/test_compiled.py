@@ -13,6 +13,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -233,7 +234,7 @@ def test_configurations_that_do_not_fit_are_listed(space: Space, chip: str) -> N
 
 
 @jit
-def scaled(x, y, n, factor, BLOCK: tl.constexpr):
+def scaled(x, y, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
 
@@ -255,13 +256,13 @@ def op(space: Space) -> Op:
 
     class Halved:
         @staticmethod
-        def forward(x):
+        def forward(x: torch.Tensor) -> torch.Tensor:
             y, config = torch.empty_like(x), space.choose(x.device, N=x.numel())
             scaled[(1,)](x, y, x.numel(), 0.5, **config.kwargs())
             return y
 
         @staticmethod
-        def backward(grads, kept, saved, needs):
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
             return {"x": Halved.forward(grads[0])}
 
     op.provider("triton", requires=("triton",))(Halved)
@@ -280,7 +281,7 @@ def test_forward_and_backward_are_recorded_from_the_declaration(op: Op) -> None:
 
 
 def test_a_provider_that_cannot_be_recorded_fails_its_own_test_only(op: Op) -> None:
-    def fails(x):
+    def fails(x: torch.Tensor) -> torch.Tensor:
         raise KeyError("on meta tensors")
 
     provider = Provider("toy", "broken", fails, op.dtypes, requires=("triton",))
@@ -292,9 +293,13 @@ def test_a_provider_that_cannot_be_recorded_fails_its_own_test_only(op: Op) -> N
 
 def test_the_precision_of_products_is_put_back(op: Op) -> None:
     before = torch.get_float32_matmul_precision()
-    seen = []
-    spy = Provider("toy", "spy", lambda x: seen.append(torch.get_float32_matmul_precision()) or x,
-                   op.dtypes)  # fmt: skip
+    seen: list[str] = []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return x
+
+    spy = Provider("toy", "spy", noted, op.dtypes)
     for precision in ("ieee", "tf32"):
         launches_of(op, spy, op.cases[0], torch.float32, chip="sm_90", precision=precision)
     assert seen == ["highest", "high"]

@@ -6,6 +6,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from tinyllama.ops.rms_norm import rms_norm
 X = Tensor("B D", grad=True)
 
 
-def declare(**changes) -> Op:
-    parts = {"inputs": {"x": X}, "outputs": {"y": "B D"}, "cases": [Case(B=2, D=3)]}
+def declare(**changes: Any) -> Op:
+    parts: dict[str, Any] = {"inputs": {"x": X}, "outputs": {"y": "B D"}, "cases": [Case(B=2, D=3)]}
     return Op("toy", **{**parts, **changes})
 
 
@@ -132,7 +133,7 @@ def test_a_call_checks_its_arguments() -> None:
 
 
 def test_inputs_are_the_same_on_every_run_and_differ_between_seeds() -> None:
-    def x(**options) -> torch.Tensor:
+    def x(**options: Any) -> torch.Tensor:
         return make_inputs(rms_norm, rms_norm.cases[0], torch.float32, **options).args["x"]
 
     assert torch.equal(x(seed=1), x(seed=1))
@@ -207,6 +208,6 @@ def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(registry_file, "entry_points", lambda group: [point])
     assert "double" in registry_file.discover("tinyllama.ops")
     assert "double" not in registry_file.discover("tinyllama.ops", plugins=False)
-    plugin.__spec__._initializing = True
+    monkeypatch.setattr(plugin.__spec__, "_initializing", True, raising=False)
     with pytest.raises(DeclarationError, match="still being imported"):
         registry_file.discover("tinyllama.ops")

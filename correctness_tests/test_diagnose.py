@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tinyllama.diagnose import Statistics, diagnose, observed
 from tinyllama.harness.device import cannot
 from tinyllama.model import TinyLlama
 from tinyllama.step import TrainStep
-from tinyllama.tiers import TIERS, V1, StepPlan
+from tinyllama.tiers import TIERS, V1, StepPlan, Tier
 
 BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
 
@@ -45,7 +46,7 @@ NAMES = [
 ]
 
 
-def make_step(tier="v1", model: ModelConfig = MODEL, **changes) -> TrainStep:
+def make_step(tier: str | Tier = "v1", model: ModelConfig = MODEL, **changes: Any) -> TrainStep:
     return TrainStep(TinyLlama(model, tier), replace(CONFIG, **changes))
 
 
@@ -57,35 +58,36 @@ def by_name(step: TrainStep) -> dict:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_every_op_of_every_layer_is_there_in_order(tier):
+def test_every_op_of_every_layer_is_there_in_order(tier: str) -> None:
     ops = diagnose(make_step(tier), *BATCH, 1).ops
     assert [op.name for op in ops] == (IN_ONE_PIECE if "block" in TIERS[tier].table else NAMES)
     assert [op.name for op in ops if op.gradient is None] == ["logits"]
 
 
-def test_a_block_in_one_piece_shows_its_output():
+def test_a_block_in_one_piece_shows_its_output() -> None:
     tier = replace(V1, table={**V1.table, "block": "torch"})
     names = [op.name for op in diagnose(make_step(tier), *BATCH, 1).ops]
     assert names == IN_ONE_PIECE
 
 
-def test_statistics_are_of_the_finite_values():
+def test_statistics_are_of_the_finite_values() -> None:
     seen = Statistics.of(torch.tensor([[1.0, math.nan, -3.0], [math.inf, 2.0, -math.inf]]))
-    assert seen == Statistics(-3.0, 2.0, pytest.approx(math.sqrt(14 / 3)), 0.5)
+    std: Any = pytest.approx(math.sqrt(14 / 3))
+    assert seen == Statistics(-3.0, 2.0, std, 0.5)
     assert Statistics.of(torch.tensor([math.nan])) == Statistics(None, None, None, 1.0)
 
 
-def test_statistics_do_not_overflow(device):
+def test_statistics_do_not_overflow(device: torch.device) -> None:
     values = torch.tensor([-3e38, 3e38], device=device)
     assert Statistics.of(values).std == pytest.approx(3e38)
 
 
-def test_output_and_gradient_are_those_of_the_step():
+def test_output_and_gradient_are_those_of_the_step() -> None:
     step = make_step()
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     norm = step.model.norm
 
-    def keep(*args, **params) -> torch.Tensor:
+    def keep(*args: Any, **params: Any) -> torch.Tensor:
         tensors["output"] = norm(*args, **params)
         tensors["output"].register_hook(lambda grad: tensors.update(gradient=grad))
         return tensors["output"]
@@ -96,7 +98,7 @@ def test_output_and_gradient_are_those_of_the_step():
     assert seen.gradient == Statistics.of(tensors["gradient"])
 
 
-def test_fp16_gradients_are_shown_as_if_unscaled():
+def test_fp16_gradients_are_shown_as_if_unscaled() -> None:
     step = make_step(precision="fp16")
     assert step.scaler.get_scale() > 1
     assert by_name(step)["loss"].gradient == Statistics(1.0, 1.0, 0.0, 0.0)
@@ -108,7 +110,7 @@ def test_fp16_gradients_are_shown_as_if_unscaled():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_diagnosed_run_has_the_same_curve(precision):
+def test_a_diagnosed_run_has_the_same_curve(precision: str) -> None:
     plain = run(precision=precision).losses
     diagnosed = run(precision=precision, diagnose_at=(1, 3, 4))
     assert [found.step for found in diagnosed.diagnoses] == [1, 3, 4]
@@ -116,7 +118,7 @@ def test_a_diagnosed_run_has_the_same_curve(precision):
     assert [found.loss for found in diagnosed.diagnoses] == [plain[i] for i in (0, 2, 3)]
 
 
-def test_loss_and_gradients_of_the_last_step_are_put_back():
+def test_loss_and_gradients_of_the_last_step_are_put_back() -> None:
     step = make_step()
     step.prepare()
     loss = step(*BATCH)
@@ -126,14 +128,14 @@ def test_loss_and_gradients_of_the_last_step_are_put_back():
     assert all(p.grad is g for p, g in zip(step.model.parameters(), gradients, strict=True))
 
 
-def test_compiled_code_is_not_what_is_looked_into(monkeypatch):
+def test_compiled_code_is_not_what_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     """Observers inside it would be compiled in, or break it into pieces."""
     step = make_step()
     monkeypatch.setattr(step, "_loss_of", lambda *_: pytest.fail("ran what is compiled"))
     assert len(diagnose(step, *BATCH, 1).ops) == len(NAMES)
 
 
-def test_a_captured_run_goes_on_after_a_diagnosis(device):
+def test_a_captured_run_goes_on_after_a_diagnosis(device: torch.device) -> None:
     """The graph's loss and gradients live in its own memory: they must be put back."""
     reason = cannot("capture", device)
     if reason:
@@ -144,7 +146,7 @@ def test_a_captured_run_goes_on_after_a_diagnosis(device):
     assert diagnosed == pytest.approx(plain, rel=1e-5)
 
 
-def test_the_model_is_put_back_even_after_an_error():
+def test_the_model_is_put_back_even_after_an_error() -> None:
     model = TinyLlama(MODEL)
 
     def callables() -> list:
@@ -162,7 +164,7 @@ def test_the_model_is_put_back_even_after_an_error():
 # -- what it is for ---------------------------------------------------------------------------
 
 
-def test_a_missing_weight_initialisation_is_found():
+def test_a_missing_weight_initialisation_is_found() -> None:
     """Left at torch's default for embeddings, a standard deviation of 1, weights give a first
     loss in the hundreds instead of log(vocabulary). The table shows that it is there from
     the embedding on, and that each layer makes it worse."""
@@ -185,17 +187,21 @@ def test_a_missing_weight_initialisation_is_found():
     ("parameter", "name"),
     [("embedding", "embedding"), ("layers.1.w_v", "layers.1.qkv.v"), ("final_norm", "final_norm")],
 )
-def test_the_first_op_that_is_not_finite_is_named(parameter, name):
+def test_the_first_op_that_is_not_finite_is_named(parameter: str, name: str) -> None:
     step = make_step()
     with torch.no_grad():
         step.model.get_parameter(parameter).fill_(math.nan)
     found = diagnose(step, *BATCH, 1)
-    assert found.first_nonfinite.name == name
-    assert found.first_nonfinite.output.nonfinite == 1.0
+    first = found.first_nonfinite
+    assert first is not None
+    assert first.name == name
+    assert first.output.nonfinite == 1.0
 
 
-def test_a_gradient_that_is_not_finite_is_no_output():
+def test_a_gradient_that_is_not_finite_is_no_output() -> None:
     with infinite_gradient_tier() as tier:
         found = diagnose(make_step(tier), *BATCH, 1)
     assert found.first_nonfinite is None
-    assert {op.name: op for op in found.ops}["layers.0"].gradient.nonfinite == 1.0
+    gradient = {op.name: op for op in found.ops}["layers.0"].gradient
+    assert gradient is not None
+    assert gradient.nonfinite == 1.0

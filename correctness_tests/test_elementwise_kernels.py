@@ -123,6 +123,7 @@ def test_dtypes_are_mixed_as_the_block_mixes_them(device: torch.device) -> None:
     exact, exact_dx, exact_dweight = norm_in_double(dy, total, weight)
     assert_rounded(y, exact)
     dx, low, partials = norm_backward(dy, total, weight, rstd, dsum, BF16)
+    assert low is not None
     assert (dx.dtype, low.dtype, partials.dtype) == (FP32, BF16, FP32)
     assert_rounded(dx, exact_dx + dsum.double(), 8)
     assert torch.equal(low, dx.to(BF16)), "the second output is not the first, rounded"
@@ -194,39 +195,39 @@ def test_rotation_in_place_in_a_packed_buffer(
     """As the block does it: q, k and v lie side by side; v stays, and back is back."""
     B, T, K = 2, 5, 24
     packed = randn(B, T, H + 2 * G, K, device=device, dtype=dtype)
-    tables = tuple(table.to(device) for table in rope_tables(T, K))
+    cos, sin = (table.to(device) for table in rope_tables(T, K))
     q, k, v = packed.split((H, G, G), 2)
     before = packed.clone()
-    expected = rope(q.double(), k.double(), *(table.double() for table in tables))
+    expected = rope(q.double(), k.double(), *(table.double() for table in (cos, sin)))
     copies = layout.copies
-    rotate(q, k, *tables, q, k)
+    rotate(q, k, cos, sin, q, k)
     assert layout.copies == copies
     for got, wanted, old in zip((q, k), expected, before.split((H, G, G), 2)[:2], strict=True):
         assert_rounded(got, wanted, 1 if dtype is BF16 else 4)
         assert (got[:, 1:] != old[:, 1:]).any(-1).all(), "a head was not rotated"
     assert torch.equal(v, before[:, :, H + G :])
-    rotate(q, k, *tables, q, k, inverse=True)
+    rotate(q, k, cos, sin, q, k, inverse=True)
     assert_rounded(packed, before.double(), 4)
 
 
 def test_one_of_the_two_may_be_left_out(device: torch.device) -> None:
     q, k = randn(1, 4, 3, 8, device=device), randn(1, 4, 2, 8, device=device, seed=1)
-    tables = tuple(table.to(device) for table in rope_tables(4, 8))
+    cos, sin = (table.to(device) for table in rope_tables(4, 8))
     both = torch.empty_like(q), torch.empty_like(k)
-    rotate(q, k, *tables, *both)
+    rotate(q, k, cos, sin, *both)
     alone = torch.empty_like(q), torch.empty_like(k)
-    rotate(q, None, *tables, alone[0], None)
-    rotate(None, k, *tables, None, alone[1])
+    rotate(q, None, cos, sin, alone[0], None)
+    rotate(None, k, cos, sin, None, alone[1])
     assert torch.equal(both[0], alone[0])
     assert torch.equal(both[1], alone[1])
 
 
 def test_rotation_refuses_an_output_that_it_cannot_write(device: torch.device) -> None:
     q = randn(1, 2, 2, 8, device=device)
-    tables = tuple(table.to(device) for table in rope_tables(2, 8))
+    cos, sin = (table.to(device) for table in rope_tables(2, 8))
     out = torch.empty(1, 2, 2, 16, device=device)[..., ::2]
     with pytest.raises(ValueError, match="make the last one 1"):
-        rotate(q, q, *tables, out, out)
+        rotate(q, q, cos, sin, out, out)
 
 
 # -- activation ---------------------------------------------------------------------------------
@@ -247,7 +248,8 @@ def test_activation_of_any_shape_in_the_halves_of_a_buffer(
     assert_rounded(activate(gate, up), h.detach(), 8)
     found = torch.full_like(packed, torch.nan)
     again = torch.full((N, F + 3), torch.nan, device=device)[:, :F]
-    activate_backward(dh, gate, up, *found.chunk(2, -1), again)
+    dgate, dup = found.chunk(2, -1)
+    activate_backward(dh, gate, up, dgate, dup, again)
     assert layout.copies == copies
     assert torch.equal(again, activate(gate, up)), "h made again is not h"
     for got, wanted in zip(found.chunk(2, -1), expected, strict=True):

@@ -105,7 +105,9 @@ def test_the_counter_is_believed_before_the_power(gpu: MadeUpSensor) -> None:
 
 @pytest.mark.parametrize("counter", ["frozen", "absent", "backwards", "lost", "found"])
 def test_where_no_counter_advances_power_is_integrated(gpu: MadeUpSensor, counter: str) -> None:
-    readings = {"backwards": [9.0, 1.0], "lost": [9.0], "found": [None, 9.0]}.get(counter)
+    told: dict[str, list[float | None]]
+    told = {"backwards": [9.0, 1.0], "lost": [9.0], "found": [None, 9.0]}
+    readings = told.get(counter)
     if counter == "frozen":
         gpu.step = 0.0
     elif readings is None:

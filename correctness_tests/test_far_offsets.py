@@ -126,8 +126,10 @@ def norm(put: Put) -> Results:
     weight = randn(40)
     y, rstd = norms.norm_forward(x, weight, EPS, BF16)
     dx, low, partials = norms.norm_backward(dy, x, weight, rstd, dresidual, torch.float32)
-    results = norms.launch_forward(x, residual, weight, EPS, BF16)
-    return [y, rstd, dx, low, partials, *results]
+    added, total, scale = norms.launch_forward(x, residual, weight, EPS, BF16)
+    assert low is not None
+    assert total is not None
+    return [y, rstd, dx, low, partials, added, total, scale]
 
 
 def activation(put: Put) -> Results:
@@ -148,9 +150,9 @@ def element(put: Put) -> Results:
 def rotation(put: Put, axis: int) -> Results:
     """Of 3 batches, 3 tokens, and 3 heads: one of them is the axis."""
     q, k = (put(randn(3, 3, 3, 8, seed=seed), axis) for seed in range(2))
-    into = [put(unwritten(3, 3, 3, 8), axis) for _ in range(2)]
-    rotate(q, k, *rope_tables(3, 8), *into)
-    return into
+    q_out, k_out = (put(unwritten(3, 3, 3, 8), axis) for _ in range(2))
+    rotate(q, k, *rope_tables(3, 8), q_out, k_out)
+    return [q_out, k_out]
 
 
 def attended(put: Put, tokens: int = 5, heads: tuple[int, int] = (1, 1), **where: int) -> Results:
@@ -175,7 +177,7 @@ def losses(put: Put, classes: int) -> Results:
     return [loss, lse, gradient, both, losses_and_gradient(logits, targets, 0.5, loss)]
 
 
-APART_BY = {
+APART_BY: dict[str, Callable[[Put], Results]] = {
     "norm": norm,
     "activation": activation,
     "element": element,
@@ -267,7 +269,10 @@ def many_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> Pairs:
 
     def call(x: torch.Tensor, dy: torch.Tensor) -> Results:
         y, total, rstd = norms.launch_forward(x, dy, weight, EPS, BF16)
-        return [y, total, rstd, *norms.norm_backward(dy, x, weight, rstd, x, torch.float16)]
+        dx, low, partials = norms.norm_backward(dy, x, weight, rstd, x, torch.float16)
+        assert total is not None
+        assert low is not None
+        return [y, total, rstd, dx, low, partials]
 
     rows = BEYOND // norms.WIDEST + 2
     return at_ends(call, choose, 1, *(room(rows * norms.WIDEST).view(rows, -1) for _ in range(2)))

@@ -45,6 +45,7 @@ def test_the_page_holds_the_table_of_the_record() -> None:
 
 def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_told() -> None:
     case = next(case for case in CASES if case.fixed is not None)
+    assert case.fixed is not None
     fine = {check: "seen" for check in case.found_by}
     assert field.verdicts(case, {case.buggy: fine, case.fixed: {}}, []) == []
     unfound = field.verdicts(case, {case.buggy: {}, case.fixed: {}}, [])
@@ -58,6 +59,7 @@ def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_told() -> None:
 
 def test_a_check_that_a_case_names_may_not_be_excused_in_its_fix() -> None:
     case = next(case for case in CASES if case.fixed is not None)
+    assert case.fixed is not None
     both = {check: "seen" for check in case.found_by}
     excuses = [field.Known(check, "library", (case.op,), "why") for check in case.found_by]
     assert field.verdicts(case, {case.buggy: both, case.fixed: both}, excuses) != []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,7 +19,7 @@ def floor() -> Floor:
     return Floor(GROUP, "cpu")
 
 
-def counted(part) -> int:
+def counted(part: Callable[[], None]) -> int:
     with FlopCounterMode(display=False) as counter:
         part()
     return counter.get_total_flops()

@@ -59,7 +59,7 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
 
     def listed(root: Path, device: Any) -> Any:
         tree = type("Side", (), {"tree": made.script.setting().base})()
-        return made.script._benchmarks(tree)  # type: ignore[arg-type]
+        return made.script._benchmarks(tree)
 
     monkeypatch.setattr(pair, "launcher", launcher)
     monkeypatch.setattr(comparison, "benchmarks_of", listed)
@@ -216,7 +216,7 @@ def test_a_validation_adds_work_to_some_and_writes_what_was_found(certify: Certi
         with pairs(trees, *rest) as one:
             yield one
 
-    certify.script.pairs = watched  # type: ignore[method-assign]
+    certify.script.pairs = watched  # type: ignore[assignment]
     certify.script.slower("f", device_seconds=1.2)
     assert certify.run("--validate") == 0
     content = json.loads(certify.file("validation.json").read_text())

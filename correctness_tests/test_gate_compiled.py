@@ -164,6 +164,14 @@ TOLD = {
     "launch_cooperative_grid": False,
     "launch_pdl": False,
 }
+OTHERWISE: dict[str, Any] = {
+    "num_warps": 8,
+    "num_ctas": 2,
+    "shared": 1024,
+    "cluster_dims": (2, 1, 1),
+    "launch_cooperative_grid": True,
+    "launch_pdl": True,
+}
 
 
 def launch(grid: tuple[int, ...] = (4,), text: str = "ret;", **told: Any) -> Launched:
@@ -178,17 +186,7 @@ def launch(grid: tuple[int, ...] = (4,), text: str = "ret;", **told: Any) -> Lau
         launch((5,)),
         launch((4, 2)),
         launch(text="ret; ret;"),
-        *(
-            launch(**{name: value})
-            for name, value in {
-                "num_warps": 8,
-                "num_ctas": 2,
-                "shared": 1024,
-                "cluster_dims": (2, 1, 1),
-                "launch_cooperative_grid": True,
-                "launch_pdl": True,
-            }.items()
-        ),
+        *(launch(**{name: value}) for name, value in OTHERWISE.items()),
     ],
     ids=lambda other: f"{other.grid}{other.kernel.asm}{other.kernel.metadata}"[:60],
 )

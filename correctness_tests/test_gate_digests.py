@@ -108,9 +108,14 @@ def test_work_that_is_added_takes_a_share_of_each_call(
             pass
         return weighed(x, weight)
 
-    made, added = ready(subject(call)), []
-    linger = module.linger
-    monkeypatch.setattr(module, "linger", lambda s: (added.append(s), linger(s)))
+    made, linger = ready(subject(call)), module.linger
+    added: list[float] = []
+
+    def noted(seconds: float) -> None:
+        added.append(seconds)
+        linger(seconds)
+
+    monkeypatch.setattr(module, "linger", noted)
     assert made.gated_turn()[DEVICE] >= 2e-3
     assert not added
     made.slow_down(0.5)

@@ -14,7 +14,7 @@ from correctness_tests.gate_answers import died, hung, wrong
 from correctness_tests.gate_fakes import SECONDS, SIDES, Script, Watching
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.subject import DEVICE, HOST
-from tinyllama.harness.verdict import Outcome
+from tinyllama.harness.verdict import Outcome, Verdict
 from tinyllama.harness.worker import WorkerError
 
 OF_ALL = ("start", "make", "identity", "benchmarks")  # what is asked before there are benchmarks
@@ -29,6 +29,12 @@ def held(script: Script, outcome: Outcome, status: int, name: str = "a", text: s
     assert not verdict.outcome.green
     assert text in verdict.text
     assert script.status == status
+
+
+def settled(script: Script, name: str) -> Verdict:
+    verdict = script.session.found[name].verdict
+    assert verdict is not None
+    return verdict
 
 
 # -- what is compared -------------------------------------------------------------------------
@@ -57,7 +63,7 @@ def test_other_inputs_under_one_name_are_another_benchmark() -> None:
     script = Script("a", "b")
     script.on(CANDIDATE, "inputs", 8, "a")
     held(script, Outcome.NO_BASELINE, 12, text="its inputs are not those of the base")
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
 
 
 def test_one_tree_on_both_sides_is_no_comparison() -> None:
@@ -131,7 +137,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
     script = Script("a", "b")
     script.on(side, method, how(), "a", launch=1)
     held(script, Outcome.WORKER_DIED, 17, text=str(how()))
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
 
 
 @pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
@@ -141,7 +147,7 @@ def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch
     script = Script("a", "b")
     script.on(side, method, died(), "a", launch=launch)
     held(script, Outcome.WORKER_DIED, 17)
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
     assert len(script.session.report()["benchmarks"]["a"]["blocks"].get(DEVICE, [])) < 4
 
 
@@ -175,7 +181,7 @@ def test_who_dies_once_while_confirming_is_not_taken_back() -> None:
 
     script.on(CANDIDATE, "turn", dies, "a", when=lambda: script.confirming)
     held(script, Outcome.WORKER_DIED, 17)
-    assert script.session.found["b"].verdict.outcome is Outcome.SLOWER
+    assert settled(script, "b").outcome is Outcome.SLOWER
 
 
 @pytest.mark.parametrize("method", ["start", "begin", "profiles"])
@@ -184,7 +190,7 @@ def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) ->
     script.slower("a", device_seconds=1.05)
     script.on(CANDIDATE, method, died(), when=lambda: script.confirmed)
     held(script, Outcome.SLOWER, 10, text="not attributed: candidate: the process")
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
 
 
 # -- results ----------------------------------------------------------------------------------
@@ -196,7 +202,7 @@ def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
     script = Script("a", "b")
     script.on(side, method, wrong(), "a")
     held(script, Outcome.WRONG_RESULT, 16, text=f"{side}: WrongResultError: a-eager: y")
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
 
 
 def test_a_result_that_is_wrong_in_a_late_turn_takes_its_blocks_back() -> None:
@@ -222,7 +228,7 @@ def test_what_is_no_time_is_missing(side: str, metric: str, seconds: Any) -> Non
     script = Script("a", "b")
     script.on(side, "turn", {**SECONDS, metric: seconds}, "a")
     held(script, Outcome.MISSING, 15, text=metric)
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
 
 
 @pytest.mark.parametrize("metrics", [[], [DEVICE], [HOST], [DEVICE, HOST, "more"]], ids=str)
@@ -234,7 +240,7 @@ def test_a_turn_without_every_metric_and_no_other_is_missing(
     script = Script("a", "b")
     script.on(side, "turn", dict.fromkeys(metrics, 1.0), "a", launch=launch)
     held(script, Outcome.MISSING, 15, text=f"a turn of the {side} gave")
-    assert script.session.found["b"].verdict.outcome is Outcome.SAME
+    assert settled(script, "b").outcome is Outcome.SAME
 
 
 # -- the device -------------------------------------------------------------------------------
@@ -245,7 +251,7 @@ def test_a_device_that_others_use_in_block_after_block_is_busy() -> None:
     script.watch = Watching(None, *["another process"] * 3)
     held(script, Outcome.BUSY, 14, "device", "another process")
     for name in "ab":
-        assert script.session.found[name].verdict.text == "not measured: another process"
+        assert settled(script, name).text == "not measured: another process"
 
 
 def test_the_watch_is_told_which_processes_are_ours() -> None:
@@ -259,7 +265,7 @@ def test_a_device_that_is_busy_while_confirming_leaves_nothing_green() -> None:
     script = Script()
     script.slower("a", device_seconds=1.05)
     watch = script.watch
-    watch.during = lambda pids: "throttled" if script.confirming else None  # type: ignore
+    watch.during = lambda pids: "throttled" if script.confirming else None  # type: ignore[method-assign]
     script.run()
     assert not any(verdict.outcome.green for verdict in script.verdicts)
     assert script.status == 14

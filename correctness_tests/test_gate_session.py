@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import exp
 
 import pytest
+import torch
 
 from correctness_tests.gate_answers import history
 from correctness_tests.gate_fakes import CPU, GPU, SECONDS, SIDES, Script, Watching, outcomes
@@ -29,7 +30,7 @@ INTERVAL = r"\+\d\.\d\d% \[\+(\d\.\d\d)%, \+(\d\.\d\d)%\] in \d+ blocks"
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
 @pytest.mark.parametrize("draw", range(5))
-def test_equal_sides_are_the_same(device: str, draw: int) -> None:
+def test_equal_sides_are_the_same(device: torch.device, draw: int) -> None:
     script = Script("a", "b", device=device, seed=draw)
     assert outcomes(script.run()) == {"a": Outcome.SAME, "b": Outcome.SAME}
     assert script.status == 0

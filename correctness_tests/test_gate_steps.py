@@ -70,7 +70,8 @@ def test_runs_begin_with_the_same_batches() -> None:
 def test_work_that_is_added_takes_a_share_of_each_step(
     proven: Verified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, added = started(), []
+    made = started()
+    added: list[float] = []
     made.expect(proven)
     monkeypatch.setattr(module, "linger", added.append)
     made.gated_turn()

@@ -14,6 +14,7 @@ import torch
 
 from correctness_tests.contenders import Call, weighed
 from correctness_tests.gate_subjects import Make, Turning, nudged, ready
+from tinyllama.harness.evaluate import Inputs
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, SEEDS, Subject
 from tinyllama.harness.op_contender import WrongResultError
@@ -179,7 +180,12 @@ def test_inputs_are_ready_before_the_first_of_repeated_calls(
 
     made = ready(subject(call, metrics=(HOST,)))
     draw = made._drawn
-    monkeypatch.setattr(made, "_drawn", lambda: happened.append("drawn") or draw())
+
+    def drawn() -> Inputs:
+        happened.append("drawn")
+        return draw()
+
+    monkeypatch.setattr(made, "_drawn", drawn)
     happened.clear()
     made.gated_turn()
     assert happened == ["drawn"] * (1 + CALLS) + ["call"] * (1 + CALLS)

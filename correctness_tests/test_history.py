@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def run(index: int, factor: float, group: str = "small-bf16", **other: Any) -> R
     return record(group, [step(group, "v1"), entry], **fields)
 
 
-def runs(factors: Sequence[float], **other: Any) -> list[Record]:
+def runs(factors: Iterable[float], **other: Any) -> list[Record]:
     return [run(index, factor, **other) for index, factor in enumerate(factors)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("key", params)
 
 
-def skipped(name: str, reason: str):
+def skipped(name: str, reason: str) -> Any:
     return pytest.param(None, id=name, marks=pytest.mark.skip(reason))
 
 
@@ -94,25 +95,25 @@ def test_the_record_is_as_its_tool_writes_it() -> None:
 
 
 @jit
-def doubled(x, y, n, BLOCK: tl.constexpr):
+def doubled(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 
 
 @jit
-def added(x, y, n, BLOCK: tl.constexpr):
+def added(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
 @jit
-def multiplied(x, y, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+def multiplied(x, y, SIZE: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     a = tl.load(x + at)
     tl.store(y + at, tl.dot(a, a, input_precision=PRECISION))
 
 
-def compiled(kernel, chip: str, *args: object, **options: object) -> Compilation:
+def compiled(kernel: Any, chip: str, *args: Any, **options: Any) -> Compilation:
     if reason := lacking(chip):
         pytest.skip(reason)
     x = torch.empty(1 << 16, dtype=options.pop("dtype", torch.float32), device="meta")

@@ -33,13 +33,13 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @jit
-def counted(y, n, BLOCK: tl.constexpr = 16, STEP: tl.constexpr = 2):
+def counted(y, n, BLOCK: tl.constexpr = 16, STEP: tl.constexpr = 2):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, STEP * at.to(tl.float32), mask=at < n)
 
 
 @jit
-def doubled(x, y, n, BLOCK: tl.constexpr):
+def doubled(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 

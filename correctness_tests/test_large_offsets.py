@@ -113,7 +113,8 @@ class Large:
         op = OPS[self.op]
         many = any(declared.many for declared in op.inputs.values())
         along: Any = (2 * ENDS, 33) if many else 2 * ENDS  # a second tensor stays small
-        case = Case(values=self.values, **{self.along: along}, **self.dims)
+        dims: Mapping[str, Any] = self.dims
+        case = Case(values=self.values, **{self.along: along}, **dims)
         dtype = torch.bfloat16 if torch.bfloat16 in op.dtypes else op.dtypes[0]
         return OpCase(op, op[self.provider], case, dtype)
 

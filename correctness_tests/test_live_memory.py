@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,10 @@ from tinyllama.tiers import StepPlan
 CPU = torch.device("cpu")
 SAME = 0.02
 TINY = ModelConfig(hidden_dim=32, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=48)
-BATCH = {"cpu": {"batch_size": 1, "seq_len": 8}, "cuda": {"batch_size": 8, "seq_len": 128}}
+BATCH: dict[str, dict[str, Any]] = {
+    "cpu": {"batch_size": 1, "seq_len": 8},
+    "cuda": {"batch_size": 8, "seq_len": 128},
+}
 
 Training = Callable[[TrainStep, torch.Tensor], None]
 

@@ -6,6 +6,7 @@ anywhere.
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,10 +35,15 @@ IN_CHUNKS = [
 @pytest.fixture
 def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Chunks at every size; for each loss in chunks, the gradients that were asked for."""
-    calls = []
+    calls: list[tuple[str, ...]] = []
     known = linear_file.chunked_loss
 
-    def noted(x, weight, targets, wanted=()):
+    def noted(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        wanted: tuple[str, ...] = (),
+    ) -> tuple[torch.Tensor, ...]:
         calls.append(wanted)
         return known(x, weight, targets, wanted)
 
@@ -98,7 +104,11 @@ def test_only_wanted_gradients_are_computed(
     if wanted:
         loss.backward()
     for name, tensor, gradient in zip(("x", "weight"), given, expected, strict=True):
-        assert torch.equal(tensor.grad, gradient) if name in wanted else tensor.grad is None
+        if name in wanted:
+            assert tensor.grad is not None
+            assert torch.equal(tensor.grad, gradient)
+        else:
+            assert tensor.grad is None
 
 
 def test_loss_without_gradients_holds_no_gradients(chunks: list, device: torch.device) -> None:
@@ -148,7 +158,7 @@ def test_last_backward_takes_no_memory(
     held: list[torch.Tensor] = []
     counted = linear_file.chunked_loss
 
-    def noted(*args):
+    def noted(*args: Any) -> tuple[torch.Tensor, ...]:
         held[:] = counted(*args)
         return tuple(held)
 
@@ -163,6 +173,8 @@ def test_gradients_of_two_losses_add_up(chunks: list, device: torch.device) -> N
     once = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
     for _ in range(2):
         KERNELS(x, weight, targets).backward()
+    assert x.grad is not None
+    assert weight.grad is not None
     assert torch.equal(x.grad, 2 * once[0])
     assert torch.equal(weight.grad, 2 * once[1])
 
@@ -294,6 +306,7 @@ def test_offsets_past_int32(tmp_path: Path) -> None:
     """Rows 2^30 apart, the third beyond 2^31 elements; the file between them is a hole."""
     stride = 2**30 + 16
     storage = torch.UntypedStorage.from_file(str(tmp_path / "hole"), True, 2 * (2 * stride + 64))
+    assert isinstance(storage, torch.UntypedStorage)
     far = torch.empty(0, dtype=torch.float16).set_(storage, 0, (3, 64), (stride, 1))
     near = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).half()
     far.copy_(near)
@@ -311,7 +324,9 @@ def test_launches_are_counted() -> None:
     for V in (1000, 32000):
         logits = torch.empty(64, V, device="meta", requires_grad=True)
         with recorded("sm_90") as launches:
-            loss = cross_entropy["triton"](logits, torch.empty(64, dtype=int, device="meta"))
+            loss = cross_entropy["triton"](
+                logits, torch.empty(64, dtype=torch.int64, device="meta")
+            )
             assert len(launches) == 1
             torch.autograd.grad(loss, logits, torch.empty((), device="meta"))
             assert len(launches) == 2

@@ -25,7 +25,7 @@ def found() -> Found:
 
 
 @jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
+def kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """A docstring - with a minus - stays."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seen = tl.load(x + at, mask=at < n, other=0.0)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tinyllama import ops
+from tinyllama.harness import Op
 from tinyllama.harness.cases import OpCase, full_cases, op_cases
 from tinyllama.harness.device import cannot
 from tinyllama.ops import OPS
@@ -68,7 +69,7 @@ def test_every_op_of_the_tree_is_found_with_reference_and_stock_provider() -> No
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
-def test_declares_bytes_and_flops_of_each_pass(op) -> None:
+def test_declares_bytes_and_flops_of_each_pass(op: Op) -> None:
     passes = {"forward", "backward"} if op.differentiable else {"forward"}
     assert set(op.bytes) == set(op.flops) == passes
     for case in [*op.cases, *op.timed]:

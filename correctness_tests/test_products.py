@@ -60,7 +60,7 @@ def test_the_weight_is_transposed_for_an_inputs_gradient(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_is_transposed_or_asked_for_where_products_are_not_tf32(dtype) -> None:
+def test_nothing_is_transposed_or_asked_for_where_products_are_not_tf32(dtype: torch.dtype) -> None:
     dy, x = random(N, WIDE).to(dtype), random(N, NARROW).to(dtype)
     with recorded("sm_90") as launches, asked() as keys:
         weight_gradient(dy, x, dtype)
@@ -80,7 +80,7 @@ def test_sizes_beyond_those_that_were_searched_share_a_choice(turning: None) -> 
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 200), (200, 5), (0, 3), (3, 0)])
-def test_a_transpose_of_rows_that_lie_apart(shape, device: torch.device) -> None:
+def test_a_transpose_of_rows_that_lie_apart(shape: tuple[int, int], device: torch.device) -> None:
     room = random(shape[0], shape[1] + 7, device=device)
     x = room[:, 3 : 3 + shape[1]]
     found = transposed(x)

@@ -154,8 +154,10 @@ for _ in range(20):
         for _ in range(2)
     ]
     for writer in writers:
+        assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
     for writer in writers:
+        assert writer.stdin is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
     for writer in writers:

@@ -4,6 +4,11 @@ A reference compared only with itself hides its own error, and every provider wo
 to that error. Rows of small magnitude, where an epsilon shows, are among the cases.
 """
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -37,12 +42,12 @@ def disagreements(op: Op, source: str, inputs: Inputs) -> list[str]:
     """The results on which the reference and an independent implementation disagree."""
     ours = evaluate(op, op["eager"].call, inputs)
     theirs = evaluate(op, op.independents[source], inputs)
-    scale = max(value.norm().item() for value in ours.values())
+    scale = max(value.norm().item() for value in theirs.values())
     wrong = [] if set(ours) == set(theirs) else [f"results {sorted(set(ours) ^ set(theirs))}"]
     for name in set(ours) & set(theirs):
         error, size = (x.norm().item() for x in (ours[name] - theirs[name], theirs[name]))
         # A result that cancels (nearly) to zero keeps the rounding of the terms that cancel.
-        if not error <= RELATIVE * size + ROUNDING * scale:
+        if not error <= RELATIVE * size + ROUNDING * scale < math.inf:
             wrong.append(f"{name}: differs by {error:.3g} of {size:.3g}")
     return wrong
 
@@ -53,6 +58,32 @@ def test_reference_agrees_with_code_that_is_not_ours(
 ) -> None:
     inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
     assert not disagreements(op, source, inputs)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e-6])
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_one_element_of_either_that_is_off_is_a_disagreement(
+    value: float, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is infinite excuses nothing."""
+    op = OPS["rms_norm"]
+    source, right = next(iter(op.independents.items()))
+    inputs = make_inputs(op, op.cases[0], torch.float64)
+    assert not disagreements(op, source, inputs)
+
+    def off(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def y(*args: Any, **params: Any) -> torch.Tensor:
+            first = torch.arange(args[0].numel()).view(args[0].shape) == 0
+            return call(*args, **params) + torch.where(first, value, 0.0)
+
+        return y
+
+    if whose == "theirs":
+        monkeypatch.setitem(op.independents, source, off(right))
+    else:
+        eager = op["eager"]
+        monkeypatch.setitem(op.providers, "eager", replace(eager, call=off(eager.call)))
+    assert any("y: differs" in one for one in disagreements(op, source, inputs))
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
@@ -138,5 +169,7 @@ def test_model_agrees_with_hugging_face_llama() -> None:
     loss.backward()
     reference.backward()
     for hf, name in pairs.items():
-        expected, got = other[hf].grad, as_hugging_face(config, name, mine[name].grad)
+        gradient = mine[name].grad
+        assert gradient is not None, name
+        expected, got = other[hf].grad, as_hugging_face(config, name, gradient)
         assert (got - expected).norm() <= 1e-5 * expected.norm(), name

@@ -8,6 +8,7 @@ not ours must then contradict.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 from correctness_tests.op_saboteurs import of_ops
 from correctness_tests.saboteurs import EAGER, Saboteur, of_calling, of_values
 from correctness_tests.test_references import disagreements
-from tinyllama.harness import Provider
+from tinyllama.harness import Op, Provider
 from tinyllama.harness.checks import CHECKS, Candidate, Finding, Outcome, run
 from tinyllama.harness.evaluate import make_inputs
 from tinyllama.harness.kernels import jit, tl
@@ -77,7 +78,7 @@ def contradicted(saboteur: Saboteur) -> str | None:
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
-def test_what_is_right_passes_every_check(op: object) -> None:
+def test_what_is_right_passes_every_check(op: Op) -> None:
     """No false alarm: the machinery finds nothing wrong with the reference itself."""
     right = Saboteur(op, "none", lambda: EAGER[op.name], CHECKS)
     wrong = [one for one in found_by(right) if not one.outcome.good]
@@ -93,20 +94,20 @@ def test_each_check_finds_some_saboteur() -> None:
 
 
 @jit
-def copy_kernel(x, y, n, BLOCK: tl.constexpr):
+def copy_kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
 @jit
-def reading_beyond(x, y, n, BLOCK: tl.constexpr):
+def reading_beyond(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Right, but for what the last program reads and does not use."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at), mask=at < n)
 
 
 @pytest.mark.parametrize(("kernel", "found"), [(reading_beyond, True), (copy_kernel, False)])
-def test_a_load_beyond_a_buffer_is_found(kernel: object, found: bool) -> None:
+def test_a_load_beyond_a_buffer_is_found(kernel: Any, found: bool) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         block = 2 ** x.numel().bit_length()
         kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=block)

@@ -25,7 +25,7 @@ LONG = 0.05  # seconds; what is made at the same time begins well within them
 class Watch:
     """Stands in for the workers: what ran, in the order of its beginning, and beside what."""
 
-    def __init__(self, make: Callable[[str], None] = lambda name: time.sleep(LONG)) -> None:
+    def __init__(self, make: Callable[[str], object] = lambda name: time.sleep(LONG)) -> None:
         self.make = make
         self.began: list[str] = []
         self.beside: dict[str, set[str]] = {}

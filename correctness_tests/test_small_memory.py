@@ -4,7 +4,9 @@ as soon as that is final. The training is that of the fast plan."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,7 @@ from tinyllama.tiers import TIERS, V2, V3, StepPlan
 
 CPU = torch.device("cpu")
 SMALL, SELECTIVE = StepPlan(memory="small"), StepPlan(memory="selective")
+SETTINGS: dict[str, Any] = BATCH
 COUNT = 2 + 9 * SHAPE.num_layers
 
 
@@ -40,7 +43,7 @@ COUNT = 2 + 9 * SHAPE.num_layers
 def test_small_memory_gives_the_same_bits(tier: str, precision: str) -> None:
     """On a CPU, where every provider of the tiers gives equal bits for equal inputs."""
     steps = 1 if slow_steps(tier, CPU) else 3
-    options = {"steps": steps, "precision": precision, "rates": RATES}
+    options: dict[str, Any] = {"steps": steps, "precision": precision, "rates": RATES}
     expected = run(tier, CPU, plan=StepPlan(), **options)
     got = run(tier, CPU, plan=SMALL, **options)
     assert_equal_bits(got, expected)
@@ -54,7 +57,7 @@ def test_selective_memory_gives_the_same_bits(precision: str, device: torch.devi
     """What attention gave is kept, the rest of a block is computed again."""
     if precision != "fp32":
         leave_to_gpu(V3, device)
-    options = {"steps": 1, "precision": precision}
+    options: dict[str, Any] = {"steps": 1, "precision": precision}
     expected = run(V3, device, plan=StepPlan(), **options)
     got = run(V3.with_memory("selective"), device, plan=SELECTIVE, **options)
     assert_equal_bits(got, expected)
@@ -80,7 +83,7 @@ def test_small_memory_on_a_gpu_gives_the_same_training(
         pytest.skip(f"small memory on a GPU: {cannot('gpu', device)}")
     if capture:
         must_capture(tier, device)
-    options = {"steps": 10, "precision": precision, "rates": RATES}
+    options: dict[str, Any] = {"steps": 10, "precision": precision, "rates": RATES}
     expected = run(tier, device, plan=StepPlan(), **options)
     got = run(tier, device, plan=StepPlan(capture=capture, memory="small"), **options)
     if capture:  # the graph has freed them
@@ -94,7 +97,7 @@ def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch
     leave_to_gpu(tier, device)
     model = TinyLlama(SHAPE, tier).to(device)
     with products("fp32", device):
-        step = TrainStep(model, TrainConfig(**BATCH), SMALL)
+        step = TrainStep(model, TrainConfig(**SETTINGS), SMALL)
         step.prepare()
         there: list[int] = []
         for parameter in model.parameters():  # called after the hooks of the step
@@ -114,21 +117,27 @@ def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch
 
 
 def test_blocks_are_computed_again(device: torch.device) -> None:
-    calls = []
+    calls: list[None] = []
+
+    def counted(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: Any, **params: Any) -> torch.Tensor:
+            calls.append(None)
+            return compute(*args, **params)
+
+        return call
+
     model = TinyLlama(SHAPE).to(device)
-    step = TrainStep(model, TrainConfig(**BATCH), SMALL)
-    for layer in model.layers:
-        compute = layer.compute
-        layer.compute = lambda *args, compute=compute, **params: (
-            calls.append(None),
-            compute(*args, **params),
-        )[1]
+    step = TrainStep(model, TrainConfig(**SETTINGS), SMALL)
+    layers: list[Any] = list(model.layers)
+    for layer in layers:
+        layer.compute = counted(layer.compute)
     batch = tokens(0).to(device)
     step(batch[:, :-1], batch[:, 1:])
     assert len(calls) == 2 * SHAPE.num_layers
     shown = diagnose(step, batch[:, :-1], batch[:, 1:], 1).ops
-    assert model.recompute
-    fast = TrainStep(model, TrainConfig(**BATCH), StepPlan())
+    recomputed = model.recompute
+    assert recomputed
+    fast = TrainStep(model, TrainConfig(**SETTINGS), StepPlan())
     assert not model.recompute
     assert len(diagnose(fast, batch[:, :-1], batch[:, 1:], 1).ops) == len(shown)
 
@@ -145,7 +154,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(
     model = TinyLlama(SHAPE, tier).to(device)
     with products("fp32", device):
         plan = StepPlan(capture=capture, memory="small")
-        step = TrainStep(model, TrainConfig(**BATCH), plan)
+        step = TrainStep(model, TrainConfig(**SETTINGS), plan)
         step.prepare()
         batch = tokens(0).to(device)
         step(batch[:, :-1], batch[:, 1:])
@@ -173,7 +182,7 @@ def test_looks_into_small_memory_leave_no_trace(tier: str, device: torch.device)
     model = TinyLlama(SHAPE, tier).to(device)
     batch = tokens(0).to(device)
     with products("fp32", device):
-        step = TrainStep(model, TrainConfig(**BATCH), SMALL)
+        step = TrainStep(model, TrainConfig(**SETTINGS), SMALL)
         tensors = [*model.parameters(), *step.optimizer.tensors().values()]
         before = [tensor.detach().clone() for tensor in tensors]
         phases = step.split()
@@ -185,7 +194,7 @@ def test_looks_into_small_memory_leave_no_trace(tier: str, device: torch.device)
 
 
 def test_small_memory_keeps_no_gradients() -> None:
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH), SMALL)
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SETTINGS), SMALL)
     batch = tokens(0)
     step(batch[:, :-1], batch[:, 1:])
     memory = MemoryMeter(step).read()
@@ -202,7 +211,9 @@ def test_small_memory_keeps_no_gradients() -> None:
     ],
     ids=lambda value: "".join(value) if isinstance(value, dict) else "",
 )
-def test_what_needs_all_gradients_is_refused_with_small_memory(options, message) -> None:
+def test_what_needs_all_gradients_is_refused_with_small_memory(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(
         ConfigError, match=f"memory small never has all gradients at once.*{message}"
     ):

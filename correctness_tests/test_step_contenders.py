@@ -13,7 +13,7 @@ from perf_tests.steps import TierStep
 from perf_tests.workloads import Group
 from tinyllama.harness.worker import WorkerError
 
-WHERE = {"group": "tiny-fp32", "device": "cpu", "batch_size": 2, "seq_len": 16}
+WHERE: dict[str, Any] = {"group": "tiny-fp32", "device": "cpu", "batch_size": 2, "seq_len": 16}
 COUNT = 20
 
 
@@ -53,7 +53,7 @@ def test_one_wrong_gradient_and_there_is_no_time(name: str, fault: str) -> None:
         made = {"absent": None, "zero": 0 * gradient, "twice": 2 * gradient, "stale": stale}
         return made[fault]
 
-    step.gradient_of = wrong  # type: ignore[method-assign]
+    step.gradient_of = wrong  # type: ignore[assignment]
     with pytest.raises(AssertionError, match=f"1 of {COUNT} parameters .* {name}"):
         step.verify()
 

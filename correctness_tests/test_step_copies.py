@@ -118,6 +118,7 @@ def prepared(tier: Tier, precision: str, device: torch.device, apart: bool = Fal
     model = TinyLlama(SHAPE, tier).to(device)
     if apart:
         matrix = model.layers[0].w_k
+        assert isinstance(matrix, torch.Tensor)
         matrix.data = matrix.data.clone()
     step = TrainStep(model, TrainConfig(**SETTINGS, precision=precision), StepPlan())
     step.prepare(warm_up=1)
@@ -125,7 +126,11 @@ def prepared(tier: Tier, precision: str, device: torch.device, apart: bool = Fal
 
 
 def counted(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch, precision: str, device: torch.device, **how
+    copies: Copies,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    device: torch.device,
+    **how: Any,
 ) -> tuple[int, Counter[Copy]]:
     """Copies of one training step: at kernels' boundaries, and by torch's operators."""
     tier = how.pop("tier", V3)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ from tinyllama.step import TrainStep, products
 from tinyllama.tiers import TIERS, V2, StepPlan
 
 CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {**BATCH}  # among settings of other types
 LIMIT = 0.5  # norms are 1.5 to 1.8 here
 OPTIONS = [
     pytest.param({}, id="plain"),
@@ -82,7 +84,9 @@ def by_hand(
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_step_is_that_of_a_loop_in_torch(tier: str, options: dict, device: torch.device) -> None:
+def test_a_step_is_that_of_a_loop_in_torch(
+    tier: str, options: dict[str, Any], device: torch.device
+) -> None:
     steps = 4
     if slow_steps(tier, device):
         steps = 2
@@ -99,7 +103,7 @@ def test_compiled_it_is_the_same(device: torch.device) -> None:
     reason = cannot("compile", device)
     if reason:
         pytest.skip(reason)
-    options = {"max_grad_norm": LIMIT, "accumulate": 2}
+    options: dict[str, Any] = {"max_grad_norm": LIMIT, "accumulate": 2}
     expected = by_hand(device, steps=4, **options)
     got = run("v2", device, steps=4, plan=StepPlan(compile=True), rates=RATES, **options)
     assert_same_training(got, expected, 1e-5)
@@ -110,11 +114,11 @@ def test_compiled_it_is_the_same(device: torch.device) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_captured_it_is_the_same(
-    tier: str, options: dict, precision: str, device: torch.device
+    tier: str, options: dict[str, Any], precision: str, device: torch.device
 ) -> None:
     """With inputs and a rate that change in every step."""
     must_capture(tier, device)
-    settings = {"steps": 10, "precision": precision, "rates": RATES, **options}
+    settings: dict[str, Any] = {"steps": 10, "precision": precision, "rates": RATES, **options}
     expected = run(tier, device, plan=StepPlan(), **settings)
     got = run(tier, device, plan=StepPlan(capture=True), **settings)
     assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
@@ -145,11 +149,13 @@ def test_micro_batches_give_the_gradients_of_one_batch(tier: str, device: torch.
     (loss, whole), (mean, parts) = found
     assert mean == pytest.approx(loss, rel=1e-6)
     for one, other in zip(whole, parts, strict=True):
+        assert one is not None
+        assert other is not None
         assert (one - other).norm() <= 1e-5 * one.norm()
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=2))
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SIZES, accumulate=2))
     batch = tokens(0)
     with pytest.raises(ValueError, match=r"a batch of shape \(3, 29\): this step takes \(6, 29\)"):
         step(batch[:, :-1], batch[:, 1:])
@@ -164,7 +170,7 @@ def test_a_norm_that_is_not_finite_changes_nothing(capture: bool, device: torch.
             tier = replace(V2, table={**V2.table, "swiglu": tier.table["swiglu"]})
         model = TinyLlama(SHAPE, tier).to(device)
         with products("fp32", device):
-            config = TrainConfig(**BATCH, max_grad_norm=LIMIT)
+            config = TrainConfig(**SIZES, max_grad_norm=LIMIT)
             step = TrainStep(model, config, StepPlan(capture=capture))
             step.prepare()
             before = [p.detach().clone() for p in model.parameters()]
@@ -181,6 +187,7 @@ def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.d
         result = runs.run(tier, device=device, max_grad_norm=1.0)
     assert result.status == "failed"
     assert result.losses == ()
+    assert result.reason is not None
     assert re.fullmatch(
         "the gradients' norm of step 1 is (inf|nan): "
         r"the last op whose output's gradient is not finite is layers\.1\.swiglu",
@@ -192,7 +199,8 @@ def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.d
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(
     accumulate: int, device: torch.device
 ) -> None:
-    options = {"steps": 3, "accumulate": accumulate, "max_grad_norm": LIMIT, "plan": StepPlan()}
+    options: dict[str, Any] = {"steps": 3, "accumulate": accumulate, "max_grad_norm": LIMIT}
+    options["plan"] = StepPlan()
     expected = run("v1", device, **options)
     got = run("v1", device, precision="fp16", **options)
     assert got.norms == pytest.approx(expected.norms, rel=0.01)
@@ -203,7 +211,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(
 def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
     """The scaler skips such a step and lowers the scale; that is no failure."""
     step = TrainStep(
-        TinyLlama(SHAPE).to(device), TrainConfig(**BATCH, precision="fp16", max_grad_norm=LIMIT)
+        TinyLlama(SHAPE).to(device), TrainConfig(**SIZES, precision="fp16", max_grad_norm=LIMIT)
     )
     step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
     batch = tokens(0).to(device)
@@ -228,7 +236,7 @@ def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -
 
 def test_the_phases_of_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinyllama.step.wall_seconds", lambda phase, queue: phase() or 1.0)
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=3))
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SIZES, accumulate=3))
     assert step.split() == {"forward": 3.0, "backward": 3.0, "optimizer": 1.0}
 
 
@@ -238,9 +246,10 @@ def test_every_micro_batch_is_looked_into(sick: int) -> None:
     model = TinyLlama(runs.MODEL)
     step = TrainStep(model, config)
     batch = RandomTokens(runs.MODEL.vocab_size, config).batch(0)
-    norm, calls = model.norm, []
+    norm = model.norm
+    calls: list[None] = []
 
-    def norm_with_a_fault(*args, **params) -> torch.Tensor:
+    def norm_with_a_fault(*args: Any, **params: Any) -> torch.Tensor:
         calls.append(None)
         return norm(*args, **params) * (math.nan if len(calls) - 1 == sick else 1)
 

@@ -7,6 +7,8 @@ import re
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +29,10 @@ from tinyllama.harness.device import cannot
 from tinyllama.memory import MemoryMeter
 from tinyllama.model import TinyLlama
 from tinyllama.ops import OPS
+from tinyllama.result import Result
 from tinyllama.step import TrainStep
 from tinyllama.tiers import TIERS, V2, StepPlan
-from tinyllama.train import train
+from tinyllama.train import StepRecord, train
 
 
 def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> TrainStep:
@@ -40,24 +43,24 @@ def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> Tr
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_it_learns_a_text_by_heart(tier, tmp_path, device):
+def test_it_learns_a_text_by_heart(tier: str, tmp_path: Path, device: torch.device) -> None:
     leave_to_gpu(tier, device)
     (tmp_path / "text").write_text("to be or not to be, that is the question. " * 8)
     config = replace(CONFIG, batch_size=8, seq_len=32, num_steps=200)
     batches = TextBytes(tmp_path / "text", MODEL.vocab_size, config)
-    options = {"device": device, "batches": batches, "plan": StepPlan()}
+    options: dict[str, Any] = {"device": device, "batches": batches, "plan": StepPlan()}
     losses = train(MODEL, config, tier, **options).losses
     assert abs(losses[0] - math.log(MODEL.vocab_size)) < 0.5
     assert losses[-1] < 0.4
 
 
-def test_random_tokens_cannot_be_learned():
+def test_random_tokens_cannot_be_learned() -> None:
     """Fresh ones in each step: a falling loss would mean that targets leak."""
     result = run(num_steps=60, batch_size=8, seq_len=16)
     assert min(result.losses) > math.log(MODEL.vocab_size) - 0.3
 
 
-def test_a_run_repeats_bit_for_bit_and_another_seed_does_not():
+def test_a_run_repeats_bit_for_bit_and_another_seed_does_not() -> None:
     assert run(seed=5).losses == run(seed=5).losses
     assert run(seed=5).losses[0] != run(seed=6).losses[0]
 
@@ -66,8 +69,8 @@ def test_a_run_repeats_bit_for_bit_and_another_seed_does_not():
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_result_describes_the_run(tier, device):
-    records = []
+def test_the_result_describes_the_run(tier: str, device: torch.device) -> None:
+    records: list[StepRecord] = []
     result = run(tier, device=device, on_step=records.append)
     assert result.status == "completed"
     assert result.reason is None
@@ -80,16 +83,17 @@ def test_the_result_describes_the_run(tier, device):
     assert all(seconds > 0 for seconds in result.phase_seconds.values())
     assert result.gradients == dict.fromkeys(PARAMETERS, True)
     assert result.parameters == MODEL.parameters
+    assert result.samples_per_second is not None
     assert result.tokens_per_second == result.samples_per_second * CONFIG.seq_len
     assert {"python", "torch", "numpy", "tinyllama"} <= result.versions.keys()
 
 
-def test_speed_is_that_of_the_median_step():
+def test_speed_is_that_of_the_median_step() -> None:
     result = replace(run(), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
     assert result.samples_per_second == CONFIG.batch_size / 0.2
 
 
-def test_micro_batches_count_as_samples():
+def test_micro_batches_count_as_samples() -> None:
     """And draw the data of one batch of their size, so that the curve is the same."""
     whole = run(batch_size=6)
     parts = replace(run(batch_size=2, accumulate=3), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
@@ -98,16 +102,18 @@ def test_micro_batches_count_as_samples():
     assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
-def test_norms_are_those_of_the_steps():
+def test_norms_are_those_of_the_steps() -> None:
     assert run().gradient_norms == ()
     unclipped, clipped = run(max_grad_norm=1e3), run(max_grad_norm=0.1)
     assert len(unclipped.gradient_norms) == len(clipped.gradient_norms) == 4
     assert unclipped.losses == run().losses
-    assert clipped.gradient_norms[0] == unclipped.gradient_norms[0] > 0.1
+    first = unclipped.gradient_norms[0]
+    assert first is not None
+    assert clipped.gradient_norms[0] == first > 0.1
 
 
 @pytest.mark.parametrize("tier", ON_CPU)
-def test_small_memory_has_the_same_curve(tier):
+def test_small_memory_has_the_same_curve(tier: str) -> None:
     small = run(tier, plan=StepPlan(memory="small"), diagnose_at=(1, 3))
     assert small.losses == run(tier, plan=StepPlan()).losses
     assert small.plan == "small-memory"
@@ -125,12 +131,12 @@ def test_small_memory_has_the_same_curve(tier):
         ("max_grad_norm", math.inf, "max_grad_norm is inf: use a finite number above 0"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_refused(setting, value, message):
+def test_a_setting_that_cannot_be_used_is_refused(setting: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(CONFIG, **{setting: value})
 
 
-def test_live_memory_is_parameters_gradients_and_two_moments():
+def test_live_memory_is_parameters_gradients_and_two_moments() -> None:
     memory = run().memory
     assert memory.live_bytes == 4 * MODEL.parameters * 4 + 4  # and the step count
     assert memory.live_means == "parameters, gradients and optimizer state"
@@ -138,7 +144,7 @@ def test_live_memory_is_parameters_gradients_and_two_moments():
     assert memory.peak_means == "resident set of the process"
 
 
-def test_the_peak_is_that_of_steps_and_not_of_what_looks_into_them(device):
+def test_the_peak_is_that_of_steps_and_not_of_what_looks_into_them(device: torch.device) -> None:
     reason = cannot("gpu", device)
     if reason:
         pytest.skip(f"device memory: {reason}")
@@ -154,18 +160,18 @@ def test_the_peak_is_that_of_steps_and_not_of_what_looks_into_them(device):
     assert meter.read().peak_bytes >= before + 2**26
 
 
-def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said():
+def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said() -> None:
     result = run(replace(V2, cpu=StepPlan(capture=True)))
     assert result.plan == "eager"
     assert result.left_out == {"capture": "device graphs need a GPU"}
 
 
-def test_a_plan_that_is_asked_for_must_run():
+def test_a_plan_that_is_asked_for_must_run() -> None:
     with pytest.raises(ConfigError, match="capture cannot run on cpu"):
         run("v2", plan=StepPlan(capture=True))
 
 
-def test_a_provider_that_cannot_run_here_is_refused():
+def test_a_provider_that_cannot_run_here_is_refused() -> None:
     reason = cannot("gpu", torch.device("cpu"))
     message = rf"tier v1-needy cannot run on cpu: its rms_norm \(needy\) needs gpu: {reason}"
     eager = OPS["rms_norm"]["eager"].call
@@ -177,7 +183,7 @@ def test_a_provider_that_cannot_run_here_is_refused():
 
 
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:99", "cpu:x"])
-def test_a_device_that_is_not_there_is_refused(device):
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}' is (unknown|not there)"):
         train(MODEL, CONFIG, device=device)
 
@@ -185,7 +191,7 @@ def test_a_device_that_is_not_there_is_refused(device):
 # -- gradients that get lost ------------------------------------------------------------------
 
 
-def test_parameters_that_no_gradient_reaches_are_named(device):
+def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> None:
     with detached_norm_tier() as tier:
         result = run(tier, device=device)
     assert result.status == "failed"
@@ -199,7 +205,7 @@ def test_parameters_that_no_gradient_reaches_are_named(device):
     )
 
 
-def test_a_gradient_of_zeros_does_not_pass(device):
+def test_a_gradient_of_zeros_does_not_pass(device: torch.device) -> None:
     with dead_swiglu_tier() as tier:
         result = run(tier, device=device)
     assert result.status == "completed"
@@ -210,14 +216,14 @@ def test_a_gradient_of_zeros_does_not_pass(device):
     }
 
 
-def test_a_gradient_that_is_not_finite_does_not_pass(device):
+def test_a_gradient_that_is_not_finite_does_not_pass(device: torch.device) -> None:
     with infinite_gradient_tier() as tier:
         result = run(tier, device=device, num_steps=1)
     assert result.lost["layers.1.w_up"] == "not finite"
     assert result.gradients["layers.1.w_down"]
 
 
-def test_a_gradient_that_is_released_at_once_counts():
+def test_a_gradient_that_is_released_at_once_counts() -> None:
     step = make_step()
     for parameter in step.model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -225,7 +231,7 @@ def test_a_gradient_that_is_released_at_once_counts():
     assert set(verdicts.values()) == {"received"}
 
 
-def test_a_leftover_gradient_does_not_count():
+def test_a_leftover_gradient_does_not_count() -> None:
     step = make_step()
     for parameter in step.model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -236,7 +242,7 @@ def test_a_leftover_gradient_does_not_count():
     assert set(verdicts.values()) == {"received"}
 
 
-def test_an_fp16_scale_that_starts_too_high_loses_no_gradient():
+def test_an_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
     step = make_step("fp16")
     step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
     verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
@@ -247,8 +253,8 @@ def test_an_fp16_scale_that_starts_too_high_loses_no_gradient():
 # -- runs that end early ----------------------------------------------------------------------
 
 
-def test_ctrl_c_between_steps_keeps_what_was_done():
-    def stop_after_two(record) -> None:
+def test_ctrl_c_between_steps_keeps_what_was_done() -> None:
+    def stop_after_two(record: StepRecord) -> None:
         if record.number == 2:
             raise KeyboardInterrupt
 
@@ -260,10 +266,10 @@ def test_ctrl_c_between_steps_keeps_what_was_done():
     assert len(result.gradients) == len(PARAMETERS)
 
 
-def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path):
+def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
     """An update that stops half way would leave a state that no run ever had."""
     whole = run().losses
-    calls = []
+    calls: list[None] = []
     press_at = math.inf
 
     def press(*args: torch.Tensor) -> torch.Tensor:
@@ -282,30 +288,32 @@ def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path):
     assert run(resume=checkpoint.load(tmp_path / "saved"), num_steps=1).losses == whole[3:]
 
 
-def test_it_runs_in_a_thread_that_cannot_receive_ctrl_c():
-    results = []
+def test_it_runs_in_a_thread_that_cannot_receive_ctrl_c() -> None:
+    results: list[Result] = []
     thread = threading.Thread(target=lambda: results.append(run()))
     thread.start()
     thread.join()
     assert results[0].losses == run().losses
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_op(device):
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_op(device: torch.device) -> None:
     result = run(device=device, learning_rate=1e18)
     assert result.status == "failed"
     assert len(result.losses) == 1
     assert all(map(math.isfinite, result.losses))
+    assert result.reason is not None
     assert re.fullmatch(
         r"the loss of step 2 is nan: the first op whose output is not finite is layers\.\d\..+",
         result.reason,
     )
 
 
-def test_the_op_that_made_the_loss_not_finite_is_found():
+def test_the_op_that_made_the_loss_not_finite_is_found() -> None:
     swiglu = OPS["swiglu"]["eager"]
     with tier_with("swiglu", lambda *args: swiglu(*args) / 0) as tier:
         result = run(tier)
     assert result.losses == ()
+    assert result.reason is not None
     assert result.reason.endswith("is layers.0.swiglu")
 
 
@@ -313,11 +321,11 @@ def test_the_op_that_made_the_loss_not_finite_is_found():
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_autocast_follows_the_fp32_curve(precision, device):
+def test_autocast_follows_the_fp32_curve(precision: str, device: torch.device) -> None:
     losses = run(device=device, precision=precision).losses
     assert losses == pytest.approx(run(device=device).losses, rel=0.01)
 
 
-def test_a_precision_that_the_device_lacks_is_refused():
+def test_a_precision_that_the_device_lacks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"precision tf32 is not there on cpu: .*; use fp32"):
         run(precision="tf32")

@@ -6,6 +6,7 @@ addresses that a captured graph replays with.
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def states(device: torch.device, sizes=(5, 3000)) -> list[list[torch.Tensor]]:
+def states(device: torch.device, sizes: Sequence[int] = (5, 3000)) -> list[list[torch.Tensor]]:
     """param, grad, exp_avg, exp_avg_sq."""
     generator = torch.Generator().manual_seed(3)
     drawn = [[torch.randn(n, generator=generator).to(device) for n in sizes] for _ in range(4)]
@@ -121,7 +122,8 @@ def test_lists_that_do_not_fit_are_refused(device: torch.device) -> None:
 
 
 def test_nothing_to_update_still_counts(device: torch.device) -> None:
-    for lists in ([[], [], [], []], states(device, sizes=(0, 0))):
+    nothing: list[list[torch.Tensor]] = [[], [], [], []]
+    for lists in (nothing, states(device, sizes=(0, 0))):
         count, found_inf = scalars(device)
         adamw["triton"](*lists, count, found_inf)
         assert count.item() == 3

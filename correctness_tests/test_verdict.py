@@ -75,7 +75,7 @@ def test_times_beyond_the_tolerance_with_quartiles_apart(times: float, found: st
 
 
 def test_overlapping_quartiles_are_inconclusive_and_never_green() -> None:
-    wide = {"seconds_quartiles": [1.0, 1.4]}
+    wide: dict[str, Any] = {"seconds_quartiles": [1.0, 1.4]}
     assert outcome(entry(1.0), entry(1.2, **wide)) is Outcome.INCONCLUSIVE
     assert not Outcome.INCONCLUSIVE.green
     assert "overlap" in text(entry(1.0), entry(1.2, **wide))
@@ -84,15 +84,21 @@ def test_overlapping_quartiles_are_inconclusive_and_never_green() -> None:
 
 @pytest.mark.parametrize("metric", [m for m in TOLERANCES if m != "layouts"])
 def test_each_metric_is_gated_by_its_own_tolerance(metric: str) -> None:
+    def of(value: float) -> dict[str, Any]:
+        values: dict[str, Any] = {metric: value}
+        return entry(**values)
+
     allowed = TOLERANCES[metric]
-    before = entry(**{metric: 100})
-    assert outcome(before, entry(**{metric: 100})) is Outcome.SAME
-    assert outcome(before, entry(**{metric: 100 * allowed})) is Outcome.SAME
-    slower = entry(**{metric: 100 * allowed + 1})
+    before = of(100)
+    assert outcome(before, of(100)) is Outcome.SAME
+    assert outcome(before, of(100 * allowed)) is Outcome.SAME
+    slower = of(100 * allowed + 1)
     slower.pop("seconds_quartiles")
     before.pop("seconds_quartiles")
     assert outcome(before, slower) is Outcome.SLOWER
-    assert f"SLOWER step/v1: {'seconds' if metric == 'seconds' else ''}" in text(before, slower)
+    told = text(before, slower)
+    assert told.startswith("SLOWER step/v1: ")
+    assert f" {metric} {allowed + 0.01:.3f} times ({allowed:g} allowed)" in told
 
 
 def test_what_is_zero_may_not_become_one() -> None:
