@@ -148,7 +148,11 @@ def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch
     script.on(side, method, died(), "a", launch=launch)
     held(script, Outcome.WORKER_DIED, 17)
     assert settled(script, "b").outcome is Outcome.SAME
-    assert len(script.session.report()["benchmarks"]["a"]["blocks"].get(DEVICE, [])) < 4
+    blocks = script.session.report()["benchmarks"]["a"]["blocks"]
+    whole = launch - 2  # after the preparation, and but for the block in which it died
+    assert {metric: len(taken) for metric, taken in blocks.items()} == (
+        {DEVICE: whole, HOST: whole} if whole else {}
+    )
 
 
 def test_a_pair_that_does_not_start_again_leaves_nothing_green() -> None:

@@ -158,15 +158,17 @@ def test_the_peak_is_of_one_call_and_not_less_by_what_the_last_one_left(
     assert live == [()]
 
 
+def size(tensor: torch.Tensor | None) -> int:
+    assert tensor is not None
+    return tensor.numel() * tensor.element_size()
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpu")
 def test_both_passes_hold_what_they_give(contender: Contender) -> None:
     made = contender(weighed)
     first = made.facts()
-    results = 0
-    for tensor in (*made.outputs, *made.gradients):
-        assert tensor is not None
-        results += tensor.numel() * tensor.element_size()
+    results = sum(map(size, (*made.outputs, *made.gradients)))
     made.turn()
     assert made.facts() == first
     assert first[BOTH]["peak_bytes"] >= results > first[FORWARD]["peak_bytes"]
