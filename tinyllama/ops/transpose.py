@@ -34,7 +34,8 @@ transpose = Op(
         "backward": lambda size, N, D: 0,  # it may be a view of the upstream gradient
     },
     flops={"forward": lambda N, D: 0, "backward": lambda N, D: 0},
-    slowdowns={"device_seconds": 0.04},  # torch's strided copies vary with the pages that they get
+    # torch's strided copies vary with the pages that they get, and calls of 50 us with their process
+    slowdowns={"device_seconds": 0.04, "host_seconds": 0.12},
 )
 
 
@@ -92,7 +93,9 @@ def transposed(x_ND: torch.Tensor) -> torch.Tensor:
     return y_DN
 
 
-@transpose.provider("triton", requires=("triton",), slowdowns={"device_seconds": 0.02})
+@transpose.provider(
+    "triton", requires=("triton",), slowdowns={"device_seconds": 0.02, "host_seconds": 0.10}
+)
 class Triton:
     """One launch each way, over tiles that pass through shared memory."""
 
