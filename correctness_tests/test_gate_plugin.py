@@ -272,6 +272,14 @@ def test_the_report_has_the_status_the_verdicts_and_all_figures(gated: GatedSuit
     assert compared["benchmarks"].keys() == {"a", "b"}
 
 
+def test_the_summary_says_where_the_time_went(gated: GatedSuite) -> None:
+    said = gated.run("--gate-json", "out.json")
+    (compared,) = gated.report()["comparisons"]
+    assert compared["blocks"] > 0
+    took = ", ".join(f"{name} {took:.0f} s" for name, took in compared["seconds"].items())
+    lines(said, f"against main~1: {took}; {compared['blocks']} blocks, 0 of them discarded")
+
+
 def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
     def full(*args: Any) -> None:
         raise OSError("no space left")

@@ -8,12 +8,14 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from math import exp
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from correctness_tests.gate_answers import history
+from correctness_tests.gate_answers import died, history
 from correctness_tests.gate_fakes import CPU, GPU, SECONDS, SIDES, Script, Watching, outcomes
+from tinyllama.harness.gate import session
 from tinyllama.harness.gate.attribution import PROFILES
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -219,8 +221,10 @@ def test_a_disturbed_block_is_taken_again() -> None:
     script.watch = Watching(None, "another process")
     assert script.run()["a"].outcome is Outcome.SAME
     assert "a block is discarded: another process" in script.said
-    taken = script.session.report()["benchmarks"]["a"]["blocks"][DEVICE]
+    report = script.session.report()
+    taken = report["benchmarks"]["a"]["blocks"][DEVICE]
     assert script.launches == 1 + 1 + len(taken)
+    assert (report["blocks"], report["discarded"]) == (1 + len(taken), 1)
 
 
 # -- what is identical ------------------------------------------------------------------------
@@ -326,3 +330,18 @@ def test_the_report_holds_all_that_was_measured() -> None:
     assert figures["kernels"]["before"] == figures["kernels"]["after"] == 3
     assert figures[DEVICE]["ratio"] == pytest.approx(1.05, abs=0.01)
     assert report["benchmarks"]["b"]["blocks"] == {}
+    assert report["blocks"] == len(slower["blocks"][DEVICE]) + CONFIRM_BLOCKS
+    assert report["discarded"] == 0
+
+
+def test_the_report_says_how_long_each_stage_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    script = Script()
+    script.run()
+    stages = dict.fromkeys(("prepare", "time", "confirm", "attribute"), 10)
+    assert script.session.report()["seconds"] == stages
+    stopped = Script()
+    stopped.on(BASE, "make", died())
+    stopped.run()
+    assert stopped.session.report()["seconds"] == {"prepare": 10}

@@ -103,7 +103,7 @@ def told(metric: str = "device_seconds", outcome: str = "SLOWER", moved: str = "
     same = {"outcome": "SAME", "figures": [], "text": "", "moved": []}
     return {
         "verdicts": [{"outcome": outcome}, {"outcome": "SAME"}, {"outcome": "SAME"}],
-        "comparisons": [{"benchmarks": {name: one, "other": same}}],
+        "comparisons": [{"benchmarks": {name: one, "other": same}, "seconds": {"time": 8.04}}],
     }
 
 
@@ -128,7 +128,7 @@ def test_a_slower_kernel_is_to_be_named() -> None:
 
 
 def test_what_is_not_slower_is_to_be_green() -> None:
-    same = {"verdicts": [{"outcome": "SAME"}], "comparisons": [{"benchmarks": {}}]}
+    same = {"verdicts": [{"outcome": "SAME"}], "comparisons": []}
     assert not BRANCHES["everything"].wrong(run(0, same))
     assert BRANCHES["comments"].wrong(run(0, same)) == ["some are SAME"]
     assert BRANCHES["everything"].wrong(run(10, told()))[0] == "some are SLOWER"
@@ -179,6 +179,7 @@ def test_runs_add_up_in_the_record(
     assert [(one["branch"], one["status"]) for one in runs] == [("slower-host", 10)] * 3
     assert runs[0]["outcomes"] == {"SLOWER": 1, "SAME": 2}
     assert runs[0]["slower"][0]["metrics"] == ["host_seconds"]
+    assert runs[0]["stages"] == {"time": 8.0}
     assert [bool(try_gate.wrong(one)) for one in runs] == [False, False, True]
     for command in asked:
         assert command[command.index("--against") + 1] == try_gate.BASE

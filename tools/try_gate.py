@@ -278,6 +278,7 @@ def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
         "versions": versions(),
         "status": done.returncode,
         "seconds": round(seconds, 1),
+        "stages": stages(data),
         "outcomes": dict(Counter(one["outcome"] for one in data["verdicts"])),
         "slower": slower(data),
     }
@@ -285,6 +286,14 @@ def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
 
 def _last(text: str) -> str:
     return (text.strip().splitlines() or ["nothing said"])[-1]
+
+
+def stages(data: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each stage of the gate; the rest is pytest's, and the base's to be checked out."""
+    found = {}
+    for comparison in data["comparisons"]:  # none where the base could not be checked out
+        found.update({name: round(took, 1) for name, took in comparison["seconds"].items()})
+    return found
 
 
 def slower(data: Mapping[str, Any]) -> list[dict[str, Any]]:

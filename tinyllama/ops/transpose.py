@@ -34,7 +34,7 @@ transpose = Op(
         "backward": lambda size, N, D: 0,  # it may be a view of the upstream gradient
     },
     flops={"forward": lambda N, D: 0, "backward": lambda N, D: 0},
-    # torch's strided copies vary with the pages that they get, and calls of 50 us with their process
+    # Torch's strided copies vary with the pages that they get, calls of 50 us with their process.
     slowdowns={"device_seconds": 0.04, "host_seconds": 0.12},
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +234,17 @@ class Gating:
             for label, verdict in self.verdicts
             if verdict.outcome is not Outcome.IDENTICAL
         ]
-        return [*each, f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"]
+        verdict = f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"
+        return [*each, *map(_effort, self.reports), verdict]
 
     def _say(self, line: str) -> None:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal:
             terminal.write_line(f"{time.strftime('%H:%M:%S')} {line}")
+
+
+def _effort(report: Mapping[str, Any]) -> str:
+    """Where the time of a comparison went."""
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report["seconds"].items())
+    blocks = f"{report['blocks']} blocks, {report['discarded']} of them discarded"
+    return f"against {report['against']}: {stages}; {blocks}"

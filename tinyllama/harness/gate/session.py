@@ -13,9 +13,10 @@ Whatever keeps a benchmark from its verdict is a verdict: nothing is left out in
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
@@ -57,16 +58,21 @@ class Session:
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.disturbed = self.launches = 0
+        self.seconds: dict[str, float] = {}  # that each stage took
 
     def run(self) -> list[Verdict]:
         try:
-            with self._pair() as pair:
+            with self._timed("prepare"), self._pair() as pair:
                 self._list(pair)
                 self._sources()
                 self._prepare(pair)
-            self._blocks()
-            self._confirm()
-            self._move()
+            for name, stage in (
+                ("time", self._blocks),
+                ("confirm", self._confirm),
+                ("attribute", self._move),
+            ):
+                with self._timed(name):
+                    stage()
         except Stopped as stop:
             self.others.append(stop.verdict)
             for one in self._open():
@@ -94,22 +100,16 @@ class Session:
                 yield taken
 
     def report(self) -> dict[str, Any]:
-        """All that was measured, for a file."""
+        """All that was measured, for a file. seconds: of each stage; blocks: also those
+        that were discarded."""
         return {
             "base": self.setting.base.label,
             "candidate": self.setting.candidate.label,
             "versions": self.versions,
-            "benchmarks": {
-                one.name: {
-                    "outcome": one.verdict.outcome.title if one.verdict else None,
-                    "text": one.verdict.text if one.verdict else None,
-                    "figures": [_plain(figure) for figure in one.figures],
-                    "blocks": {metric: s.statistics for metric, s in one.series.items()},
-                    "confirmation": {metric: s.again for metric, s in one.series.items()},
-                    "moved": one.moved,
-                }
-                for one in self.found.values()
-            },
+            "seconds": self.seconds,
+            "blocks": self.launches,
+            "discarded": self.disturbed,
+            "benchmarks": {one.name: one.report() for one in self.found.values()},
             "others": [str(verdict) for verdict in self.others],
         }
 
@@ -302,6 +302,14 @@ class Session:
 
     # -- what the stages share --------------------------------------------------------------
 
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = time.monotonic() - began
+
     def _open(self) -> list[Found]:
         return [one for one in self.found.values() if one.verdict is None]
 
@@ -389,7 +397,3 @@ def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
     for metric, slowdown in base.slowdowns.items():
         smaller[metric] = min(slowdown, smaller.get(metric, slowdown))
     return replace(candidate, slowdowns=smaller)
-
-
-def _plain(figure: Figure) -> dict[str, Any]:
-    return {**asdict(figure), "outcome": figure.outcome.title}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -93,3 +93,14 @@ class Found:
     @property
     def again(self) -> int:
         return min((len(series.again) for series in self.series.values()), default=0)
+
+    def report(self) -> dict[str, Any]:
+        """All of it, for a file."""
+        return {
+            "outcome": self.verdict.outcome.title if self.verdict else None,
+            "text": self.verdict.text if self.verdict else None,
+            "figures": [{**asdict(one), "outcome": one.outcome.title} for one in self.figures],
+            "blocks": {metric: series.statistics for metric, series in self.series.items()},
+            "confirmation": {metric: series.again for metric, series in self.series.items()},
+            "moved": self.moved,
+        }

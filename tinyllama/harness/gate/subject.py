@@ -11,9 +11,8 @@ another, on the inputs of each seed: what other work on the machine adds is neve
 inputs of these calls lie where they lay in the turn before, as a caller's do: where the allocator
 would put others is a process's own, and what a provider keeps by address is found or is not.
 
-The backward pass works in the thread of its caller. What it costs to work in autograd's thread for
-a device is of torch and of the process, and of no code that is compared (docs/LOG.md, "A process of
-the H200").
+The backward pass works in the thread of its caller: what handing it to autograd's thread for a
+device costs is torch's, and of no code that is compared.
 """
 
 from __future__ import annotations
