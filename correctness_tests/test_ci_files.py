@@ -267,8 +267,9 @@ def test_the_accepted_slowdown_of_the_page_is_one(tmp_path: Path) -> None:
     (text,) = blocks("toml")
     assert tomllib.loads(text)
     (tmp_path / accepted.FILE).write_text(text)
-    (entry,) = accepted.load(tmp_path / accepted.FILE, "0.1.0").entries
+    (entry,) = accepted.load(tmp_path / accepted.FILE, "0.1.0", device="gpu").entries
     assert entry.amount == 0.03
+    assert not accepted.load(tmp_path / accepted.FILE, "0.1.0", device="cpu").entries
 
 
 STUB = """#!/usr/bin/env bash

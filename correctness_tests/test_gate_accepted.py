@@ -4,15 +4,19 @@ nothing, and says which entry it is."""
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tinyllama.harness.gate.accepted import FILE, METRICS, load
+from tinyllama.harness.gate import accepted
+from tinyllama.harness.gate.accepted import FILE, METRICS
 
 REST = 'reason = "sums are compensated now"\nrelease = "0.3.0"\n'
 NORM = f'[[accepted]]\nbenchmark = "norm"\namount = 0.03\n{REST}'
 NEW = f'[[accepted]]\nbenchmark = "rope"\nnew = true\n{REST}'
+
+load = partial(accepted.load, device="gpu")
 
 
 @pytest.fixture
@@ -26,8 +30,9 @@ def test_an_amount_of_one_metric_of_one_benchmark(path: Path) -> None:
     found = load(path, "0.2.0")
     found.check(["norm", "rope", "other"])
     assert found.amount("norm", "device_seconds") == pytest.approx(0.03)
-    assert found.amount("norm", "kernels") == 1
-    assert not any(found.amount("norm", m) for m in (*METRICS[1:3], *METRICS[4:], "live_bytes"))
+    assert (found.more("norm", "kernels"), found.amount("norm", "kernels")) == (1, 0)
+    assert not any(found.amount("norm", m) for m in (*METRICS[1:], "live_bytes"))
+    assert not any(found.more("norm", m) for m in METRICS if m != "kernels")
     assert not any(found.amount(name, m) for name in ("nor", "Norm", "rope") for m in METRICS)
     assert found.is_new("rope")
     assert not found.is_new("norm")
@@ -45,12 +50,28 @@ def test_without_an_entry_nothing_is_accepted(path: Path, text: str | None) -> N
 
 
 WRONG = {
-    "an unknown key": (NORM + 'until = "now"\n', "unknown key 'until': use benchmark, metric,"),
+    "an unknown key": (
+        NORM + 'until = "now"\n',
+        "unknown key 'until': use benchmark, device, metric,",
+    ),
     "no benchmark": (NORM.replace("benchmark", "#"), "lacks 'benchmark': add it"),
     "no reason": (NORM.replace("reason", "#"), "lacks 'reason'"),
     "no release": (NORM.replace("release", "#"), "lacks 'release'"),
-    "no amount": (NORM.replace("amount", "#"), "give amount or new"),
-    "amount and new": (NORM + "new = true\n", "give amount or new, and not both"),
+    "no amount": (NORM.replace("amount", "#"), "give one of amount, new, removed"),
+    "amount and new": (NORM + "new = true\n", "give one of amount, new, removed"),
+    "new and removed": (NEW + "removed = true\n", "give one of amount, new, removed"),
+    "removed = 1": (NEW.replace("new = true", "removed = 1"), "removed is 1: use true"),
+    "removed in one metric": (
+        NEW.replace("new = true", 'removed = true\nmetric = "kernels"'),
+        "what is removed is so in every metric: take metric out",
+    ),
+    "an unknown device": (NORM + 'device = "tpu"\n', "device is 'tpu': use cpu or gpu"),
+    "a count that is no number of them": (
+        NORM.replace("0.03", "1.5") + 'metric = "kernels"\n',
+        "amount is 1.5: use a share",
+    ),
+    "a whole number of seconds": (NORM.replace("0.03", "2"), "amount is 2: use a share"),
+    "the same twice, on both devices and one": (NORM + NORM + 'device = "cpu"\n', "twice"),
     "an empty reason": (NORM.replace("sums are compensated now", " \\t"), r"reason is ' \\t'"),
     "a benchmark of no name": (NORM.replace('"norm"', '""'), "benchmark is ''"),
     "a number as a name": (NORM.replace('"norm"', "3"), "benchmark is 3: use a text"),
@@ -114,7 +135,7 @@ def test_a_file_that_cannot_be_read_is_an_error(path: Path) -> None:
 @pytest.mark.parametrize("text", [NORM, NEW])
 def test_an_entry_of_a_benchmark_that_is_gone_is_an_error(path: Path, text: str) -> None:
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"accepted 1 .* no such benchmark: rename or delete"):
+    with pytest.raises(ValueError, match=r"accepted 1 .* no such benchmark here: rename or delete"):
         load(path, "0.2.0").check(["norm[x]", "ropes"])
 
 
@@ -180,3 +201,41 @@ def test_a_base_of_before_the_release_may_have_what_expired_since(path: Path) ->
     base = path.with_name("base.toml")
     base.write_text(NORM)
     assert load(path, "0.3.0", base).amount("norm", "device_seconds") == 0
+
+
+def test_what_only_one_device_has_is_no_error_on_the_other(path: Path) -> None:
+    here = NORM.replace("norm", "norm-bf16") + 'device = "gpu"\n'
+    there = NORM.replace("norm", "norm-fp32").replace("0.03", "0.05") + 'device = "cpu"\n'
+    path.write_text(here + there)
+    for device, name, amount in (("gpu", "norm-bf16", 0.03), ("cpu", "norm-fp32", 0.05)):
+        found = accepted.load(path, "0.2.0", device=device)
+        found.check([name])
+        assert found.amount(name, "device_seconds") == pytest.approx(amount)
+        assert len(found.entries) == 1
+    with pytest.raises(ValueError, match=r"accepted 2 \('norm-fp32'\): .* which device has it"):
+        accepted.load(path, "0.2.0", device="cpu").check(["norm-bf16"])
+    path.write_text(NORM + 'device = "gpu"\n' + NORM + 'device = "cpu"\n')
+    assert len(accepted.load(path, "0.2.0", device="cpu").entries) == 1
+
+
+def test_of_counts_a_whole_number_is_how_many_more(path: Path) -> None:
+    path.write_text(NORM.replace("0.03", "3") + 'metric = "copies"\n')
+    base = path.with_name("base.toml")
+    assert load(path, "0.2.0").more("norm", "copies") == 3
+    base.write_text(NORM.replace("0.03", "2") + 'metric = "copies"\n')
+    assert load(path, "0.2.0", base).more("norm", "copies") == 1
+    base.write_text(NORM.replace("0.03", "5") + 'metric = "copies"\n')
+    assert load(path, "0.2.0", base).more("norm", "copies") == 0
+
+
+def test_what_is_removed_may_be_unknown_once_the_base_says_so_too(path: Path) -> None:
+    path.write_text(NEW.replace("new", "removed"))
+    found = load(path, "0.2.0")
+    assert found.is_removed("rope")
+    assert not found.is_new("rope")
+    found.check(["rope"])
+    with pytest.raises(ValueError, match="no such benchmark"):
+        found.check(["norm"])
+    merged = load(path, "0.2.0", path)
+    merged.check(["norm"])
+    assert not merged.is_removed("rope")

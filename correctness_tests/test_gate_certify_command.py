@@ -167,6 +167,19 @@ def test_what_cannot_be_asked_for_is_an_error_that_names_it(
     assert certify.blocks() == [], "nothing was measured"
 
 
+def test_results_in_a_file_or_blocks_in_a_folder_are_one_error(
+    certify: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = certify.folder / "file", certify.file("noise.json")
+    file.touch()
+    folder.mkdir(parents=True)
+    for bad, option in ((file, f"--results-dir={file}"), (folder, "--merges=1000")):
+        assert certify.run("--blocks=0", option) == USAGE
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(bad) in line
+    assert file.read_bytes() == b""
+
+
 def test_a_device_that_is_not_there_is_an_error(certify: Certify) -> None:
     assert certify.run("--device=cuda:77") == USAGE
 

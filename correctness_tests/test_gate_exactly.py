@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from correctness_tests.gate_answers import history
+from correctness_tests.gate_answers import died, history, wrong
 from correctness_tests.gate_fakes import COUNTS, CPU, QUIET, SECONDS, SIDES, Script
 from tinyllama.harness.gate.accepted import Entry
 from tinyllama.harness.gate.decision import LOOKS
@@ -45,8 +45,8 @@ def test_one_less_of_anything_is_faster(metric: str) -> None:
 
 def test_the_first_wait_of_a_host_that_never_waited_is_slower() -> None:
     script = Script()
-    script.on(BASE, "counted", {"host_syncs": 0})
-    script.on(CANDIDATE, "counted", {"host_syncs": 1})
+    script.on(BASE, "counted", {**COUNTS, "host_syncs": 0})
+    script.on(CANDIDATE, "counted", {**COUNTS, "host_syncs": 1})
     verdict = script.run()["a"]
     assert verdict.outcome is Outcome.SLOWER
     assert "host_syncs 0 -> 1" in verdict.text
@@ -69,6 +69,28 @@ def test_what_is_no_count_is_missing(side: str, value: object) -> None:
     script = Script()
     script.on(side, "counted", {**COUNTS, "kernels": value})
     assert script.run()["a"].outcome is Outcome.MISSING
+
+
+def test_a_profiler_that_sees_nothing_is_missing() -> None:
+    script = Script("a", "b")
+    for side in SIDES:
+        script.on(side, "counted", {**COUNTS, "kernels": 0, "copies": 0}, "a")
+        script.on(side, "counted", {}, "b")
+    found = script.run()
+    assert found["a"].outcome is found["b"].outcome is Outcome.MISSING
+    assert "may this device be profiled?" in found["a"].text
+    assert script.status == 15
+    copies = Script()  # an op may be a copy and nothing else
+    for side in SIDES:
+        copies.on(side, "counted", {**COUNTS, "kernels": 0, "copies": 1})
+    assert copies.run()["a"].outcome is Outcome.SAME
+
+
+def test_a_cpu_has_no_counts() -> None:
+    script = Script(device=CPU)
+    for side in SIDES:
+        script.on(side, "counted", {})
+    assert script.run()["a"].outcome is Outcome.SAME
 
 
 @pytest.mark.parametrize(
@@ -149,6 +171,19 @@ def test_counts_are_accepted_by_their_share(amount: float, outcome: Outcome) -> 
     assert script.run()["a"].outcome is outcome
 
 
+@pytest.mark.parametrize(("copies", "outcome"), [(2, Outcome.SAME), (3, Outcome.SLOWER)])
+def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcome: Outcome) -> None:
+    script = Script()
+    script.on(BASE, "counted", {**COUNTS, "copies": 0})
+    script.on(CANDIDATE, "counted", {**COUNTS, "copies": copies})
+    script.accept("a", "copies", 2)
+    verdict = script.run()["a"]
+    assert verdict.outcome is outcome
+    figure = script.session.found["a"].settled("copies")
+    assert figure is not None
+    assert figure.text == f"copies 0 -> {copies}, 2 more accepted"
+
+
 def test_what_the_base_accepted_is_in_its_figures_already() -> None:
     script = slowed()
     script.accept("a", DEVICE, 0.03)
@@ -167,6 +202,38 @@ def test_a_new_benchmark_is_green_only_where_it_is_accepted() -> None:
     assert found["new"].outcome is Outcome.SAME
     assert found["other"].outcome is Outcome.NO_BASELINE
     assert script.status == 12
+    asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
+    assert asked == [(CANDIDATE, method) for method in ("begin", "verify", "end")]
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "outcome"),
+    [("verify", wrong("new"), Outcome.WRONG_RESULT), ("begin", died(), Outcome.WORKER_DIED)],
+)
+def test_a_new_benchmark_that_is_wrong_is_not_accepted(
+    method: str, error: Exception, outcome: Outcome
+) -> None:
+    script = Script("a")
+    script.names[CANDIDATE] += ["new", "newer"]
+    for name in ("new", "newer"):
+        script.accept(name)
+    script.on(CANDIDATE, method, error, "new")
+    found = script.run()
+    assert [found[name].outcome for name in ("new", "newer", "a")] == [
+        outcome,
+        Outcome.SAME,
+        Outcome.SAME,
+    ]
+
+
+def test_a_benchmark_may_go_only_where_that_is_accepted() -> None:
+    script = Script("a", "gone", "lost")
+    script.names[CANDIDATE] = ["a"]
+    script.accepted.append(Entry("gone", "why", "9.0", removed=True))
+    found = script.run()
+    assert found["gone"].outcome is Outcome.SAME
+    assert found["lost"].outcome is Outcome.MISSING
+    assert script.status == 15
 
 
 # -- tolerances -------------------------------------------------------------------------------

@@ -172,6 +172,30 @@ def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method
     held(script, Outcome.WORKER_DIED, 17)
 
 
+@pytest.mark.parametrize(
+    ("error", "outcome", "status"),
+    [(wrong(), Outcome.WRONG_RESULT, 16), (died(), Outcome.WORKER_DIED, 17)],
+)
+def test_what_went_wrong_is_not_confirmed_away_beside_another_that_is_slower(
+    error: Exception, outcome: Outcome, status: int
+) -> None:
+    """It is slower on the device after four blocks, and goes wrong while the host is undecided."""
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    script.slower("b", device_seconds=1.05)
+
+    def undecided(name: str) -> dict[str, float]:
+        return {
+            DEVICE: 1.05 * SECONDS[DEVICE],
+            HOST: (0.8 if script.launches % 2 else 1.25) * SECONDS[HOST],
+        }
+
+    script.on(CANDIDATE, "turn", undecided, "a")
+    script.on(CANDIDATE, "turn", error, "a", when=lambda: script.launches >= 7)
+    held(script, outcome, status)
+    assert settled(script, "b").outcome is Outcome.SLOWER
+
+
 def test_who_dies_once_while_confirming_is_not_taken_back() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)

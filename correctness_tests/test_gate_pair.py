@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from correctness_tests.commands import ROOT
-from correctness_tests.gate_fakes import CPU, SIDES, Script, ScriptedPair
+from correctness_tests.gate_fakes import CPU, SIDES, Script, ScriptedPair, ScriptedWorker
 from tinyllama.harness.gate import pair as module
 from tinyllama.harness.gate.pair import (
     BASE,
@@ -322,6 +322,24 @@ def test_a_pair_is_closed_twice_without_harm() -> None:
     pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, "ops")
     pair.close()
     pair.close()
+
+
+def test_both_sides_hash_alike_and_another_start_otherwise(
+    monkeypatch: pytest.MonkeyPatch, trees: list[Tree]
+) -> None:
+    """What the order of a set does to a time is no difference of the sides."""
+    seen: list[int] = []
+    script = Script()
+
+    def worker(tree: Tree, package: str, device: torch.device, seed: int, preload: Any) -> Any:
+        seen.append(seed)
+        return ScriptedWorker(script, tree, 1)
+
+    monkeypatch.setattr(module, "_worker", worker)
+    pair = Pair(trees, CPU, "ops")
+    pair.restart()
+    assert len(seen) == 4
+    assert seen[0] == seen[1] != seen[2] == seen[3]
 
 
 def test_processes_import_ahead_and_have_one_thread_on_a_cpu(

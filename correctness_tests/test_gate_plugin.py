@@ -191,9 +191,12 @@ def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str, reason: 
     assert (gated.script.launches > 0) is (when == "after")
 
 
-def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite) -> None:
+@pytest.mark.parametrize("suffix", ["py", "json", "toml"])
+def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite, suffix: str) -> None:
+    """Code, tables of configurations, and lists such as that of what is accepted."""
+
     def edit(benchmark: str) -> int:
-        gated.write("tinyllama/changed.py", "x = 2\n")
+        gated.write(f"tinyllama/changed.{suffix}", "x = 2\n")
         return 7
 
     gated.script.on(CANDIDATE, "inputs", edit)

@@ -227,6 +227,17 @@ def test_a_disturbed_block_is_taken_again() -> None:
     assert (report["blocks"], report["discarded"]) == (1 + len(taken), 1)
 
 
+@pytest.mark.parametrize(
+    ("more", "name", "outcome"), [(0, "a", Outcome.SAME), (1, "device", Outcome.BUSY)]
+)
+def test_so_many_disturbed_blocks_are_taken_again_and_no_more(
+    more: int, name: str, outcome: Outcome
+) -> None:
+    script = Script()
+    script.watch = Watching(*["another process"] * (session.DISCARDED + more))
+    assert script.run()[name].outcome is outcome
+
+
 # -- what is identical ------------------------------------------------------------------------
 
 

@@ -97,6 +97,17 @@ def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> Non
     assert all(one.module == OPS[one.timed.op].module for one in declared(CPU, PACKAGE))
 
 
+def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
+    (one,) = (one for one in declared(CPU, PACKAGE, FILES) if one.name == WEIGHED)
+    assert one.registered == weigh.module == one.module
+    code = "op.provider('elsewhere')(op['eager'].call)"
+    exec(code, {"op": weigh, "__name__": "ops.of_another_file"})
+    others = [one for one in declared(CPU, PACKAGE, FILES) if "-elsewhere-" in one.name]
+    assert [(one.module, one.registered) for one in others] == [
+        (weigh.module, "ops.of_another_file")
+    ]
+
+
 def test_what_waits_or_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
     eager = weigh.providers["eager"]
     weigh.providers["waits"] = replace(eager, name="waits", waits=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.commands import ENVIRONMENT
-from tinyllama.harness.gate import sources
+from tinyllama.harness.gate import comparison, sources
+from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.revision import RevisionError
+from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, closure, digest, fingerprint, host_digest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -158,12 +160,38 @@ def test_a_table_says_the_same_in_any_format(unchanged: Sources, tree: Path) -> 
 def test_a_new_file_beside_a_module_differs(tmp_path: Path) -> None:
     """Of any content: what cannot be parsed counts by its bytes."""
     root = write(tmp_path, {"ops/a": "", "ops/tuned/b": ""})
-    for name in ("tuned/sm_80.json", "more.toml", "kernel.cu", "helper.h"):
+    names = ("tuned/sm_80.json", "more.toml", "kernel.cu", "csrc/v2/helper.h", "table.npz", "x.so")
+    for name in names:
         for text in ("{", "{ "):
             before = Sources(root)
             before.of("ops.a")
+            (root / "ops" / name).parent.mkdir(parents=True, exist_ok=True)
             (root / "ops" / name).write_text(text)
             assert differing(before, root, "ops.a") == ["whole", "host"], name
+
+
+def test_what_no_module_reads_beside_it_is_left_aside(tmp_path: Path) -> None:
+    root = write(tmp_path, {"ops/a": "", "ops/other/b": "", "ops/other/__init__": ""})
+    before = Sources(root)
+    before.of("ops.a")
+    for name in ("README.md", ".swp", ".cache/x", "__pycache__/a.pyc", "other/data.json"):
+        (root / "ops" / name).parent.mkdir(exist_ok=True)
+        (root / "ops" / name).write_text("x")
+    assert differing(before, root, "ops.a") == []
+
+
+def test_a_provider_of_another_file_runs_that_file_too(tmp_path: Path) -> None:
+    """Else it would be IDENTICAL, whatever is done to it."""
+    text = {"ops/__init__": "", "ops/norm": "OP = 1", "ops/fast": "from ops.norm import OP"}
+    roots = [write(tmp_path / name, text) for name in ("before", "after")]
+    trees = [Tree(r.name, r, sys.executable, r.name, r / "caches") for r in roots]
+    own = Benchmark("norm-eager", None, "ops.norm", {}, registered="ops.norm")
+    fast = Benchmark("norm-fast", None, "ops.norm", {}, registered="ops.fast")
+    assert comparison.sources(trees[0], fast) == comparison.sources(trees[1], fast)
+    roots[1] = write(tmp_path / "later", {**text, "ops/fast": "from ops.norm import OP; f = 2"})
+    trees[1] = Tree("later", roots[1], sys.executable, "later", roots[1] / "caches")
+    assert comparison.sources(trees[0], own) == comparison.sources(trees[1], own)
+    assert comparison.sources(trees[0], fast) != comparison.sources(trees[1], fast)
 
 
 # -- ways to import ---------------------------------------------------------------------------

@@ -66,8 +66,8 @@ def _certify(args: argparse.Namespace) -> int:
 
     from tinyllama.harness.device import default_device, device_name
     from tinyllama.harness.files import check_results_dir
+    from tinyllama.harness.gate.listing import Stopped
     from tinyllama.harness.gate.noise import Noise
-    from tinyllama.harness.gate.session import Stopped
     from tinyllama.harness.gate.watch import BusyError
 
     if str(ROOT) not in sys.path:  # what workers answer of the steps in perf_tests is read here
@@ -79,14 +79,17 @@ def _certify(args: argparse.Namespace) -> int:
         raise ConfigError(f"--seconds is {args.seconds:g}: use a number above 0")
     try:
         device = torch.device(args.device) if args.device else default_device()
-        noise = Noise.load(args.results_dir, device_name(device))
+        name = device_name(device)
     except (RuntimeError, AssertionError, ValueError) as error:
         named = f"--device {args.device}: " if args.device else ""
         raise ConfigError(f"{named}{error}") from error
     try:
         check_results_dir(args.results_dir)
+        noise = Noise.load(args.results_dir, name)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
     run = Certifying(args.results_dir, args.only, device, noise)
     try:
         if args.validate:

@@ -123,6 +123,7 @@ class Provider:
     overwrites: inputs that its backward leaves changed, which a peer's may; ours never do.
     waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
     slowdowns: as the op's, where they are not those of this provider.
+    module: of the file that registered it, which need not be the op's.
     """
 
     op: str
@@ -138,6 +139,7 @@ class Provider:
     waits: bool = False
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     derived: Derived | None = None
+    module: str = ""
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         return self.call(*args, **params)
@@ -187,7 +189,7 @@ class Op:
     module: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        self.module = sys._getframe(2).f_globals.get("__name__", "")
+        self.module = _asking()
         self.outputs = {
             name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
         }
@@ -210,6 +212,8 @@ class Op:
             f"provider {name!r} is registered twice: pick another name",
         )
 
+        module = _asking()
+
         def register(implementation: Any) -> Any:
             derived = derive(self, name, implementation, traits)
             call = implementation if derived is None else derived.call
@@ -218,7 +222,9 @@ class Op:
             signature_of = implementation if derived is None else implementation.forward
             _check_signature(self, name, signature_of)
             traits.setdefault("dtypes", self.dtypes)
-            self.providers[name] = Provider(self.name, name, call, derived=derived, **traits)
+            self.providers[name] = Provider(
+                self.name, name, call, derived=derived, module=module, **traits
+            )
             return implementation
 
         return register
@@ -288,6 +294,14 @@ class Op:
     @property
     def differentiable(self) -> tuple[str, ...]:
         return tuple(name for name, tensor in self.inputs.items() if tensor.grad)
+
+
+def _asking() -> str:
+    """The module from which this file is called."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _match(

@@ -2,6 +2,7 @@
 
     [[accepted]]
     benchmark = "rms_norm/triton/..."   # its exact name
+    device = "gpu"                      # or "cpu": who has it; where none is named, both
     metric = "device_seconds"           # where none is named
     amount = 0.03                       # up to 3% slower than the last release
     reason = "the sum is compensated now"
@@ -9,8 +10,21 @@
 
     [[accepted]]
     benchmark = "rope/triton/..."
+    metric = "copies"
+    amount = 1                          # of counts and bytes a whole number: so many more
+    reason = "x may be a view now"
+    release = "0.3.0"
+
+    [[accepted]]
+    benchmark = "rope/triton/..."
     new = true                          # the base does not have it: nothing to compare
     reason = "the first benchmark of its kind"
+    release = "0.3.0"
+
+    [[accepted]]
+    benchmark = "rope/naive/..."
+    removed = true                      # the candidate has it no more
+    reason = "nobody uses it"
     release = "0.3.0"
 
 What the base's own file accepts is in the base's figures already: it is not accepted again, or
@@ -23,7 +37,7 @@ import math
 import re
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +47,21 @@ else:
     import tomli as tomllib
 
 FILE = "accepted_slowdowns.toml"
-METRICS = (
-    "device_seconds",
-    "host_seconds",
-    "peak_bytes",
-    "kernels",
-    "copies",
-    "host_syncs",
-    "compile_seconds",
-)
-_KEYS = ("benchmark", "metric", "amount", "new", "reason", "release")
+COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
+METRICS = ("device_seconds", "host_seconds", "compile_seconds", *COUNTED)
+DEVICES = ("cpu", "gpu")
+_FLAGS = ("new", "removed")
+_KEYS = ("benchmark", "device", "metric", "amount", *_FLAGS, "reason", "release")
 _RELEASE = re.compile(r"\d+(\.\d+)*")
 _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is accepted of one benchmark: an amount of a metric, or that it is new."""
+    """What is accepted of one benchmark: an amount of a metric, or that it is new, or removed.
+
+    amount: a share; a whole number of one of `COUNTED` is how many more. device: of `DEVICES`, or
+    both."""
 
     benchmark: str
     reason: str
@@ -57,6 +69,19 @@ class Entry:
     metric: str = METRICS[0]
     amount: float = 0.0
     new: bool = False
+    removed: bool = False
+    device: str = ""
+    number: int = field(default=0, compare=False)  # its place in the file
+
+    @property
+    def more(self) -> int:
+        """How many more; 0 where the amount is a share."""
+        counted = self.metric in COUNTED and isinstance(self.amount, int)
+        return int(self.amount) if counted else 0
+
+    @property
+    def share(self) -> float:
+        return 0.0 if self.more else self.amount
 
 
 @dataclass(frozen=True)
@@ -70,40 +95,66 @@ class Accepted:
     def amount(self, benchmark: str, metric: str) -> float:
         """How much slower than the base it may be: 0.03 is 3%."""
         now, before = (
-            1 + sum(e.amount for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
+            1 + sum(e.share for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
             for entries in (self.entries, self.of_base)
         )
         return max(0.0, now / before - 1)
 
+    def more(self, benchmark: str, metric: str) -> int:
+        """How many more than the base it may have."""
+        now, before = (
+            sum(e.more for e in entries if (e.benchmark, e.metric) == (benchmark, metric))
+            for entries in (self.entries, self.of_base)
+        )
+        return max(0, now - before)
+
     def is_new(self, benchmark: str) -> bool:
         """Whether the base need not have it."""
+        return self._flagged("new", benchmark)
+
+    def is_removed(self, benchmark: str) -> bool:
+        """Whether the candidate need not have it."""
+        return self._flagged("removed", benchmark)
+
+    def _flagged(self, flag: str, benchmark: str) -> bool:
         now, before = (
-            any(e.new and e.benchmark == benchmark for e in entries)
+            any(getattr(e, flag) and e.benchmark == benchmark for e in entries)
             for entries in (self.entries, self.of_base)
         )
         return now and not before
 
     def check(self, known: Collection[str]) -> None:
         """Raise ValueError for an entry of a benchmark that is not among the known names."""
-        for number, entry in enumerate(self.entries, 1):
-            if entry.benchmark not in known:
-                where = _where(self.path, number, entry.benchmark)
-                raise ValueError(f"{where}: there is no such benchmark: rename or delete the entry")
+        for entry in self.entries:
+            gone = entry.removed and entry in self.of_base  # no side has it any more
+            if entry.benchmark not in known and not gone:
+                where = _where(self.path, entry.number, entry.benchmark)
+                raise ValueError(
+                    f"{where}: there is no such benchmark here: rename or delete the entry, or say "
+                    "which device has it (device = "
+                    f"{' or '.join(map(repr, DEVICES))})"
+                )
 
 
-def load(path: Path, version: str, base: Path | None = None) -> Accepted:
-    """What a file accepts in a version of the project; nothing where there is no file.
+def load(path: Path, version: str, base: Path | None = None, *, device: str) -> Accepted:
+    """What a file accepts in a version of the project on a device, of `DEVICES`; nothing where
+    there is no file.
 
     base: the file of the base. Raises ValueError that names the file, the entry and the fix.
     """
     entries = _read(path)
-    for number, entry in enumerate(entries, 1):
+    for entry in entries:
         if not _is_before(version, entry.release):
+            where = _where(path, entry.number, entry.benchmark)
             raise ValueError(
-                f"{_where(path, number, entry.benchmark)}: it was accepted until {entry.release}, "
-                f"and this is {version}: delete the entry, or accept it anew with a reason"
+                f"{where}: it was accepted until {entry.release}, and this is {version}: "
+                "delete the entry, or accept it anew with a reason"
             )
-    return Accepted(path, entries, () if base is None else _read(base))
+    here, of_base = (
+        tuple(entry for entry in read if entry.device in ("", device))
+        for read in (entries, () if base is None else _read(base))
+    )
+    return Accepted(path, here, of_base)
 
 
 def _read(path: Path) -> tuple[Entry, ...]:
@@ -119,10 +170,11 @@ def _read(path: Path) -> tuple[Entry, ...]:
     found: list[Entry] = []
     for number, table in enumerate(tables, 1):
         where = _where(path, number, table.get("benchmark"))
-        entry = _entry(where, table)
+        entry = replace(_entry(where, table), number=number)
         for earlier in found:
-            same = earlier.metric == entry.metric or earlier.new or entry.new
-            if earlier.benchmark == entry.benchmark and same:
+            same = earlier.metric == entry.metric or _flag(earlier) or _flag(entry)
+            apart = {earlier.device, entry.device} == set(DEVICES)
+            if earlier.benchmark == entry.benchmark and same and not apart:
                 raise ValueError(f"{where}: it is there twice: delete one of the entries")
         found.append(entry)
     return tuple(found)
@@ -143,20 +195,33 @@ def _entry(where: str, table: Mapping[str, Any]) -> Entry:
             raise ValueError(f"{where}: {name} is {table[name]!r}: use a text")
     if not _RELEASE.fullmatch(table["release"]):
         raise ValueError(f"{where}: release is {table['release']!r}: use numbers, as in '0.3.0'")
-    if ("amount" in table) == ("new" in table):
-        raise ValueError(f"{where}: give amount or new, and not both")
-    if "new" in table:
-        if table["new"] is not True:
-            raise ValueError(f"{where}: new is {table['new']!r}: use true, or an amount")
+    if table.get("device", DEVICES[0]) not in DEVICES:
+        raise ValueError(f"{where}: device is {table['device']!r}: use {' or '.join(DEVICES)}")
+    if sum(name in table for name in ("amount", *_FLAGS)) != 1:
+        raise ValueError(f"{where}: give one of amount, {', '.join(_FLAGS)}")
+    for flag in _FLAGS:
+        if flag not in table:
+            continue
+        if table[flag] is not True:
+            raise ValueError(f"{where}: {flag} is {table[flag]!r}: use true, or an amount")
         if "metric" in table:
-            raise ValueError(f"{where}: what is new is so in every metric: take metric out")
-    if table.get("metric", METRICS[0]) not in METRICS:
-        raise ValueError(f"{where}: unknown metric {table['metric']!r}: use {', '.join(METRICS)}")
+            raise ValueError(f"{where}: what is {flag} is so in every metric: take metric out")
+    metric = table.get("metric", METRICS[0])
+    if metric not in METRICS:
+        raise ValueError(f"{where}: unknown metric {metric!r}: use {', '.join(METRICS)}")
     amount = table.get("amount", 1)
     number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-    if not number or not math.isfinite(amount) or not 0 < amount <= 1:
-        raise ValueError(f"{where}: amount is {amount!r}: use a share, as 0.03 for 3%, at most 1")
+    whole = metric in COUNTED and isinstance(amount, int)
+    if not number or not math.isfinite(amount) or not amount > 0 or not (amount <= 1 or whole):
+        raise ValueError(
+            f"{where}: amount is {amount!r}: use a share, as 0.03 for 3%, at most 1 (of counts and "
+            "bytes also a whole number: so many more)"
+        )
     return Entry(**table)
+
+
+def _flag(entry: Entry) -> bool:
+    return entry.new or entry.removed
 
 
 def _is_before(version: str, release: str) -> bool:

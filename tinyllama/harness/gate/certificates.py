@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.gate.noise import SCHEMA
+from tinyllama.harness.results import is_number
 
 FIELDS: dict[str, type] = {
     "schema": int,
@@ -19,6 +20,8 @@ FIELDS: dict[str, type] = {
     "bars": list,
     "found": list,
 }
+BAR: dict[str, type] = {"text": str, "held": bool, "measured": str}
+FIGURE: dict[str, type] = {"benchmark": str, "metric": str, "detected": dict}
 
 
 def certificates(root: Path, device: str | None = None) -> list[dict[str, Any]]:
@@ -32,16 +35,46 @@ def load(path: Path) -> dict[str, Any]:
     blocks that were taken otherwise than those of now."""
     try:
         data = json.loads(path.read_bytes())
-        if not isinstance(data, dict):
-            raise ValueError("it is not an object of fields")
-        for name, kind in FIELDS.items():
-            if not isinstance(data.get(name), kind):
-                raise ValueError(f"{name} is {data.get(name)!r:.80}, not of type {kind.__name__}")
+        _check_fields("", data, FIELDS)
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']} is not {SCHEMA}, its blocks were other ones")
-    except ValueError as error:
+        if not all(isinstance(commit, str) for commit in data["commits"]):
+            raise ValueError("commits: each is a text")
+        for index, bar in enumerate(data["bars"]):
+            _check_fields(f"bars[{index}]: ", bar, BAR)
+        for index, figure in enumerate(data["found"]):
+            _check_figure(f"found[{index}]: ", figure, data["found"][0])
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no certificate: {error}: certify again") from error
     return data
+
+
+def _check_fields(where: str, data: Any, fields: dict[str, type]) -> None:
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}it is not an object of fields")
+    for name, kind in fields.items():
+        value = data.get(name)
+        if type(value) is not kind:
+            raise ValueError(f"{where}{name} is {value!r:.80}, not of type {kind.__name__}")
+
+
+def _check_figure(where: str, figure: Any, first: dict[str, Any]) -> None:
+    """Of the slowdowns of the first, with a number for each."""
+    _check_fields(where, figure, FIGURE)
+    if not is_number(figure.get("spread")):
+        raise ValueError(f"{where}spread is {figure.get('spread')!r:.80}, not a finite number")
+    smallest = figure.get("smallest", "absent")
+    if smallest is not None and not is_number(smallest):
+        raise ValueError(f"{where}smallest is {smallest!r:.80}, neither a number nor null")
+    if figure["detected"].keys() != first["detected"].keys():
+        raise ValueError(f"{where}detected is of other slowdowns than the first figure's")
+    for slowdown, share in figure["detected"].items():
+        try:
+            float(slowdown)
+        except ValueError:
+            raise ValueError(f"{where}detected has {slowdown!r:.80}, not a slowdown") from None
+        if not is_number(share):
+            raise ValueError(f"{where}detected at {slowdown} is {share!r:.80}, not a share")
 
 
 def provenance(certificate: dict[str, Any]) -> str:

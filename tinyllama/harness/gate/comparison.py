@@ -73,12 +73,15 @@ def prepared(request: Request) -> Iterator[Session]:
     with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
         folder = Path(name)
         base_root = request.root
-        allowed = accepted.load(request.root / accepted.FILE, request.version)
         if request.commit is not None:
             base_root = check_out(request.commit, request.root, folder / "base")
             overlay(request.root, base_root, instrument(request.root))
-            old = base_root / accepted.FILE
-            allowed = accepted.load(request.root / accepted.FILE, request.version, old)
+        allowed = accepted.load(
+            request.root / accepted.FILE,
+            request.version,
+            base_root / accepted.FILE,
+            device="cpu" if request.device.type == "cpu" else "gpu",
+        )
         base = Tree(
             BASE, base_root, request.python, request.label, folder / "base-caches", more=STEPS
         )
@@ -141,8 +144,9 @@ def instrument(root: Path) -> list[str]:
 def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Digests of what a benchmark runs in a tree, by file: of all of it, and without the bodies of
     kernels. Nothing where the tree has no such module."""
+    modules = dict.fromkeys(filter(None, (benchmark.module, benchmark.registered)))
     try:
-        return _sources(tree.root).of(benchmark.module)
+        return _sources(tree.root).of(*modules)
     except RevisionError:
         return {"": tree.name}, {"": tree.name}  # equal to nothing
 

@@ -5,7 +5,7 @@ The time to compile from a cold cache has some, and one reading a side; it is he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -16,32 +16,48 @@ from tinyllama.harness.verdict import Figure, Outcome
 COMPILE_RATIO, COMPILE_SECONDS = 1.5, 2.0
 
 
+ON_GPU = ("peak_bytes", "kernels", "copies", "host_syncs")  # what every benchmark gives there
+
+
 def count_figures(
-    base: Mapping[str, int], candidate: Mapping[str, int], accepted: Callable[[str], float]
+    base: Mapping[str, int],
+    candidate: Mapping[str, int],
+    accepted: Callable[[str], tuple[float, int]],
+    wanted: Sequence[str] = (),
 ) -> list[Figure]:
-    """More than the base, and than what is accepted of it, is SLOWER; less is FASTER."""
-    return [
-        _count(metric, base.get(metric), candidate.get(metric), accepted(metric))
-        for metric in {**base, **candidate}
+    """More than the base, and than what is accepted of it, is SLOWER; less is FASTER.
+
+    accepted: metric -> the share, and the number, that there may be more. wanted: what either side
+    must give. Where neither launches or copies anything, the profiler saw nothing: MISSING.
+    """
+    figures = [
+        _count(metric, base.get(metric), candidate.get(metric), *accepted(metric))
+        for metric in {**dict.fromkeys(wanted), **base, **candidate}
     ]
+    seen = [side.get(metric) for side in (base, candidate) for metric in ("kernels", "copies")]
+    if any(seen) or "kernels" not in wanted:
+        return figures
+    text = "neither side was seen to launch or copy anything: may this device be profiled?"
+    blind = Figure("kernels", Outcome.MISSING, text)
+    return [blind if figure.metric == "kernels" else figure for figure in figures]
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _count(metric: str, before: Any, after: Any, accepted: float) -> Figure:
+def _count(metric: str, before: Any, after: Any, share: float, more: int) -> Figure:
     if not (_is_count(before) and _is_count(after)):
         text = f"{metric} was {before}, is {after}: it could not be read on both sides"
         return Figure(metric, Outcome.MISSING, text, before, after)
     text = f"{metric} {before:,} -> {after:,}"
     outcome = Outcome.SAME
-    if after > before * (1 + accepted):
+    if after > before * (1 + share) + more:
         outcome = Outcome.SLOWER
     elif after < before:
         outcome = Outcome.FASTER
-    if accepted and after > before:
-        text += f", {accepted:.1%} accepted"
+    if (share or more) and after > before:
+        text += f", {share:.1%} accepted" if share else f", {more:,} more accepted"
     return Figure(metric, outcome, text, before, after, after / before if before else None)
 
 

@@ -16,16 +16,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Call, Rule
-from tinyllama.harness.gate.exact import compile_figure, count_figures
+from tinyllama.harness.gate.exact import ON_GPU, compile_figure, count_figures
 from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.listing import Stopped, check_identities, matched, unable
 from tinyllama.harness.gate.pair import (
     BASE,
     CANDIDATE,
+    READY,
     WARM_UP,
     Effort,
     Pair,
@@ -39,14 +40,6 @@ from tinyllama.harness.verdict import Figure, Outcome, Verdict, worst
 DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
 
 
-class Stopped(Exception):  # noqa: N818
-    """The comparison as a whole has a verdict: nothing more can be measured."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(str(verdict))
-        self.verdict = verdict
-
-
 class Session:
     """One comparison. `run` gives a verdict for each benchmark of either side."""
 
@@ -55,6 +48,7 @@ class Session:
         self.trees = (setting.base, setting.candidate)
         self.effort = setting.effort or Effort.on(setting.device)
         self.found: dict[str, Found] = {}
+        self.new: list[Benchmark] = []  # accepted as such
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.disturbed = self.launches = 0
@@ -116,49 +110,15 @@ class Session:
     # -- the stages -------------------------------------------------------------------------
 
     def _list(self, pair: Pair) -> None:
-        setting = self.setting
         who = pair.each("identity")
-        for name, tree in pair.trees.items():
-            if who[name]["root"] != str(tree.root.resolve()):
-                text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
-                raise Stopped(Verdict(name, _unable(name), text))
-        meant = setting.toolchains or setting.measure_all
-        if who[BASE]["root"] == who[CANDIDATE]["root"] and not meant:
-            text = f"both sides are {who[BASE]['root']}: nothing is compared"
-            raise Stopped(Verdict("trees", Outcome.MISSING, text))
+        check_identities(self.setting, pair.trees, who)
         self.versions = who[CANDIDATE]["versions"]
-        if who[BASE]["device"] != who[CANDIDATE]["device"]:
-            text = f"{who[BASE]['device']} and {who[CANDIDATE]['device']}"
-            raise Stopped(Verdict("device", Outcome.OTHER_DEVICE_OR_VERSION, text))
-        alike = who[BASE]["versions"] == self.versions
-        if not setting.toolchains and not alike:
-            text = f"{who[BASE]['versions']} and {self.versions}"
-            raise Stopped(Verdict("versions", Outcome.OTHER_DEVICE_OR_VERSION, text))
-        if setting.toolchains and alike and who[BASE]["python"] == who[CANDIDATE]["python"]:
-            text = f"both sides are {who[BASE]['python']}: nothing is compared"
-            raise Stopped(Verdict("toolchain", Outcome.MISSING, text))
-        listed = pair.each("benchmarks")
-        self._match(*({one.name: one for one in listed[side]} for side in (BASE, CANDIDATE)))
-
-    def _match(self, base: dict[str, Benchmark], candidate: dict[str, Benchmark]) -> None:
-        if not candidate and not base:
-            raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
-        try:
-            self.setting.accepted.check([*base, *candidate])
-        except ValueError as error:
-            raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
-        only = self.setting.only
-        for name in [n for n in {**base, **candidate} if only is None or only(n)]:
-            if name not in candidate:
-                text = "the base has it, the candidate does not"
-                self.others.append(Verdict(name, Outcome.MISSING, text))
-            elif name not in base:
-                new = self.setting.accepted.is_new(name)
-                outcome = Outcome.SAME if new else Outcome.NO_BASELINE
-                text = "new, and accepted as such" if new else "the base does not have it"
-                self.others.append(Verdict(name, outcome, text))
-            else:
-                self.found[name] = Found(_stricter(base[name], candidate[name]))
+        has = pair.each("benchmarks")
+        listed = matched(
+            self.setting, *({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))
+        )
+        self.found, self.new = listed.found, listed.new
+        self.others += listed.others
 
     def _sources(self) -> None:
         """What runs the same source with the same versions needs no process."""
@@ -176,6 +136,15 @@ class Session:
                 seconds = pair.begin(one.benchmark)
                 self._prepare_one(pair, one, seconds)
                 pair.end(one.benchmark)  # the next one has the memory
+        for benchmark in self.new:
+            one = Found(benchmark)
+            with self._kept(one):
+                pair = self._alive(pair)
+                for method in ("begin", "verify", "end"):
+                    pair.ask(CANDIDATE, method, one.name, timeout=READY)
+                self._settle(one, Outcome.SAME, "new, right, and accepted as such")
+            assert one.verdict is not None
+            self.others.append(one.verdict)
 
     def _prepare_one(self, pair: Pair, one: Found, seconds: Mapping[str, float]) -> None:
         inputs = pair.each("inputs", one.name)
@@ -184,8 +153,10 @@ class Session:
             return self._settle(one, Outcome.NO_BASELINE, text)
         counted = pair.each("counted", one.name)
         compiled = pair.each("compiled", one.name)
-        one.figures += count_figures(counted[BASE], counted[CANDIDATE], self._amount(one))
-        one.figures.append(compile_figure(seconds, self._amount(one)))
+        allowed = self._allowed(one)
+        wanted = ON_GPU if self.setting.device.type != "cpu" else ()
+        one.figures += count_figures(counted[BASE], counted[CANDIDATE], allowed, wanted)
+        one.figures.append(compile_figure(seconds, lambda metric: allowed(metric)[0]))
         alike = all(figure.outcome is Outcome.SAME for figure in one.figures)
         if self._same_code(one, compiled) and alike:
             text = f"the same code for the host and in {len(compiled[BASE])} launches"
@@ -264,15 +235,18 @@ class Session:
         suspects = [
             one
             for one in self.found.values()
-            if any(f.outcome is Outcome.SLOWER and f.metric in one.series for f in one.figures)
+            if _is(one, Outcome.SLOWER)
+            and any(f.outcome is Outcome.SLOWER and f.metric in one.series for f in one.figures)
         ]
         if not suspects:
             return
         self.setting.say(f"{len(suspects)} SLOWER: confirmed in {CONFIRM_BLOCKS} fresh blocks")
-        while any(_is(one, Outcome.SLOWER) and one.again < CONFIRM_BLOCKS for one in suspects):
-            self._block(suspects, lambda series: series.again)
+        while waiting := [
+            one for one in suspects if _is(one, Outcome.SLOWER) and one.again < CONFIRM_BLOCKS
+        ]:
+            self._block(waiting, lambda series: series.again)
         for one in suspects:
-            if one.again >= CONFIRM_BLOCKS:
+            if _is(one, Outcome.SLOWER):  # else it went wrong meanwhile, and that is its verdict
                 one.figures = [_confirmed(one, figure) for figure in one.figures]
                 self._conclude(one)
 
@@ -320,8 +294,13 @@ class Session:
         for one in self.found.values():
             yield one.verdict or Verdict(one.name, Outcome.MISSING, "it came to no verdict")
 
-    def _amount(self, one: Found) -> Callable[[str], float]:
-        return lambda metric: self.setting.accepted.amount(one.name, metric)
+    def _allowed(self, one: Found) -> Callable[[str], tuple[float, int]]:
+        """By metric the share, and the number, of what is accepted."""
+        accepted = self.setting.accepted
+        return lambda metric: (
+            accepted.amount(one.name, metric),
+            accepted.more(one.name, metric),
+        )
 
     def _series(self, one: Found, metric: str) -> Series:
         if metric not in one.series:
@@ -341,7 +320,7 @@ class Session:
             with self.setting.pairs(self.trees, self.setting.device, self.setting.package) as pair:
                 yield pair
         except SideError as error:
-            raise Stopped(Verdict(error.side, _unable(error.side), _words(error))) from error
+            raise Stopped(Verdict(error.side, unable(error.side), _words(error))) from error
 
     def _alive(self, pair: Pair) -> Pair:
         """The same workers, or where one of them failed, others in their place."""
@@ -381,19 +360,6 @@ def _is(one: Found, outcome: Outcome) -> bool:
     return one.verdict is not None and one.verdict.outcome is outcome
 
 
-def _unable(side: str) -> Outcome:
-    return Outcome.NO_BASE if side == BASE else Outcome.WORKER_DIED
-
-
 def _words(error: SideError) -> str:
     last = error.details.strip().splitlines()[-1:]
     return f"{error}" + (f" ({last[0]})" if last and last[0] not in str(error) else "")
-
-
-def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's, with the smaller slowdowns of both: a change cannot widen its own, nor
-    leave a metric out."""
-    smaller = dict(candidate.slowdowns)
-    for metric, slowdown in base.slowdowns.items():
-        smaller[metric] = min(slowdown, smaller.get(metric, slowdown))
-    return replace(candidate, slowdowns=smaller)

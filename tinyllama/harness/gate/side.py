@@ -38,8 +38,9 @@ ON_CPU = {DEVICE: 0.10}
 class Benchmark:
     """What is compared under one name.
 
-    timed: what its subject is made of; module: whose imports are what it runs. slowdowns: metric ->
-    what may not be called SAME. factory: ``module:name`` of the subject, where it is no op's.
+    timed: what its subject is made of; module: whose imports are what it runs, and registered:
+    those of the file that registered the provider, where it is another. slowdowns: metric -> what
+    may not be called SAME. factory: ``module:name`` of the subject, where it is no op's.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Benchmark:
     module: str
     slowdowns: Mapping[str, float]
     factory: str = ""
+    registered: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -68,7 +70,8 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
             covered = [timed for timed in every if _left_out(op, timed, device) is None]
             for timed, metrics in _gated(covered, device):
                 own = {metric: slowdowns[metric] for metric in metrics}
-                found.append(Benchmark(_name(op, timed), timed, op.module, own))
+                where = getattr(provider, "module", "")  # not told by a base of before it was
+                found.append(Benchmark(_name(op, timed), timed, op.module, own, registered=where))
     return found
 
 

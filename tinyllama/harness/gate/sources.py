@@ -23,8 +23,7 @@ else:
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", as workers are told
 _JIT = {"triton.jit", "triton.runtime.jit.jit", "tinyllama.harness.kernels.jit"}
 _SEARCHES = {"discover", "iter_modules", "walk_packages"}  # calls that import a package's modules
-# Beside a module, what it may read or compile.
-_BESIDE = ("*.json", "*.toml", "tuned/*.json", "*.c", "*.cpp", "*.cu", "*.cuh", "*.h", "*.hip")
+_NO_DATA = {".py", ".pyc", ".md"}  # of the files beside a module, which may read all others
 
 
 def closure(root: Path, modules: Sequence[str]) -> list[Path]:
@@ -75,7 +74,7 @@ class Sources:
         if modules not in self._found:
             files = closure(self.root, modules)
             folders = {path.parent for path in files}
-            beside = {p for folder in folders for pattern in _BESIDE for p in folder.glob(pattern)}
+            beside = {path for folder in folders for path in _data(folder)}
             named = {p.relative_to(self.root).as_posix(): p for p in sorted({*files, *beside})}
             whole = {name: self._both(path)[0] for name, path in named.items()}
             self._found[modules] = whole, {n: self._both(p)[1] for n, p in named.items()}
@@ -222,6 +221,18 @@ def _name(function: ast.expr) -> str:
 
 def _text(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _data(folder: Path) -> Iterator[Path]:
+    """The files that are no code in a folder and in those inside it that are no packages; what is
+    hidden is an editor's or a tool's."""
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_dir() and not (path / "__init__.py").is_file():
+            yield from _data(path)
+        elif path.is_file() and path.suffix not in _NO_DATA:
+            yield path
 
 
 def _data_digest(path: Path) -> str:

@@ -1,0 +1,96 @@
+"""What both sides say they are and have, before anything of them is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
+from tinyllama.harness.gate.setting import Found, Setting
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.verdict import Outcome, Verdict
+
+
+class Stopped(Exception):  # noqa: N818
+    """The comparison as a whole has a verdict: nothing more can be measured."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+@dataclass
+class Listed:
+    """found: what both sides have; new: what only the candidate has, and is accepted so; others:
+    verdicts on what cannot be compared."""
+
+    found: dict[str, Found] = field(default_factory=dict)
+    new: list[Benchmark] = field(default_factory=list)
+    others: list[Verdict] = field(default_factory=list)
+
+
+def unable(side: str) -> Outcome:
+    return Outcome.NO_BASE if side == BASE else Outcome.WORKER_DIED
+
+
+def check_identities(
+    setting: Setting, trees: Mapping[str, Tree], who: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Raise Stopped where the sides are not what is to be compared: the code of neither, the same
+    code twice, other devices or versions."""
+    for name, tree in trees.items():
+        if who[name]["root"] != str(tree.root.resolve()):
+            text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
+            raise Stopped(Verdict(name, unable(name), text))
+    base, candidate = who[BASE], who[CANDIDATE]
+    meant = setting.toolchains or setting.measure_all
+    if base["root"] == candidate["root"] and not meant:
+        text = f"both sides are {base['root']}: nothing is compared"
+        raise Stopped(Verdict("trees", Outcome.MISSING, text))
+    if base["device"] != candidate["device"]:
+        text = f"{base['device']} and {candidate['device']}"
+        raise Stopped(Verdict("device", Outcome.OTHER_DEVICE_OR_VERSION, text))
+    alike = base["versions"] == candidate["versions"]
+    if not setting.toolchains and not alike:
+        text = f"{base['versions']} and {candidate['versions']}"
+        raise Stopped(Verdict("versions", Outcome.OTHER_DEVICE_OR_VERSION, text))
+    if setting.toolchains and alike and base["python"] == candidate["python"]:
+        text = f"both sides are {base['python']}: nothing is compared"
+        raise Stopped(Verdict("toolchain", Outcome.MISSING, text))
+
+
+def matched(
+    setting: Setting, base: Mapping[str, Benchmark], candidate: Mapping[str, Benchmark]
+) -> Listed:
+    """The benchmarks of both sides by name. Raises Stopped where there are none, or where what is
+    accepted names one that there is not."""
+    if not candidate and not base:
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
+    try:
+        setting.accepted.check([*base, *candidate])
+    except ValueError as error:
+        raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
+    listed, only = Listed(), setting.only
+    for name in [n for n in {**base, **candidate} if only is None or only(n)]:
+        if name not in candidate and setting.accepted.is_removed(name):
+            listed.others.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
+        elif name not in candidate:
+            text = "the base has it, the candidate does not"
+            listed.others.append(Verdict(name, Outcome.MISSING, text))
+        elif name in base:
+            listed.found[name] = Found(_stricter(base[name], candidate[name]))
+        elif setting.accepted.is_new(name):
+            listed.new.append(candidate[name])
+        else:
+            listed.others.append(Verdict(name, Outcome.NO_BASELINE, "the base does not have it"))
+    return listed
+
+
+def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
+    """The candidate's, with the smaller slowdowns of both: a change cannot widen its own, nor
+    leave a metric out."""
+    smaller = dict(candidate.slowdowns)
+    for metric, slowdown in base.slowdowns.items():
+        smaller[metric] = min(slowdown, smaller.get(metric, slowdown))
+    return replace(candidate, slowdowns=smaller)
