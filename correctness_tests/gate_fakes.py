@@ -216,6 +216,9 @@ class Script:
             found.append(Benchmark(name, Timed(name, "eager", 0, "bf16"), f"ops.{name}", stated))
         return found
 
+    def _left_out(self, worker: ScriptedWorker) -> dict[str, int]:
+        return {}
+
     def _begin(self, worker: ScriptedWorker, *args: Any) -> float:
         return 3.0
 

@@ -59,6 +59,11 @@ class Watched(Watch):
 
     before_reason: str | None = None
     after_reason: str | None = None
+    unseen: str | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.blind = self.unseen
 
     def before(self) -> str | None:
         return self.before_reason

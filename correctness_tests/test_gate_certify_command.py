@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.gate_answers import died
+from correctness_tests.gate_answers import died, wrong
 from correctness_tests.gate_fakes import CPU, Script
 from tinyllama.certify_command import ROOT, SLOWDOWNS, _shares
 from tinyllama.cli import main
@@ -134,6 +134,15 @@ def test_what_fails_is_said_not_to_be_certified_and_the_others_are(
     assert "not certified: WORKER DIED a" in capsys.readouterr().out
 
 
+def test_what_is_wrong_now_is_not_certified_by_what_it_gave_before(certify: Certify) -> None:
+    assert certify.run("--blocks=20", "--merges=1000") in (0, 1)
+    path = certify.file("certificate.json")
+    before = path.read_bytes()
+    certify.script.on(CANDIDATE, "verify", wrong())
+    assert certify.run("--blocks=1", "--merges=1000") == 1
+    assert path.read_bytes() == before
+
+
 def test_no_block_is_begun_that_would_take_too_long(certify: Certify) -> None:
     certify.run("--blocks=20", "--seconds=1e-9")
     assert len(certify.blocks()) == 1
@@ -209,7 +218,7 @@ def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
     asked = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tinyllama.cli import main; "
         f"sys.path.remove({str(ROOT)!r}); "
-        "sys.exit(main(['certify', '--device=cpu', '--only=nobody', '--results-dir=results']))"
+        "sys.exit(main(['certify', '--validate', '--device=cpu', '--only=nobody']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True

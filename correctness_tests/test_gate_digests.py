@@ -12,8 +12,10 @@ import torch
 
 from correctness_tests.contenders import weighed
 from correctness_tests.gate_subjects import Make, nudged, ready
+from tinyllama.harness.gate import digests
 from tinyllama.harness.gate import subject as module
-from tinyllama.harness.gate.subject import CALLS, DEVICE, digest
+from tinyllama.harness.gate.digests import digest
+from tinyllama.harness.gate.subject import CALLS, DEVICE
 
 # -- digests ----------------------------------------------------------------------------------
 
@@ -53,15 +55,15 @@ def test_a_digest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     whole = digest(value)
     for part in (1, 7, 1000):
-        monkeypatch.setattr(module, "_PART", part)
+        monkeypatch.setattr(digests, "_PART", part)
         assert digest(value) == whole
 
 
 def test_projections_are_of_the_size_of_what_differs() -> None:
     value = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     error = 0.01 * torch.randn(10_000, generator=torch.Generator().manual_seed(1))
-    found, moved = module._projections(value), module._projections(value + error)
-    assert found == module._projections(value.clone())
+    found, moved = digests.projections(value), digests.projections(value + error)
+    assert found == digests.projections(value.clone())
     distances = [abs(one - other) for one, other in zip(found, moved, strict=True)]
     assert all(distances)
     assert max(distances) < 8 * float(error.norm())

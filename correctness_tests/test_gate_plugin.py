@@ -191,6 +191,21 @@ def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str, reason: 
     assert (gated.script.launches > 0) is (when == "after")
 
 
+def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(
+    gated: GatedSuite,
+) -> None:
+    gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
+    status, cases = gated.cases()
+    assert status == 14
+    assert "no sensor (pip install it); mend that, or gate it --unwatched" in str(
+        cases["main~1 device"]
+    )
+    assert gated.script.launches == 0
+    found = gated.run("--unwatched")
+    assert found.ret == 0
+    lines(found, r"unwatched, busy or throttled or not: no sensor \(pip install it\)")
+
+
 @pytest.mark.parametrize("suffix", ["py", "json", "toml"])
 def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite, suffix: str) -> None:
     """Code, tables of configurations, and lists such as that of what is accepted."""
@@ -283,6 +298,13 @@ def test_the_summary_says_where_the_time_went(gated: GatedSuite) -> None:
     lines(said, f"against main~1: {took}; {compared['blocks']} blocks, 0 of them discarded")
 
 
+def test_the_summary_says_what_cannot_be_timed_here(gated: GatedSuite) -> None:
+    gated.script.on(CANDIDATE, "left_out", {"triton is not installed": 14})
+    said = gated.run("--gate-json", "out.json")
+    lines(said, "against main~1: 14 providers not timed: triton is not installed; prepare")
+    assert gated.report()["comparisons"][0]["left_out"] == {"triton is not installed": 14}
+
+
 def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
     def full(*args: Any) -> None:
         raise OSError("no space left")
@@ -300,6 +322,14 @@ def test_a_report_of_an_earlier_run_does_not_stay(gated: GatedSuite) -> None:
     report = gated.report()
     assert report["status"] == 18
     assert not any(one["outcome"] in ("SAME", "IDENTICAL") for one in report["verdicts"])
+
+
+def test_a_report_of_an_earlier_run_does_not_stay_where_nothing_can_be_asked(
+    gated: GatedSuite,
+) -> None:
+    assert gated.run("--gate-json", "out.json").ret == 0
+    assert gated.run("--gate-json", "out.json", against="nobody").ret == 4
+    assert not (gated.path / "out.json").exists()
 
 
 def test_the_repository_stays_as_it_is(gated: GatedSuite) -> None:

@@ -248,7 +248,7 @@ def test_equal_sources_are_identical_and_nothing_of_them_runs() -> None:
     assert outcomes(script.run()) == {"a": Outcome.IDENTICAL, "b": Outcome.IDENTICAL}
     assert script.status == 0
     assert {method for _, _, method, _ in script.asked} == {
-        *("start", "make", "identity", "benchmarks", "close")
+        *("start", "make", "identity", "left_out", "benchmarks", "close")
     }
 
 

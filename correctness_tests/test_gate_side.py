@@ -14,7 +14,7 @@ import tinyllama
 from correctness_tests.contenders import FILES, PACKAGE
 from tinyllama.harness import cache
 from tinyllama.harness.gate import side as module
-from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared
+from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import Timed, ops_of
@@ -95,6 +95,17 @@ def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> Non
     assert WEIGHED in names()
     assert len(set(names())) == len(names())
     assert all(one.module == OPS[one.timed.op].module for one in declared(CPU, PACKAGE))
+
+
+def test_what_no_benchmark_is_made_of_is_counted_with_its_reason(weigh: Op) -> None:
+    every = [p for op in ops_of(PACKAGE, FILES).values() for p in op.providers.values()]
+    before = left_out(CPU, PACKAGE, FILES)
+    interpreted = "on a CPU its kernels are interpreted, and no time counts"
+    assert before[interpreted] == sum("triton" in one.requires for one in every) > 0
+    weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
+    more = left_out(CPU, PACKAGE, FILES) - before
+    assert more == {"its calls wait for the device: no device time can be told apart": 1}
+    assert Side("cpu", PACKAGE, FILES).left_out() == dict(before + more)
 
 
 def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tinyllama.harness.op_contender import WrongResultError
 CPU = torch.device("cpu")
 TIMED = TimedStep("v1", "tiny-fp32")
 NAME = "step-v1-tiny-fp32/forward+backward+update"
+SETTINGS = {"weight_decay": 1.0, "beta1": 0.8, "beta2": 0.99, "eps": 1e-4}  # none of the defaults
 
 
 @pytest.fixture
@@ -63,8 +66,59 @@ def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(
     )
 
 
-def test_runs_begin_with_the_same_batches() -> None:
-    assert started().input_digest() == started().input_digest()
+def test_runs_begin_with_the_same_batches_and_the_same_model() -> None:
+    made = started()
+    assert made.input_digest() == started().input_digest()
+    other = started()
+    other.step.batches = other.step.batches.flip(0)
+    assert made.input_digest() != other.input_digest()
+    for attribute, changes in (("shape", {"num_kv_heads": 4}), ("config", {"accumulate": 2})):
+        other = started()
+        setattr(other.step, attribute, replace(getattr(other.step, attribute), **changes))
+        assert made.input_digest() != other.input_digest(), changes
+    smaller = started()
+    left = {name: p for name, p in smaller.step.parameters.items() if name != "layers.1.w_q"}
+    smaller.step.parameters = left
+    assert made.input_digest() != smaller.input_digest()
+
+
+@pytest.mark.parametrize("wrong", ["none", "one left out", "counted twice", "lr", *SETTINGS])
+def test_a_step_whose_update_is_not_adamw_is_no_proof(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Its gradients are right, and its losses are those of any run of the same code."""
+    monkeypatch.setattr(module, "VERIFIED", 4)
+    made = started()
+    made._check_update()
+    optimizer = made.step.training.optimizer
+    step = type(optimizer).step
+
+    @torch.no_grad()
+    def wrongly(self: Any, closure: Any = None) -> None:
+        if wrong == "one left out":
+            self.update_part(range(1, len(self.parameters)))
+            self.count_step()
+        elif wrong == "counted twice":
+            step(self)
+            self.steps.add_(1)
+
+    if wrong in SETTINGS:
+        optimizer.settings[wrong] = SETTINGS[wrong]
+    elif wrong == "lr":
+        optimizer.set_lr(1.05 * float(optimizer.lr))
+    else:
+        monkeypatch.setattr(type(optimizer), "step", wrongly)
+    with pytest.raises(WrongResultError, match=r"is not AdamW's|steps are counted"):
+        made.verify()
+
+
+def test_a_gradient_that_is_gone_after_its_step_is_no_proof() -> None:
+    made = started()
+    forget = partial(setattr, made.step.parameters["embedding"], "grad", None)
+    following = made.step.next
+    made.step.next = lambda: (following(), forget())[0]  # type: ignore[method-assign]
+    with pytest.raises(WrongResultError, match="no gradient after its step"):
+        made._check_update()
 
 
 def test_work_that_is_added_takes_a_share_of_each_step(
@@ -118,6 +172,17 @@ def test_a_timed_step_with_another_loss_gives_no_time(proven: Verified, wrong: f
     made.expect(replace(proven, losses=losses))
     with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
         turns(made)
+
+
+@pytest.mark.parametrize("place", range(1 + module.CALLS))
+def test_every_step_of_a_turn_is_held_to_the_verified_run(proven: Verified, place: int) -> None:
+    made = started()
+    made.expect(proven)
+    losses = list(proven.losses)
+    losses[len(made.step.losses) + place] *= 1.05
+    made.losses = losses
+    with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
+        made.gated_turn()
 
 
 def test_no_more_steps_are_timed_than_were_verified(proven: Verified) -> None:

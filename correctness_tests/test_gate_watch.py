@@ -313,6 +313,16 @@ def test_a_gpu_without_a_sensor_says_that_nothing_is_known(
     assert one.blind == "no sensor (pip install it)"
 
 
+def test_a_sensor_that_tells_nothing_is_none(gpu: Any) -> None:
+    def silent() -> None:
+        raise NotToldError("not supported")
+
+    gpu.processes = gpu.busy_share = silent
+    assert Watch(GPU, gpu).blind is None
+    gpu.throttled = silent
+    assert "tells neither processes" in str(Watch(GPU, gpu).blind)
+
+
 def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

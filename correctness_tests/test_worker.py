@@ -31,6 +31,13 @@ class Thing:
     def get(self) -> Any:
         return self.value
 
+    def asserts(self) -> bool:
+        try:
+            assert not self, "it is checked"
+        except AssertionError:
+            return True
+        return False
+
     def environment(self, *names: str) -> list[str | None]:
         return [os.environ.get(name) for name in names]
 
@@ -218,3 +225,12 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_not_there_is_an_error() -> None:
     with pytest.raises(WorkerError, match=r"ghost cannot be started: .*no_such_python"):
         Worker("ghost", python="/no_such_python")
+
+
+def test_what_is_asserted_in_a_worker_is_checked_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    with worker() as it:
+        it.make("thing", f"{__name__}:Thing")
+        assert it.call("thing", "asserts")

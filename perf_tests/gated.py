@@ -7,6 +7,7 @@ give the loss that the verified run had at that step.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 import time
@@ -19,16 +20,20 @@ from perf_tests.steps import TierStep
 from perf_tests.workloads import Group, not_here
 from tinyllama.harness.clock import Clock
 from tinyllama.harness.device import cannot, synchronize
+from tinyllama.harness.gate.digests import digest
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST, digest, linger
+from tinyllama.harness.gate.subject import DEVICE, HOST, linger
 from tinyllama.harness.kernels import Launched, launched
 from tinyllama.harness.launches import launches
 from tinyllama.harness.op_contender import WrongResultError
+from tinyllama.ops import OPS
 
 FACTORY = "perf_tests.gated:StepSubject"
 TIMED = (("v3", "small-bf16", ("gpu", "triton")), ("v1", "tiny-fp32", ()))
 VERIFIED = 512  # steps whose losses are kept; no process takes more
 CALLS = 4  # steps of which the fastest counts for the host
+STATES = ("parameter", "exp_avg", "exp_avg_sq")
+UPDATE_SLACK = 0.01  # of how far it moves: float32 rounds a weight of 1 by 0.02% of a step of 3e-4
 LOSS_SLACK = 0.02  # of a loss: what the order of atomic additions changes over so many steps
 
 
@@ -86,8 +91,9 @@ class StepSubject:
             self.extra = self.share * statistics.median(read)
 
     def verify(self) -> Verified:
-        """Of a run whose gradients are right. Raises WrongResultError."""
+        """Of a run whose gradients and updates are right. Raises WrongResultError."""
         allowed = self._check_gradients(None)
+        self._check_update()
         while len(self.step.losses) < VERIFIED:
             self.step.next()
         return Verified(allowed, self.step.loss_series())
@@ -104,6 +110,41 @@ class StepSubject:
             return self.step.check_gradients(allowed)
         except AssertionError as error:
             raise WrongResultError(str(error)) from error
+
+    def _check_update(self) -> None:
+        """Hold one step's update of every parameter, and of the optimizer's state, to AdamW in
+        float64 on the gradients of that step. Raises WrongResultError."""
+        optimizer, config = self.step.training.optimizer, self.step.config
+        lists = (optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq)
+        before = [[tensor.detach().double() for tensor in tensors] for tensors in lists]
+        exact = [[tensor.clone() for tensor in tensors] for tensors in before]
+        steps = optimizer.steps.detach().clone()
+        self.step.next()
+        gradients = [parameter.grad for parameter in optimizer.parameters]
+        if any(gradient is None for gradient in gradients):
+            raise WrongResultError("a parameter has no gradient after its step")
+        OPS["adamw"]["eager"].call(
+            exact[0],
+            [gradient.double() for gradient in gradients if gradient is not None],
+            *exact[1:],
+            steps,
+            torch.zeros_like(steps),
+            lr=config.learning_rate,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+        if not torch.equal(steps, optimizer.steps):
+            raise WrongResultError(f"{float(optimizer.steps):g} steps are counted, not {steps:g}")
+        names = {id(value): name for name, value in self.step.parameters.items()}
+        for what, now, then, wanted in zip(STATES, lists, before, exact, strict=True):
+            for place, tensor in enumerate(now):
+                moved = wanted[place] - then[place]
+                error = (tensor.detach().double() - wanted[place]).norm()
+                if not error <= UPDATE_SLACK * moved.norm():
+                    name = names.get(id(optimizer.parameters[place]), str(place))
+                    raise WrongResultError(f"the update of {name}: its {what} is not AdamW's")
 
     def _check(self, place: int) -> None:
         if place >= len(self.losses):
@@ -168,4 +209,9 @@ class StepSubject:
         return launches(self._call, self.device).by_name
 
     def input_digest(self) -> int:
-        return digest(self.step.batches)
+        """Of the batches, and of what learns from them: another model is another benchmark."""
+        shapes = {name: tuple(value.shape) for name, value in self.step.parameters.items()}
+        shape, config = self.step.shape, self.step.config
+        heads = (shape.num_heads, shape.num_kv_heads, config.precision, config.accumulate)
+        what = hashlib.sha256(repr((sorted(shapes.items()), heads)).encode()).digest()
+        return digest(self.step.batches) ^ int.from_bytes(what[:8], "little")

@@ -30,6 +30,7 @@ from typing import Any
 
 TIMEOUT = 900.0  # seconds for one request; a search over compiled configurations takes minutes
 _SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
+_CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -76,7 +77,7 @@ class Worker:
                     ],
                     pass_fds=[theirs.fileno()],
                     cwd=cwd,
-                    env={**os.environ, **caches, "PYTHONPATH": path, **(env or {})},
+                    env={**os.environ, **_CHECKED, **caches, "PYTHONPATH": path, **(env or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -25,8 +25,10 @@ FIGURE: dict[str, type] = {"benchmark": str, "metric": str, "detected": dict}
 
 
 def certificates(root: Path, device: str | None = None) -> list[dict[str, Any]]:
-    """Those of all devices, or of one, by their folders' names. Raises as `load` does."""
-    found = [load(path) for path in sorted(root.glob("*/gate/certificate.json"))]
+    """Those of all devices, or of one, by their folders' names. Raises as `load` does, and OSError
+    where one cannot be read."""
+    # A pattern to its end: a link to nothing is not passed over, as glob does a plain name.
+    found = [load(path) for path in sorted(root.glob("*/gate/certificate.jso[n]"))]
     return [one for one in found if device in (None, one["device"])]
 
 

@@ -60,19 +60,17 @@ class Series:
         return Figure(metric, _OUTCOMES[call], text, ratio=ratio)
 
     def confirm(self, figure: Figure) -> Figure:
-        """The same, confirmed by fresh blocks, or INCONCLUSIVE."""
+        """The same, confirmed by fresh blocks, or INCONCLUSIVE: as a certificate simulates it."""
         again = _percent(float(np.exp(np.mean(self.again)))) if self.again else "no"
-        if self.again and bool(confirmed(self.again, self.rule, self._known())):
+        known = self.history if self.history.freedom else self._own()
+        if self.again and bool(confirmed(self.again, self.rule, known)):
             return replace(figure, text=f"{figure.text}, confirmed by {again} in fresh processes")
         text = f"{figure.text}, not confirmed: {again} in {len(self.again)} fresh blocks"
         return replace(figure, outcome=Outcome.INCONCLUSIVE, text=text)
 
-    def _known(self) -> Spread:
-        """What the history and the blocks that were slower say of the spread."""
-        own = Spread(float(np.std(self.statistics, ddof=1)), len(self.statistics) - 1)
-        freedom = own.freedom + self.history.freedom
-        squares = own.freedom * own.deviation**2 + self.history.freedom * self.history.deviation**2
-        return Spread(float(np.sqrt(squares / freedom)), freedom)
+    def _own(self) -> Spread:
+        """Of the blocks that were slower, on a device of which nothing is known."""
+        return Spread(float(np.std(self.statistics, ddof=1)), len(self.statistics) - 1)
 
 
 def _percent(ratio: float) -> str:

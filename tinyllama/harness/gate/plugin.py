@@ -60,13 +60,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="gate this interpreter, with its torch and triton, against another one",
     )
     group.addoption("--gate-json", metavar="FILE", help="write all that the gate measured")
+    group.addoption(
+        "--unwatched",
+        action="store_true",
+        help="gate on a GPU of which nobody tells whether it is busy or throttled",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[GATING] = None
     option = config.option
-    if option.gate_json and not (option.against or option.against_env):
-        raise pytest.UsageError("--gate-json goes with --against or --against-env: add one")
+    for name in ("gate_json", "unwatched"):
+        if getattr(option, name) and not (option.against or option.against_env):
+            shown = f"--{name.replace('_', '-')}"
+            raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
     if not (option.against or option.against_env):
         return
     check_measuring(config)
@@ -125,8 +132,10 @@ class Gating:
         self.json = Path(option.gate_json) if option.gate_json else None
         if self.json and not self.json.parent.is_dir():
             raise pytest.UsageError(f"--gate-json {self.json}: no such folder; make it first")
-        if self.json and self.json.is_dir():
-            raise pytest.UsageError(f"--gate-json {self.json}: it is a folder; name a file")
+        if self.json and self.json.exists() and not self.json.is_file():
+            raise pytest.UsageError(f"--gate-json {self.json}: it is no regular file; name one")
+        if self.json:
+            self.json.unlink(missing_ok=True)  # an earlier run's must not pass for this one's
         try:
             self.root = Path(tree_of(Path(config.rootpath)))
             self.commits = {rev: resolve(rev, self.root) for rev in option.against}
@@ -144,6 +153,7 @@ class Gating:
                 raise pytest.UsageError(f"--against-env {path}: no such file; name an interpreter")
         self.verdicts: list[tuple[str, Verdict]] = []  # with what it is against
         self.reports: list[dict[str, Any]] = []
+        self.blind: str | None = None  # why nobody watches the device
         self.ended = False
 
     def run(self) -> None:
@@ -160,6 +170,14 @@ class Gating:
 
     def _against(self, label: str, commit: str | None, python: str) -> None:
         watch = Watch(self.device)
+        if watch.blind and not self.config.option.unwatched:
+            text = (
+                f"whether it is busy or throttled is not told: {watch.blind}; mend that, or gate "
+                "it --unwatched"
+            )
+            self.verdicts.append((label, Verdict("device", Outcome.BUSY, text)))
+            return
+        self.blind = watch.blind
         if disturbed := watch.settled(WAIT):
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
             return
@@ -234,6 +252,8 @@ class Gating:
             for label, verdict in self.verdicts
             if verdict.outcome is not Outcome.IDENTICAL
         ]
+        if self.blind:
+            each.append(f"unwatched, busy or throttled or not: {self.blind}")
         verdict = f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"
         return [*each, *map(_effort, self.reports), verdict]
 
@@ -244,7 +264,8 @@ class Gating:
 
 
 def _effort(report: Mapping[str, Any]) -> str:
-    """Where the time of a comparison went."""
+    """What a comparison left out, and where its time went."""
+    out = "".join(f"{n} providers not timed: {why}; " for why, n in report["left_out"].items())
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report["seconds"].items())
     blocks = f"{report['blocks']} blocks, {report['discarded']} of them discarded"
-    return f"against {report['against']}: {stages}; {blocks}"
+    return f"against {report['against']}: {out}{stages}; {blocks}"

@@ -49,6 +49,7 @@ class Session:
         self.effort = setting.effort or Effort.on(setting.device)
         self.found: dict[str, Found] = {}
         self.new: list[Benchmark] = []  # accepted as such
+        self.left_out: dict[str, int] = {}  # why providers are no benchmarks here, and how many
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.disturbed = self.launches = 0
@@ -103,6 +104,7 @@ class Session:
             "seconds": self.seconds,
             "blocks": self.launches,
             "discarded": self.disturbed,
+            "left_out": self.left_out,
             "benchmarks": {one.name: one.report() for one in self.found.values()},
             "others": [str(verdict) for verdict in self.others],
         }
@@ -113,6 +115,7 @@ class Session:
         who = pair.each("identity")
         check_identities(self.setting, pair.trees, who)
         self.versions = who[CANDIDATE]["versions"]
+        self.left_out = pair.ask(CANDIDATE, "left_out")
         has = pair.each("benchmarks")
         listed = matched(
             self.setting, *({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))

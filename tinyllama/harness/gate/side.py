@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
     """The benchmarks of a device: each provider of each op of the tree, device time on the largest
     timed case that it covers and host time on the smallest, where it is what a caller waits for;
     where there is no GPU, on the smallest alone."""
-    dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
+    dtype = _dtype(device)
     found = []
     for op in ops_of(package, tuple(files)).values():
         for provider in op.providers.values() if op.timed else ():
@@ -73,6 +74,27 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
                 where = getattr(provider, "module", "")  # not told by a base of before it was
                 found.append(Benchmark(_name(op, timed), timed, op.module, own, registered=where))
     return found
+
+
+def left_out(device: torch.device, package: str, files: Sequence[str] = ()) -> Counter[str]:
+    """Why providers of timed ops give no benchmark on a device, and of how many that is so."""
+    dtype = _dtype(device)
+    why: Counter[str] = Counter()
+    for op in ops_of(package, tuple(files)).values():
+        for provider in op.providers.values() if op.timed else ():
+            reasons = [
+                _left_out(
+                    op, Timed(op.name, provider.name, place, STATE.get(op.name, dtype)), device
+                )
+                for place in range(len(op.timed))
+            ]
+            if None not in reasons:
+                why[str(reasons[0])] += 1
+    return why
+
+
+def _dtype(device: torch.device) -> str:
+    return "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
 
 
 def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, list[str]]]:
@@ -155,6 +177,10 @@ class Side:
         if not self.more or importlib.util.find_spec(module) is None:
             return found
         return [*found, *_imported(self.more)(self.device)]
+
+    def left_out(self) -> dict[str, int]:
+        """Why providers are no benchmarks here, and how many."""
+        return dict(left_out(self.device, self.package, self.files))
 
     def settle(self, processor: int | None) -> None:
         """Stay on one processor with all threads, or (None) on none in particular again."""

@@ -28,13 +28,13 @@ import torch
 
 from tinyllama.harness.device import synchronize
 from tinyllama.harness.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.gate.digests import bits_of, digest, projections
 from tinyllama.harness.kernels import Launched, launched
 from tinyllama.harness.launches import launches
 from tinyllama.harness.op_contender import OpContender, Timed, WrongResultError
 
 SEEDS = 2
 SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
-PROJECTIONS = 8
 CALLS = 6  # of which the fastest count, after one that does not
 DEVICE, HOST = "device_seconds", "host_seconds"
 
@@ -91,6 +91,20 @@ class Subject(OpContender):
         self.turns = 0
         self.share = self.extra = 0.0  # of work that is added: of a call, seconds on the device
         self.exact = self.device.type in self.case.provider.deterministic
+        self.kept_bytes = 0  # by the first call, for later ones
+
+    def run_once(self) -> None:
+        """Have everything compiled that a call needs, and see what that leaves allocated."""
+        self._prepare(self.passes[-1])
+        before = self._allocated()
+        self._run()
+        self.outputs, self.gradients = (), ()
+        self.kept_bytes = max(0, self._allocated() - before)
+        self._forget()
+
+    def _allocated(self) -> int:
+        synchronize(self.device)
+        return 0 if self.device.type == "cpu" else torch.cuda.memory_allocated(self.device)
 
     def slow_down(self, share: float) -> None:
         """Add work that takes a share of the call's time: of the device where device time is
@@ -108,10 +122,16 @@ class Subject(OpContender):
             self.extra = self.share * statistics.median(read[1:])
 
     def verify(self) -> list[dict[str, Proof]]:
-        """Hold the results of each seed to float64; what later calls must give.
+        """Hold the results of each seed to float64, and a call to leave its inputs as they are;
+        what later calls must give.
 
         Raises WrongResultError.
         """
+        self.round, provider = 0, self.case.provider
+        try:
+            evaluate(self.op, provider.call, self._drawn(), provider.overwrites)
+        except AssertionError as error:
+            raise WrongResultError(f"{self.case}: {error}") from error
         return [self._verified(seed) for seed in range(SEEDS)]
 
     def _verified(self, seed: int) -> dict[str, Proof]:
@@ -134,7 +154,7 @@ class Subject(OpContender):
                 if not error <= allowed < math.inf:
                     text = f"{name}: error {error:.3g}{where} > {allowed:.3g}"
                     raise WrongResultError(f"{self.case}: {text}")
-            proofs[name] = Proof(digest(value), _projections(value), allowed)
+            proofs[name] = Proof(digest(value), projections(value), allowed)
         return proofs
 
     def _allowed(
@@ -166,7 +186,7 @@ class Subject(OpContender):
         # Two right results are within twice the allowed error of each other; its projection on
         # random signs is of that size, and beyond eight times it once in 1e15.
         limit = 8 * 2 * proof.allowed
-        pairs = zip(_projections(value), proof.projections, strict=True)
+        pairs = zip(projections(value), proof.projections, strict=True)
         return all(abs(now - then) <= limit for now, then in pairs)
 
     def gated_turn(self) -> dict[str, float]:
@@ -232,6 +252,7 @@ class Subject(OpContender):
         found = launches(self._run, self.device)
         counts = {
             "peak_bytes": peak,
+            "kept_bytes": self.kept_bytes,
             "kernels": found.kernels,
             "copies": found.copies,
             "host_syncs": found.host_syncs,
@@ -245,8 +266,10 @@ class Subject(OpContender):
         return launches(self._run, self.device).by_name
 
     def input_digest(self) -> int:
-        """Of all that calls are given: values, shapes and types by name, and parameters."""
-        given = hashlib.sha256()
+        """Of all that calls are given (values, shapes and types by name, and parameters), and the
+        names of all that they are to give."""
+        wanted = (sorted(self.op.outputs), sorted(self.op.differentiable), self.op.mutated)
+        given = hashlib.sha256(repr(wanted).encode())
         for seed in range(SEEDS):
             self.round = seed
             drawn = self._drawn()
@@ -303,7 +326,7 @@ class Subject(OpContender):
             if name not in got:
                 raise WrongResultError(f"{self.case}: a timed call gave no {name}")
             if self.exact:
-                if not torch.equal(_bits(got[name]), _bits(value)):
+                if not torch.equal(bits_of(got[name]), bits_of(value)):
                     raise WrongResultError(
                         f"{self.case}: {name} of a timed call is not, bit for bit, what was "
                         "verified: it is wrong, or its provider is not deterministic"
@@ -345,37 +368,3 @@ def _whole(value: torch.Tensor) -> float:
 
 def _widest_row(value: torch.Tensor) -> float:
     return float(torch.atleast_1d(value).norm(dim=-1).max())
-
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_PART = 2**24  # elements at a time
-_ODD = 0x9E3779B97F4A7C15 - 2**64  # multiplicative hashing, Knuth 6.4
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().contiguous().view(_INTEGERS[value.element_size()]).flatten()
-
-
-def digest(value: torch.Tensor) -> int:
-    """Of the bits and their places, modulo 2**64; equal on every device."""
-    bits, total = _bits(value), 0
-    for part, start in zip(bits.split(_PART), range(0, bits.numel(), _PART), strict=False):
-        places = torch.arange(start, start + part.numel(), device=part.device)
-        wide = part.to(torch.int64)
-        wide = (wide ^ (wide >> 32)) + 1  # of round numbers in float64 only the upper bits differ
-        total += int((wide * ((places * _ODD) | 1)).sum().item())
-    return total % 2**64
-
-
-def _projections(value: torch.Tensor) -> tuple[float, ...]:
-    """Sums over the elements with random signs."""
-    if not value.dtype.is_floating_point:
-        return (0.0,) * PROJECTIONS
-    flat, found = value.detach().flatten(), [0.0] * PROJECTIONS
-    for start in range(0, flat.numel(), _PART):
-        part = flat[start : start + _PART].double()
-        generator = torch.Generator(part.device).manual_seed(start)
-        for place in range(PROJECTIONS):
-            signs = torch.empty_like(part).uniform_(-1, 1, generator=generator).sign_()
-            found[place] += float((part * signs).sum())
-    return tuple(found)

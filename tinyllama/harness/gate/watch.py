@@ -93,7 +93,7 @@ class Watch:
         self.device = device
         found = gpu or sensor(device)
         self.gpu = None if isinstance(found, str) else found
-        self.blind = found if isinstance(found, str) and device.type != "cpu" else None
+        self.blind = _blind(found) if device.type != "cpu" else None
         self.lowest: int | None = None
         self.highest: int | None = None
         self._workers: set[int] = set()
@@ -158,6 +158,17 @@ class Watch:
     def _throttled(self, gpu: Sensor) -> str | None:
         throttled = known(gpu.throttled, None)
         return throttled and f"the GPU is throttled: {throttled}"
+
+
+def _blind(found: Sensor | str) -> str | None:
+    """Why a sensor tells nothing of what disturbs its GPU; None where it tells something."""
+    if isinstance(found, str):
+        return found
+    for ask in (found.processes, found.busy_share, found.throttled):
+        with contextlib.suppress(NotToldError):
+            ask()
+            return None
+    return "its sensor tells neither processes, nor how busy it is, nor whether it is throttled"
 
 
 def _group(pid: int) -> int | None:
