@@ -2,6 +2,7 @@
 one's own for what is timed."""
 
 import os
+import traceback
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from correctness_tests.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.gated_suite import gated  # noqa: F401 (a fixture)
 from correctness_tests.timed_suite import baseline, suite  # noqa: F401 (fixtures)
+from tinyllama.check_command import place
 from tinyllama.harness import DeclarationError, load_file
 from tinyllama.ops import OPS
 
@@ -17,8 +19,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in config.option.ops:
         try:
             load_file(name, OPS)
-        except (DeclarationError, ValueError) as error:
+        except DeclarationError as error:
             raise pytest.UsageError(f"--ops {name}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever a user's file raises, or ends with
+            where = place(name, traceback.format_exc()) or f"{name}: "
+            said = f"{type(error).__name__}: {error}"
+            raise pytest.UsageError(f"--ops {where}{said}") from error
 
 
 def shared(device: torch.device, named: bool) -> bool:

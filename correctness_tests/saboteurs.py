@@ -328,7 +328,8 @@ def of_calling(op: Op) -> Iterator[Saboteur]:
 
         yield of("strides_of_an_input_ignored", on_input(op, first, misread), LAYOUTS)
     yield of("upstream_dropped", on_upstream(op, torch.ones_like), GRADIENTS)
-    dropped = on_upstream(op, torch.ones_like)
+    # Not all ones: of a softmax the gradient would be 0, which is in proportion.
+    dropped = on_upstream(op, lambda g: torch.linspace(1, 2, g.numel()).view(g.shape).to(g))
     yield of("upstream_dropped_at_any_scale", dropped, "scaled upstream")
     yield of("upstream_overwritten", on_upstream(op, zeroed_after_use), TOUCHED)
     yield of("upstream_overwritten_for_another", on_upstream(op, zeroed_after_use), "two consumers")

@@ -62,7 +62,9 @@ def test_an_unwritten_tail_shows_as_nan() -> None:
     with PoisonedMemory():
         assert torch.empty(3).isnan().all()
         assert torch.empty_like(torch.ones(2)).isnan().all()
+        assert torch.empty_strided((2, 3), (1, 2)).isnan().all()
         assert torch.ones(2).new_empty(2).isnan().all()
+        assert torch.ones(2).new_empty_strided((2, 3), (1, 2)).isnan().all()
         assert torch.empty(2, dtype=torch.int32).eq(2**31 - 1).all()
     assert not torch.zeros(3).isnan().any()
 

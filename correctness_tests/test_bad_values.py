@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from correctness_tests.commands import SHORT, python
 from correctness_tests.faults import tier_with
 from tinyllama import cli, files
+from tinyllama.config import ConfigError
 from tinyllama.ops import OPS
 from tinyllama.tiers import TIERS
 
@@ -45,6 +47,12 @@ from tinyllama.tiers import TIERS
         ),
         ("--save {tmp}/none/x", "--save '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
         ("--save {tmp}", "--save '{tmp}' is a folder: name a file in it"),
+        ("--save {tmp}/pipe", "--save '{tmp}/pipe' is a pipe or a device, which would be replaced"),
+        ("--json {tmp}/pipe", "--json '{tmp}/pipe' is a pipe or a device, which would be replaced"),
+        ("--json {tmp}/saved", "--save and --json are both '{tmp}/saved': name two files"),
+        ("--json {tmp}/../{tmp.name}/saved", "--save and --json are both '{tmp}/../{tmp.name}/sav"),
+        ("--data {tmp}/short --save {tmp}/short", "--data and --save are both '{tmp}/short'"),
+        ("--resume {tmp}/other --json {tmp}/other", "--resume and --json are both '{tmp}/other'"),
         ("--json {tmp}/none/x", "--json '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
         ("--diagnose-every 0", "--diagnose-every is 0: use a whole number of at least 1"),
         ("--epochs 3", "unrecognized arguments: --epochs 3 (see tinyllama --help)"),
@@ -57,6 +65,7 @@ def test_a_bad_value_is_one_line_and_status_2(
 ) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "short").write_text("abcde")
+    os.mkfifo(tmp_path / "pipe")
     narrow = ["--hidden-dim", "32", "--save", str(tmp_path / "other")]
     if "other" in options:
         assert cli.main([*SHORT, *narrow]) == 0
@@ -70,6 +79,22 @@ def test_a_bad_value_is_one_line_and_status_2(
     assert message.format(tmp=tmp_path) in line
     assert out == ""
     assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "short").read_text() == "abcde"
+
+
+def test_a_pipe_is_not_replaced_and_a_link_to_a_file_is(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=f"^'{pipe}' is a pipe or a device.*: name a file$"):
+        files.write_whole(pipe, lambda part: part.write_text("new"))
+    assert pipe.is_fifo()
+    (tmp_path / "file").write_text("old")
+    link.symlink_to("file")
+    files.check_writable(link, "--json")
+    files.write_whole(link, lambda part: part.write_text("new"))
+    assert (link.read_text(), (tmp_path / "file").read_text()) == ("new", "old")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
 @pytest.mark.parametrize("option", ["--save", "--json"])

@@ -225,3 +225,13 @@ def test_other_code_is_not_left_out(suite: Suite, commit: str) -> None:
     assert suite.run("--record").ret == 0
     suite.commit(commit)
     suite.run("--record", "--resume").assert_outcomes(passed=4)
+
+
+@pytest.mark.parametrize("fields", [{"versions": {"torch": "1.0"}}, {"device": "another card"}])
+def test_what_another_setting_recorded_is_not_left_out(
+    baseline: Suite, fields: dict[str, Any]
+) -> None:
+    stored_elsewhere(baseline, **fields)
+    baseline.run("--record", "--resume").assert_outcomes(passed=4)
+    assert len(baseline.records()) == 4
+    baseline.run("--record", "--resume").assert_outcomes(deselected=4)

@@ -22,11 +22,18 @@ PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
 needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
 
 
+FOUND = {
+    "benchmark": "one/a",
+    "metric": "device_seconds",
+    "spread": 0.0012,
+    "smallest": 0.015,
+    "detected": {"0.01": 0.0, "0.02": 0.9991},
+}
+
+
 def certificate(device: str = FIRST) -> dict[str, Any]:
     """Of two figures, the second of which is never found."""
-    found: dict[str, Any] = {"benchmark": "one/a", "metric": "device_seconds", "spread": 0.0012}
-    found |= {"smallest": 0.015, "detected": {"0.01": 0.0, "0.02": 0.9991}}
-    never = {**found, "benchmark": "two/a", "metric": "host_seconds", "smallest": None}
+    never = {**FOUND, "benchmark": "two/a", "metric": "host_seconds", "smallest": None}
     return {
         "schema": SCHEMA,
         "device": device,
@@ -39,7 +46,7 @@ def certificate(device: str = FIRST) -> dict[str, Any]:
             {"text": "95% all green", "held": True, "measured": "99.90%"},
             {"text": "99% found", "held": False, "measured": "1 of 2; not two/a (SYNTHETIC)"},
         ],
-        "found": [found, never],
+        "found": [FOUND, never],
     }
 
 
@@ -84,6 +91,34 @@ def test_what_is_no_certificate_is_named(field: str, tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bars": [{}]}, "bars[0]: text is None, not of type str"),
+        ({"bars": [3]}, "bars[0]: it is not an object of fields"),
+        ({"bars": [{"text": "", "held": 1, "measured": ""}]}, "bars[0]: held is 1, not of type b"),
+        ({"bars": [{"text": "", "held": True}]}, "bars[0]: measured is None, not of type str"),
+        ({"found": [{}]}, "found[0]: benchmark is None, not of type str"),
+        ({"found": [FOUND, None]}, "found[1]: it is not an object of fields"),
+        ({"found": [{**FOUND, "metric": 1}]}, "found[0]: metric is 1, not of type str"),
+        ({"found": [{**FOUND, "spread": "wide"}]}, "found[0]: spread is 'wide', not a finite"),
+        ({"found": [{**FOUND, "smallest": "x"}]}, "found[0]: smallest is 'x', neither a number"),
+        ({"found": [FOUND, {**FOUND, "detected": {}}]}, "found[1]: detected is of other slowdowns"),
+        ({"found": [{**FOUND, "detected": {"x": 1.0}}]}, "found[0]: detected has 'x', not a slow"),
+        ({"found": [{**FOUND, "detected": {"0.1": None}}]}, "detected at 0.1 is None, not a share"),
+        ({"commits": [1]}, "commits: each is a text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bars_and_figures_hold_what_is_shown_of_them(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = stored(tmp_path, {**certificate(), **change})
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path} is no certificate: ")
+
+
 def test_a_certificate_of_blocks_that_were_taken_otherwise_is_none(tmp_path: Path) -> None:
     path = stored(tmp_path, {**certificate(), "schema": SCHEMA - 1})
     with pytest.raises(ValueError, match=f"schema {SCHEMA - 1} is not {SCHEMA}.*certify again"):
@@ -103,6 +138,9 @@ def test_the_report_shows_them_and_refuses_what_is_none(
     assert "95% all green" in page.read_text()
     page.unlink()
     capsys.readouterr()
+    path.write_text(json.dumps({**certificate(), "bars": [{}]}))
+    assert main(asked) == 2
+    assert f"{path} is no certificate: bars[0]: text is None" in capsys.readouterr().err
     path.write_text("{}")
     assert main(asked) == 2
     refused = capsys.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -114,3 +115,42 @@ def test_what_cannot_be_checked_is_one_error(
         path.write_text(text)
     assert main(["check", str(path), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = = 2\n", ":2: SyntaxError: invalid syntax"),
+        ("def name():\n    return nobody\n\n\nname()\n", ":2: NameError: name 'nobody' is not"),
+        ("import json\n\njson.loads('{')\n", ":3: JSONDecodeError: Expecting property name"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    path = tmp_path / "some.py"
+    path.write_text(text)
+    assert main(["check", str(path), "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"error: {path}{message}" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--json {tmp}/x --junit {tmp}/x", "--json and --junit are both '{tmp}/x': name two files"),
+        ("--json {tmp}/some.py", "FILE and --json are both '{tmp}/some.py': name two files"),
+        ("--junit {tmp}/some.py", "FILE and --junit are both '{tmp}/some.py': name two files"),
+        ("--json {tmp}/pipe", "--json '{tmp}/pipe' is a pipe or a device"),
+    ],
+)
+def test_an_output_that_would_be_lost_or_take_anothers_place_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    path = tmp_path / "some.py"
+    path.write_text("x = 1")
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["check", str(path), *options.format(tmp=tmp_path).split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(tmp=tmp_path) in line
+    assert path.read_text() == "x = 1"

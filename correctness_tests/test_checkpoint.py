@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,57 @@ def make_foreign(path: Path) -> None:
 
 def make_newer(path: Path) -> None:
     save_file({"weight": torch.ones(2)}, path, {"tinyllama": json.dumps({"version": 99})})
+
+
+def redescribed(path: Path, described: str, **tensors: torch.Tensor | None) -> None:
+    """Its header says this instead; tensors with another value, or (None) without one."""
+    changed = {**load_file(path), **tensors}
+    left = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    save_file(left, path, {"tinyllama": described})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", "[" * 100_000])
+def test_a_header_that_is_none_is_damaged(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    save_file({"weight": torch.ones(2)}, path, {"tinyllama": text})
+    with pytest.raises(ConfigError, match=r"is damaged .*: name a whole file that --save wrote"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "model is None, not of type dict"),
+        ({"model": {"hidden_dim": -8}}, "hidden_dim is -8: use a whole number"),
+        ({"train": {"speed": 3}}, "unexpected keyword argument 'speed'"),
+        ({"steps": "2"}, "steps is '2', not of type int"),
+        ({"steps": -1}, "steps is -1, not a number of steps"),
+        ({"batches": {}}, "batches is {}, no description of data"),
+        ({"batches": {"kind": "text"}}, "batches is {'kind': 'text'}, no description of data"),
+        ({"scaler": None}, "scaler is None, not of type dict"),
+    ],
+)
+def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "file"
+    saved(path, 1)
+    with safe_open(path, "pt") as file:
+        described = json.loads(file.metadata()["tinyllama"])
+    redescribed(path, json.dumps({**described, **change}))
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        checkpoint.load(path)
+    assert f"checkpoint {str(path)!r} is damaged" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, torch.zeros(3)], ids=["absent", "short"])
+@pytest.mark.parametrize("name", ["random.cpu", "optimizer.exp_avg.0"])
+def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, value: torch.Tensor | None) -> None:
+    path = tmp_path / "file"
+    saved(path, 1)
+    with safe_open(path, "pt") as file:
+        described = file.metadata()["tinyllama"]
+    redescribed(path, described, **{name: value})
+    with pytest.raises(ConfigError, match=rf"is damaged .*{re.escape(name)}"):
+        run(num_steps=1, resume=checkpoint.load(path))
 
 
 @pytest.mark.parametrize(

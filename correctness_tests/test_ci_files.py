@@ -173,6 +173,8 @@ def test_gates_have_junit_json_and_every_base() -> None:
             assert part in script
     assert "git describe --tags" in gates[1 - ["cpu" in s for s in gates].index(True)]
     assert all("--device" in script for script in gates), "a lane must not fall back to the CPU"
+    runs = re.findall(r"-m pytest .*", PAGE)
+    assert [" --device cuda " in run for run in runs] == [True] * 3, "nor what the page shows"
 
 
 STEP = ("--noprofile", "--norc", "-eo", "pipefail")  # a workflow's step with `shell: bash`

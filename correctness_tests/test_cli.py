@@ -8,14 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import tinyllama
 from correctness_tests.commands import ENVIRONMENT, ROOT, SHORT, TINY, python
 from correctness_tests.faults import dead_swiglu_tier
-from tinyllama import cli
+from tinyllama import cli, doctor
 from tinyllama.config import PRESETS, ModelConfig, TrainConfig
 from tinyllama.model import TinyLlama
 from tinyllama.summary import ProgressBar
@@ -339,19 +341,35 @@ def test_doctor_says_what_runs_here_and_why_the_rest_cannot(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     for line in (
         r"torch +│ \d",
-        r"v1 +│ PyTorch baseline +│ yes",
-        r"v2 +│ .* │ yes",
+        r"v1 +│ PyTorch baseline +│ yes +│ eager +│",
+        r"v2 +│ .* │ yes +│ eager; without capture: device graphs need a GPU +│",
         r"capture +│ no: device graphs need a GPU",
         r"compile +│ no: torch.compile needs a C\+\+ compiler",
         r"rocprofv3 +│ no: not on PATH",
         r"ncu +│ no: not on PATH",
     ):
         assert re.search(line, out), line
+
+
+def test_doctor_says_how_a_tier_runs_and_which_ways_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def how(*missing: str) -> str:
+        reason = lambda way, device: f"no {way}" if way in missing else None  # noqa: E731
+        monkeypatch.setattr(doctor, "cannot", reason)
+        return doctor._how(replace(TIERS["v2"], cpu=TIERS["v2"].gpu), torch.device("cpu"))
+
+    assert how() == "compile + capture"
+    assert how("capture") == "compile; without capture: no capture"
+    assert how("compile", "capture") == (
+        "eager; without compile: no compile; without capture: no capture"
+    )
 
 
 def test_the_loss_starts_at_that_of_guessing(tmp_path: Path) -> None:

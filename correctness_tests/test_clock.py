@@ -14,6 +14,7 @@ import torch
 
 from tinyllama.harness.clock import (
     LONGEST_SPIN,
+    OVERHEAD_READINGS,
     Clock,
     HostQueue,
     NotQueuedError,
@@ -169,6 +170,22 @@ def test_what_marks_cost_is_taken_off() -> None:
     queue.call(delay=0.0)()
     assert clock() - start == pytest.approx(KERNEL + 2 * US), "a bare pair of stamps has it"
     assert clock.read(queue.call()).device == pytest.approx(KERNEL)
+
+
+def test_a_mark_that_was_slow_once_is_not_what_marks_cost() -> None:
+    """More than they cost would be taken off each call."""
+    queue = SimulatedQueue(marking=2 * US)
+    marks = 0
+
+    def mark() -> float:
+        nonlocal marks
+        marks += 1
+        return queue.enqueue(50 * US if marks == 7 else 2 * US)  # each reading ends in its third
+
+    queue.mark = mark  # type: ignore[method-assign]
+    clock = Clock(queue)
+    assert clock.overhead == pytest.approx(2 * US)
+    assert marks == 4 * OVERHEAD_READINGS, "the slow one was read"
 
 
 def test_a_call_that_waits_for_the_device_has_no_device_time() -> None:

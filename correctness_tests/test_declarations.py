@@ -105,6 +105,61 @@ def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
     assert all(comparison.passed for case in cases for comparison in case.compare())
 
 
+KERNEL = """
+import triton
+import triton.language as tl
+from tinyllama.harness.kernels import jit
+
+@triton.jit
+def add(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + at, mask=at < n)
+    tl.store(y + at, a + a, mask=at < n)
+"""
+LAUNCHED = """
+import torch
+from their_kernels import add
+
+@double.provider("launched", requires=("triton",))
+class Launched:
+    @staticmethod
+    def forward(x):
+        x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        add[(-(-x.numel() // 16),)](x, y, x.numel(), BLOCK=16)
+        return y
+
+    @staticmethod
+    def backward(grads, kept, saved, needs):
+        return {"x": 2 * grads[0]}
+"""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [KERNEL, KERNEL.replace("@triton.jit", "@jit"), KERNEL.replace("@triton.jit", "@triton.jit()")],
+    ids=["triton.jit", "jit", "triton.jit()"],
+)
+@pytest.mark.parametrize("apart", [False, True], ids=["in the op's file", "in a file of its own"])
+def test_a_kernel_of_a_package_runs_on_a_cpu_under_either_jit(
+    kernel: str, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    plain = triton.jit
+    package = f"package{len(kernel)}{apart}"
+    text = FILE + LAUNCHED.replace("their_kernels", f"{package}.their_kernels")
+    if not apart:
+        text = FILE + kernel + LAUNCHED.replace("from their_kernels import add", "")
+    (tmp_path / package).mkdir()
+    for name, content in {"__init__": "", "double": text, "their_kernels": kernel}.items():
+        (tmp_path / package / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = registry_file.discover(package, plugins=False)
+    assert triton.jit is plain, "what is imported later keeps triton's own"
+    cases = [case for case in op_cases(registry.values()) if case.provider.name == "launched"]
+    assert cases
+    assert all(comparison.passed for case in cases for comparison in case.compare())
+
+
 def test_a_missing_or_broken_file_leaves_nothing_registered(tmp_path: Path) -> None:
     registry = Registry()
     with pytest.raises(ValueError, match="no file"):

@@ -17,6 +17,7 @@ from tinyllama.harness import Registry, load_file
 from tinyllama.harness.cases import op_cases
 from tinyllama.harness.evaluate import make_inputs
 from tinyllama.model import TinyLlama
+from tinyllama.tiers import TIERS, Tier
 from tools import bar_tables, generate_docs, model_tables
 
 ROOT = generate_docs.ROOT
@@ -117,6 +118,19 @@ def test_the_worked_example_is_right_as_it_stands(
         for extreme in (None, *op.extremes):
             inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
             assert not disagreements(op, source, inputs)
+
+
+@pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)
+def test_the_table_of_tiers_names_what_the_model_of_each_calls(tier: Tier) -> None:
+    if tier.interpreted:
+        pytest.importorskip("triton")
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in model_tables.tiers().splitlines())
+    column = heads.index(tier.name.upper())
+    named = {row[0].strip("`"): row[column].strip("`") for row in rows if len(row) > column}
+    called = {op for op, _, _ in model_tables.traced(tier)} | {"adamw"}
+    assert {op: tier.table[op] for op in called} == {
+        op: provider for op, provider in named.items() if provider and provider != "in `block"
+    }
 
 
 def batch() -> torch.Tensor:

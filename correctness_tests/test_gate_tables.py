@@ -56,19 +56,25 @@ def test_the_table_of_a_validation_groups_by_what_was_added(
 ) -> None:
     assert gate_tables.validation() == "Nothing is recorded yet."
     measured = {
-        "a": (0.0, [("device_seconds", 1.001, "SAME")]),
-        "b": (0.02, [("host_seconds", 1.5, "SLOWER"), ("device_seconds", 1.021, "SLOWER")]),
-        "c": (0.02, [("kernels", 1.5, "SLOWER"), ("device_seconds", 1.018, "INCONCLUSIVE")]),
-        "d": (0.1, [("host_seconds", 1.11, "SLOWER")]),
-        "e": (0.1, []),
+        "a-triton-N": (0.0, [("device_seconds", 1.001, "SAME")]),
+        "b-triton-N": (
+            0.02,
+            [("host_seconds", 1.5, "SLOWER"), ("device_seconds", 1.021, "SLOWER")],
+        ),
+        "c-triton-N": (
+            0.02,
+            [("kernels", 1.5, "SLOWER"), ("device_seconds", 1.018, "INCONCLUSIVE")],
+        ),
+        "d-triton-N": (0.1, [("host_seconds", 1.11, "SLOWER")]),
+        "e-triton-N": (0.1, []),
     }
     content = {
         "device": "a GPU",
         "date": "2030-01-31T00:00:00Z",
         "commit": "c0ffee",
         "versions": {"torch": "9.9"},
-        "slowed": {**{name: share for name, (share, _) in measured.items()}, "f": 0.0},
-        "wrong": ["c", "e"],
+        "slowed": {**{n: share for n, (share, _) in measured.items()}, "f-torch-N": 0.0},
+        "wrong": ["c-triton-N", "e-triton-N"],
         "benchmarks": {
             name: {
                 "outcome": "of all figures",
@@ -84,6 +90,6 @@ def test_the_table_of_a_validation_groups_by_what_was_added(
     assert "| device_seconds | 2% | 2 | +1.8% to +2.1% | 1 INCONCLUSIVE, 1 SLOWER |" in text
     assert "| host_seconds | 10% | 1 | +11.0% to +11.0% | 1 SLOWER |" in text
     assert (
-        "Not what was added: c, e. Not timed: e, f. a GPU; torch 9.9; commit c0ffee; 2030-01-31."
-        in text
+        "Providers: torch, triton. Not what was added: c-triton-N, e-triton-N. "
+        "Not timed: e-triton-N, f-torch-N. a GPU; torch 9.9; commit c0ffee; 2030-01-31." in text
     )

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tinyllama import kernels_command
 from tinyllama.cli import main
 from tinyllama.harness.instructions import Instructions
 from tinyllama.harness.occupancy import UNITS, occupancy
@@ -39,6 +40,7 @@ def test_waves_of_a_simd_by_registers(registers: int, waves: int) -> None:
         (32, 0, 4, 16, "warps"),  # 64 of an SM
         (33, 0, 4, 12, "registers"),
         (255, 0, 8, 2, "registers"),
+        (88, 0, 1, 5, "registers"),  # what is left of a partition is of no use to another
         (32, 100 * 1024, 8, 4, "shared memory"),  # two programs of 8 warps
         (32, 113 * 1024, 4, 2, "shared memory"),  # 113 + 1 KiB twice is all there is
         (32, 114 * 1024, 4, 1, "shared memory"),
@@ -118,6 +120,48 @@ def test_a_table_of_another_triton_is_refused(
     old.write_text(json.dumps({"triton": "3.0.0", "kernels": []}))
     assert main(["kernels", "--op", "rms_norm", "--against", str(old)]) == 2
     assert "made with triton 3.0.0" in capsys.readouterr().err
+
+
+KERNEL = {
+    "op": "rms_norm",
+    "kernel": "kernel",
+    "chip": "gfx942",
+    "case": "triton-N1D128-bf16",
+    "launch": 1,
+    "spilled_bytes": 0,
+    "occupancy": 8,
+    "instructions": Instructions(16, 16).to_json(),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        ("--op silu_mul --chip gfx942", "silu_mul on gfx942"),
+        ("--op rms_norm --op silu_mul --chip gfx942", "silu_mul on gfx942"),
+        ("--op rms_norm --chip sm_90", "rms_norm on sm_90"),
+        ("--op rms_norm --chip gfx942 --chip sm_90", "rms_norm on sm_90"),
+        ("--chip sm_90", "any op on sm_90"),
+    ],
+)
+def test_a_table_without_what_is_asked_for_is_refused_before_compiling(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+    absent: str,
+) -> None:
+    def no_compiling(*_: Any) -> Any:
+        raise AssertionError("a kernel is compiled")
+
+    monkeypatch.setattr(kernels_command, "_rows", no_compiling)
+    old = tmp_path / "old.json"
+    for kernels in ([KERNEL], []):
+        old.write_text(json.dumps({"triton": kernels_command._triton(), "kernels": kernels}))
+        assert main(["kernels", *options.split(), "--against", str(old)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        if kernels:
+            assert f"--against '{old}' has no kernel of {absent}: make it with --json" in line
 
 
 def test_products_in_tf32_are_shown_where_they_are_other_kernels(tmp_path: Path) -> None:

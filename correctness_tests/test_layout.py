@@ -15,7 +15,7 @@ from tinyllama.harness.precision import compute_dtype, product
 from tinyllama.model import ALIGNMENT, TinyLlama
 
 SHAPE = ModelConfig(
-    vocab_size=70, hidden_dim=24, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=40
+    vocab_size=70, hidden_dim=24, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=41
 )
 
 
@@ -72,6 +72,7 @@ def test_a_models_matrices_lie_side_by_side(change: object) -> None:
         matrices = [p for p in layer.parameters() if p.dim() > 1]
         view = as_one(*matrices)
         assert view is not None
+        assert view.numel() % ALIGNMENT, "else each starts there by itself"
         assert view.storage_offset() % ALIGNMENT == 0
         assert torch.equal(view, torch.cat([m.detach().flatten() for m in matrices]))
     storages = {p.untyped_storage().data_ptr() for p in model.parameters()}

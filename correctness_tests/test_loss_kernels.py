@@ -81,6 +81,28 @@ def test_derived_cases_reach_both_ways() -> None:
     assert in_chunks(**large.dims, dtype=torch.bfloat16)
 
 
+def test_float16_holds_its_logits_however_many_they_are() -> None:
+    many = (10**6, 4, 10**5)
+    assert in_chunks(*many, torch.bfloat16)
+    assert in_chunks(*many, torch.float32)
+    assert not in_chunks(*many, torch.float16)
+
+
+def test_float16_gradients_use_the_scale_of_the_loss(device: torch.device) -> None:
+    """1 / N of a probability of exp(-12) is less than float16 can hold; scaled as in training it
+    is not."""
+    x = torch.full((256, 1), 2.0, device=device)
+    weight = torch.zeros(100, 1, device=device)
+    weight[0] = 6.0
+    targets, scale = torch.zeros(256, dtype=torch.int64, device=device), 2.0**16
+    found = []
+    for call, dtype in ((KERNELS, torch.float16), (linear_file.eager, torch.float64)):
+        given = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
+        found.append(torch.autograd.grad(scale * call(*given, targets), given))
+    for got, exact in zip(*found, strict=True):
+        assert (got.double() - exact).norm() <= 0.01 * exact.norm()
+
+
 def test_chunks_are_few_and_whole_tiles() -> None:
     for N in [*range(1, 300), 1000, 8191, 8192, 8193, 131072]:
         rows = chunk_rows(N)
@@ -252,6 +274,36 @@ def test_rows_and_targets_anywhere(device: torch.device) -> None:
     torch.testing.assert_close(into, gradient)
     before[::2, 4:37] = into.clone()
     assert torch.equal(wide, before), "nothing beside them is written"
+
+
+def test_targets_apart_from_each_other_in_one_launch(device: torch.device) -> None:
+    spread = torch.arange(12, device=device)
+    logits = torch.randn(4, 40, generator=torch.Generator().manual_seed(4)).to(device)
+    found = []
+    for targets in (spread[::3], spread[::3].contiguous()):
+        loss_N = torch.empty(4, device=device)
+        found.append(
+            (cross_entropy_file.losses_and_gradient(logits.clone(), targets, 0.5, loss_N), loss_N)
+        )
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("at_once", [0, 2**26])
+def test_targets_apart_from_each_other_give_the_loss_and_gradients_of_dense_ones(
+    at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of two rows, and as a whole."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    x, weight, dense = problem(device)
+    wide = dense.new_zeros(len(dense), 3)
+    wide[:, 0] = dense
+    results = []
+    for targets in (wide[:, 0], dense):
+        loss = KERNELS(x, weight, targets)
+        results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight])))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_empty_batch(device: torch.device) -> None:

@@ -13,9 +13,9 @@ import torch
 from correctness_tests.conftest import shared
 from tinyllama.harness import ceilings, memory
 from tinyllama.harness.cache import Flush, last_level_bytes
-from tinyllama.harness.ceilings import copy_rate, product_rate
-from tinyllama.harness.clock import Clock, queue_of
-from tinyllama.harness.launches import _union, kind_of, launches
+from tinyllama.harness.ceilings import _best, copy_rate, product_rate
+from tinyllama.harness.clock import Clock, Reading, queue_of
+from tinyllama.harness.launches import _by_kind, _by_name, _union, kind_of, launches
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -122,6 +122,18 @@ def test_a_kernel_is_of_a_kind(name: str, kind: str) -> None:
 )
 def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], covered: float) -> None:
     assert _union(spans) == covered
+
+
+def test_times_of_one_kind_and_of_one_name_add_up() -> None:
+    timed = [("aten::mm", 2.0), ("aten::exp", 7.0), ("aten::mm", 3.0), ("aten::addmm", 4.0)]
+    assert _by_kind(timed) == pytest.approx({"products": 9e-6, "elementwise": 7e-6})
+    found = _by_name(timed)
+    assert {name: count for name, (count, _) in found.items()} == {
+        "aten::mm": 2,
+        "aten::exp": 1,
+        "aten::addmm": 1,
+    }
+    assert [seconds for _, seconds in found.values()] == pytest.approx([5e-6, 7e-6, 4e-6])
 
 
 def test_on_a_cpu_the_operators_are_timed_and_nothing_is_counted() -> None:
@@ -257,6 +269,21 @@ def test_after_a_flush_a_read_comes_from_memory(own_gpu: None, gpu: torch.device
 def test_ceilings_are_rates(device: torch.device) -> None:
     assert copy_rate(device, rounds=2) > 1e8
     assert product_rate("fp32", device, rounds=2) > 1e8
+
+
+def test_a_copy_reads_and_writes_and_a_product_multiplies_and_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both in half a second, on a CPU: 2^26 bytes, and a width of 1024."""
+    monkeypatch.setattr(ceilings, "_best", lambda call, device, rounds: 0.5)
+    assert copy_rate(CPU) == 2 * 2**26 / 0.5
+    assert product_rate("fp32", CPU) == 2 * 1024**3 / 0.5
+
+
+def test_a_ceiling_is_the_best_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(Clock, "read", lambda clock, call: Reading(next(seconds), 0.5, True))
+    assert _best(lambda: None, CPU, 3) == 1.0
 
 
 @pytest.mark.parametrize(("precision", "mode"), [("fp32", "highest"), ("tf32", "high")])

@@ -55,6 +55,13 @@ def test_loss_at_init_is_that_of_guessing(tier: str, device: torch.device) -> No
     assert loss == pytest.approx(math.log(1000), abs=0.1)
 
 
+def test_rotary_tables_follow_the_models_dtype() -> None:
+    model = TinyLlama(TINY)
+    assert [table.dtype for table in model.rope(8)] == [torch.float32] * 2
+    model.double()
+    assert [table.dtype for table in model.rope(8)] == [torch.float64] * 2
+
+
 def test_a_token_sees_only_its_past(device: torch.device) -> None:
     model = TinyLlama(TINY).double().to(device)
     tokens = torch.randint(1000, (1, 12), generator=torch.Generator().manual_seed(0)).to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,32 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(
         plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
         with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
             plan.tried(worker, kernel, users[:1])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "known", "status"),
+    [
+        (mutants.SURVIVED, False, 1),
+        (mutants.SURVIVED, True, 0),
+        (mutants.KILLED, False, 0),
+    ],
+    ids=["survived", "explained", "killed"],
+)
+def test_only_a_survivor_without_a_reason_is_red(
+    outcome: str,
+    known: bool,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = mutants.qualified(kernel)
+    trial = mutants.Trial(3, "1 -> 2", "x = 2", outcome)
+    monkeypatch.setattr(mutants, "candidates", lambda: {name: (kernel, [])})
+    monkeypatch.setattr(mutants, "forks", nullcontext)
+    monkeypatch.setattr(mutants.Plan, "tried", lambda *args: (1, [trial]))
+    monkeypatch.setattr(mutant_record, "explained", lambda: {(name, "x = 2")} if known else set())
+    assert mutants.main([]) == status
+    assert f"1 {outcome}; 1 of 1 mutants" in capsys.readouterr().out
 
 
 def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:

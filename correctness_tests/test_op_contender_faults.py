@@ -79,6 +79,16 @@ def test_a_fault_after_a_right_first_call_gives_no_time(
         faulty.turn()
 
 
+def test_what_is_allowed_in_one_dtype_is_not_allowed_in_another(contender: Contender) -> None:
+    def larger(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weighed(x, weight) * 1.001
+
+    wide = {torch.bfloat16: 1e4}
+    contender(larger, dtype="bf16", slack=wide).turn()
+    with pytest.raises(WrongResultError, match="allowed"):
+        contender(larger, dtype="fp32", slack=wide)
+
+
 def test_one_lost_row_of_many_shows_in_its_row(contender: Contender) -> None:
     """All roundings of 32768 rows are together larger than what one row has to lose."""
     lost = after_the_first(lambda x, w, first: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])))

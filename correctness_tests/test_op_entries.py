@@ -155,6 +155,13 @@ def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> No
     assert len(held_to(run, over=("nobody",))) == 1, "a name that is no provider's"
 
 
+def test_one_that_cannot_run_here_excuses_no_bar_over_others_that_can(run: OpCaseRun) -> None:
+    del run.readings["liger"]
+    run.cannot["liger"] = "it is not installed"
+    (line,) = held_to(run, over=("torch", "compile", "liger"), at_least=99.0)
+    assert "triton speed over" in line
+
+
 def test_a_provider_of_ours_without_a_time_misses_its_bars(run: OpCaseRun) -> None:
     del run.readings["triton"]
     run.failed["triton"] = WorkerError("WrongResultError: y")

@@ -94,6 +94,7 @@ def test_a_record_of_that_device_ends_the_remark_but_not_the_caveat() -> None:
         (">=", 25.0, "undecided: within the interval"),
         (">=", 26.0, "missed"),
         ("<=", 26.0, "met"),
+        ("<=", 25.0, "undecided: within the interval"),
         ("<=", 24.0, "missed"),
     ],
 )

@@ -80,3 +80,15 @@ def test_bad_options_are_refused(suite: pytest.Pytester, args: list[str], messag
     found = suite.runpytest_inprocess(*args)
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     assert message in found.stderr.str() + found.stdout.str()
+
+
+@pytest.mark.parametrize("quiet", [[], ["-q"], ["-q", "-n", "2"]], ids=str)
+def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
+    suite: pytest.Pytester, quiet: list[str]
+) -> None:
+    """Quiet runs have no header, which asks for the device too."""
+    suite.makepyfile("def test_nothing(): pass")
+    found = suite.runpytest_subprocess("--device", "warp", *quiet)
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--device warp: " in found.stderr.str()
+    suite.runpytest_subprocess("--device", "cpu", *quiet).assert_outcomes(passed=1)

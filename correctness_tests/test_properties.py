@@ -7,12 +7,17 @@ The examples of a seed are the same everywhere; `make soak` draws others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
+
+pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brings hypothesis")
+
+import hypothesis
 from hypothesis import strategies as st
 
+from correctness_tests.commands import python
 from correctness_tests.launched import providers
 from correctness_tests.test_ops import assert_accurate
 from tinyllama.harness import Case, Op, Provider, Tensor
@@ -139,6 +144,18 @@ def test_a_failure_is_shown_in_its_smallest_form(device: torch.device) -> None:
     with pytest.raises(AssertionError) as failure:
         hold(double, double["short"], device, seed=0, examples=50)
     assert str(failure.value).startswith("double-short-D33-fp32\n")
+
+
+def test_without_hypothesis_they_are_skipped(tmp_path: Path) -> None:
+    """The suite runs with less than the extra 'test' (README)."""
+    (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pytest; "
+        f"sys.exit(pytest.main(['-rs', '-p', 'no:hypothesispytest', {__file__!r}]))"
+    )
+    found = python("-c", code)
+    assert found.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, found.stdout + found.stderr
+    assert "extra 'test' is not installed: it brings hypothesis" in found.stdout
 
 
 def test_every_provider_with_kernels_is_drawn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def test_documented_figures_come_with_their_caveat(
         (["--results-dir", "nowhere"], "--results-dir 'nowhere' is no folder"),
         (["--device", "Card Z"], "has no records of 'Card Z': make some with pytest perf_tests"),
         (["--html", "nowhere/page.html"], "no folder 'nowhere'; make it first"),
+        (["--html", "x", "--markdown", "./x"], "--html and --markdown are both 'x': name two"),
         (["--markdown", "nowhere/x.md"], "--markdown 'nowhere/x.md': no folder 'nowhere'"),
     ],
 )
@@ -81,6 +83,43 @@ def test_what_cannot_be_is_one_line_and_2(
     assert not out
     assert len(error.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def make_dangling(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("a-card/x.json", make_folder),
+        ("a-card/x.json", make_dangling),
+        ("a-card/gate/certificate.json", make_folder),
+        ("a-card/gate/certificate.json", make_dangling),
+    ],
+)
+def test_what_is_no_file_among_the_results_is_one_line_and_2(
+    name: str,
+    make: Callable[[Path], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for record in sample_records():
+        save(record, tmp_path / "results")
+    path, page = tmp_path / "results" / name, tmp_path / "page.html"
+    make(path)
+    asked = ["report", "--results-dir", str(tmp_path / "results"), "--html", str(page)]
+    assert main(asked) == 2
+    out, error = capsys.readouterr()
+    (line,) = error.splitlines()
+    assert f"'{path}': repair that file or take it away" in line
+    assert not out
+    assert not page.exists()
 
 
 def test_the_newest_complete_record_is_shown_and_an_incomplete_one_only_for_want_of_it() -> None:

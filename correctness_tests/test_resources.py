@@ -104,6 +104,8 @@ def test_a_spill_is_seen_and_may_be_known_but_not_grow(chip: str) -> None:
     assert verdict(kernel, [replace(exact, kernel="test_resources.product")])[0] != []
     assert verdict(kernel, [replace(exact, chip="gfx90a")])[0] != []
     assert stale(exact, [kernel, fine]) is None
+    for both in ([kernel, fine], [fine, kernel]):
+        assert stale(entry(taken.spilled), both) is None, "the worst of all that it covers"
     assert "lower it" in str(stale(entry(taken.spilled + 1), [kernel, fine]))
     assert "spills 0 bytes now" in str(stale(entry(8, BLOCK=1024), [kernel, fine]))
     assert "no provider launches this" in str(stale(exact, [fine]))

@@ -18,6 +18,7 @@ from correctness_tests.saboteurs import EAGER, Saboteur, of_calling, of_values
 from correctness_tests.test_references import disagreements
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.checks import CHECKS, Candidate, Finding, Outcome, run
+from tinyllama.harness.checks.calls import REPEATS
 from tinyllama.harness.evaluate import make_inputs
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.ops import OPS
@@ -84,6 +85,23 @@ def test_what_is_right_passes_every_check(op: Op) -> None:
     wrong = [one for one in found_by(right) if not one.outcome.good]
     assert not wrong
     assert contradicted(right) is None
+
+
+def test_other_bits_in_the_last_repeat_alone_are_found() -> None:
+    """Most runs of a race are right."""
+    op = OPS["rms_norm"]
+    calls: list[None] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        calls.append(None)
+        y = EAGER["rms_norm"](x, weight, eps)
+        return y * (1 + torch.finfo(y.dtype).eps) if len(calls) == REPEATS["cpu"] else y
+
+    provider = Provider("rms_norm", "racing", call, dtypes=op.dtypes)
+    (finding,) = run(Candidate(op, provider), only=["determinism"])
+    assert REPEATS["cpu"] >= 3
+    assert finding.outcome is Outcome.FAILED, finding
+    assert "in repeat 2" in finding.message
 
 
 def test_each_check_finds_some_saboteur() -> None:

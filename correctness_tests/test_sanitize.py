@@ -20,15 +20,19 @@ def there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize, "cannot", lambda need, device: None)
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, planted: int, ops: int) -> list[list[str]]:
-    """What sanitized processes end with; their command lines."""
+def answers(
+    monkeypatch: pytest.MonkeyPatch, planted: int, ops: int, only: str = ""
+) -> list[list[str]]:
+    """What sanitized processes end with; their command lines. only: the one tool that says so of
+    the ops, the others find nothing."""
     seen: list[list[str]] = []
 
     def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
         seen.append(list(command))
         assert options["env"]["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"  # type: ignore[index]
         inside = command[command.index("--inside") + 1]
-        return subprocess.CompletedProcess(command, ops if inside == "ops" else planted)
+        status = ops if not only or only in command else 0
+        return subprocess.CompletedProcess(command, status if inside == "ops" else planted)
 
     monkeypatch.setattr(sanitize.subprocess, "run", run)
     return seen
@@ -78,6 +82,9 @@ def test_one_fault_of_three_tools_is_a_fault(monkeypatch: pytest.MonkeyPatch) ->
     assert len(seen) == 5, "nothing can be planted for racecheck"
     answers(monkeypatch, 86, 86)
     assert sanitize.main([]) == 1
+    for tool in sanitize.TOOLS:
+        answers(monkeypatch, 86, 86, only=tool)
+        assert sanitize.main([]) == 1, tool
 
 
 def test_the_planted_kernel_stores_beyond_its_buffer() -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from correctness_tests import runs
-from correctness_tests.faults import infinite_gradient_tier
+from correctness_tests.faults import infinite_gradient_tier, tier_with
 from correctness_tests.steps import (
     BATCH,
     RATES,
@@ -36,6 +36,7 @@ from tinyllama.data import RandomTokens
 from tinyllama.diagnose import diagnose, gradients
 from tinyllama.harness.device import cannot
 from tinyllama.model import TinyLlama
+from tinyllama.ops import OPS
 from tinyllama.step import TrainStep, products
 from tinyllama.tiers import TIERS, V2, StepPlan
 
@@ -195,6 +196,22 @@ def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.d
     )
 
 
+def test_a_norm_that_overflows_ends_the_run(device: torch.device) -> None:
+    """Every gradient is finite, and the norm of all is inf: no NaN is in sight."""
+
+    def huge(*args: torch.Tensor) -> torch.Tensor:
+        h = OPS["swiglu"]["eager"].call(*args)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: torch.full_like(gradient, 1e25))
+        return h
+
+    with tier_with("swiglu", huge, "huge") as tier:
+        result = runs.run(tier, device=device, max_grad_norm=1.0)
+    assert result.status == "failed"
+    assert result.losses == ()
+    assert (result.reason or "").startswith("the gradients' norm of step 1 is inf: run uncompiled")
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_fp16_gradients_are_unscaled_before_they_are_clipped(
     accumulate: int, device: torch.device
@@ -232,6 +249,21 @@ def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -
     assert result.status == "completed"
     assert result.gradient_norms == (None,) * 4
     json.dumps(result.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("allowed", ["highest", "high"])
+def test_the_precision_of_products_is_put_back(allowed: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(allowed)
+    try:
+        with products("fp32", torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == allowed
+        with pytest.raises(KeyError), products("fp32", torch.device("cpu")):
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == allowed
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_phases_of_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 import tinyllama
 from correctness_tests.test_target_files import written
+from perf_tests.measure import Measured, missed
 from perf_tests.measure_ops import DTYPES, PEERS
+from perf_tests.workloads import Group
 from tinyllama.harness.op_contender import passes_of
 from tinyllama.harness.targets import OpTarget, Target, load, load_ops, of_group
 from tinyllama.ops import OPS
@@ -278,3 +280,39 @@ def test_what_was_not_measured_is_none() -> None:
     assert target(tier="v9").measured(ENTRIES) is None
     assert target(over="broken").measured(ENTRIES) is None
     assert target(metric="joules_per_sample").measured(ENTRIES) is None
+
+
+def missed_here(*, cannot: tuple[str, ...] = (), **changed: Any) -> list[str]:
+    """What a run of the group small-fp32 says of one target, with `ENTRIES`."""
+    measured = Measured(Group("small", "fp32"), cannot=dict.fromkeys(cannot, "not installed"))
+    return missed([target(**changed)], measured, ENTRIES, H200)
+
+
+def test_a_target_is_missed_below_its_bound_and_says_what_was_measured() -> None:
+    assert missed_here(at_least=5.7) == []
+    assert missed_here(at_least=5.8) == ["v3 speed over v1 >= 5.8: measured 5.900 [5.700, 6.100]"]
+
+
+@pytest.mark.parametrize("changed", [{"metric": "live_bytes"}, {"tier": "v2"}, {"over": "broken"}])
+def test_a_target_that_nothing_measures_is_missed(changed: dict[str, Any]) -> None:
+    """Its entry lacks the metric, there is no entry, or what it is over failed."""
+    (line,) = missed_here(**changed)
+    assert line.endswith(": measured nothing that tells")
+
+
+def test_a_target_over_a_peer_that_cannot_run_here_is_not_missed() -> None:
+    assert missed_here(over="broken", cannot=("broken",)) == []
+    assert missed_here(over="broken", cannot=("another",)) != []
+    assert missed_here(at_least=5.8, cannot=("v1",)) != [], "what was measured is judged"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"workload": ("medium",)}, {"precision": ("bf16",)}, {"device": "MI325X"}]
+)
+def test_a_target_of_another_group_or_device_is_not_missed(changed: dict[str, Any]) -> None:
+    assert missed_here(at_least=9.0) != []
+    assert missed_here(at_least=9.0, **changed) == []
+
+
+def test_a_target_of_a_tier_that_does_not_exist_yet_is_not_missed() -> None:
+    assert missed_here(tier="v9") == []

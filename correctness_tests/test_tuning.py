@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tinyllama.harness import tuning
 from tinyllama.harness.cases import OpCase
 from tinyllama.harness.configs import Config
-from tinyllama.harness.tuning import MARGIN, Search, merged, search
+from tinyllama.harness.tuning import MARGIN, SURVIVORS, Search, merged, search
 from tinyllama.ops import OPS
 
 OLD, NEW, OTHER = (Config(BLOCK=block, num_warps=4) for block in (64, 128, 256))
@@ -58,6 +63,25 @@ def test_a_table_keeps_what_was_not_searched() -> None:
     before = {"another": {"": OLD.kwargs()}, "space": {"D=32": OLD.kwargs()}}
     table = merged(before, [found({OLD: 2.0, NEW: 1.0})])
     assert table == {**before, "space": {"D=32": OLD.kwargs(), "D=64": NEW.kwargs()}}
+
+
+def test_the_one_in_force_is_timed_in_full_however_slow_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nothing would be gained over it, and what is kept need not beat it."""
+    others = [Config(BLOCK=2**power, num_warps=8) for power in range(SURVIVORS + 2)]
+    seconds = {OLD: 1.0, **{one: 0.5 + i / 100 for i, one in enumerate(others)}}
+    space: Any = SimpleNamespace(configs=lambda **key: others, force=lambda *a, **k: nullcontext())
+    case: Any = SimpleNamespace(op=None, provider=SimpleNamespace(call=None))
+    nothing: Any = None
+    monkeypatch.setattr(tuning, "evaluate", lambda *args: {})
+    monkeypatch.setattr(tuning, "launched", lambda: nullcontext([]))
+    monkeypatch.setattr(tuning, "_timed", lambda _, key, config, *rest: lambda: seconds[config])
+    one = found({})
+    tuning._search(space, one.key, one, case, nothing, {})
+    assert set(one.seconds) == {OLD, *others[:SURVIVORS]}
+    assert one.best == others[0]
+    assert one.gain == pytest.approx(2.0)
 
 
 @pytest.mark.gpu

@@ -82,6 +82,14 @@ def test_overlapping_quartiles_are_inconclusive_and_never_green() -> None:
     assert outcome(entry(1.2, **wide), entry(1.0)) is Outcome.SAME
 
 
+def test_a_wide_baseline_overlaps_too() -> None:
+    """Above its median and below its upper quartile nothing is known to be slower."""
+    wide: dict[str, Any] = {"seconds_quartiles": [0.9, 1.3]}
+    assert outcome(entry(1.0, **wide), entry(1.2)) is Outcome.INCONCLUSIVE
+    assert "overlap" in text(entry(1.0, **wide), entry(1.2))
+    assert outcome(entry(1.0, **wide), entry(1.4)) is Outcome.SLOWER
+
+
 @pytest.mark.parametrize("metric", [m for m in TOLERANCES if m != "layouts"])
 def test_each_metric_is_gated_by_its_own_tolerance(metric: str) -> None:
     def of(value: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from perf_tests.peers import PEERS, Contender
 from perf_tests.steps import UNTIMED
 from perf_tests.workloads import Group, at_once
 from tinyllama.harness.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
+from tinyllama.harness.targets import Target, of_group, shown
 from tinyllama.harness.worker import Worker, WorkerError
 from tinyllama.tiers import TIERS, Tier
 
@@ -297,3 +298,24 @@ def entry_of(contender: Contender, measured: Measured, product_flops: float) -> 
         if FLOOR.name in measured.seconds:
             entry["floor_share"] = measured.over(FLOOR.name, name).as_list()
     return entry
+
+
+def missed(
+    targets: Iterable[Target],
+    measured: Measured,
+    entries: Mapping[str, Mapping[str, Any]],
+    device: str,
+) -> list[str]:
+    """The targets of a group that its entries, by contender, do not hold on a device of that
+    name; one that cannot be told counts as missed, unless what it is over cannot run here."""
+    known = {contender.name for contender in CONTENDERS}
+    lines = []
+    for target in of_group(list(targets), measured.group.workload, measured.group.precision):
+        if target.tier not in known or not target.holds_on(device):
+            continue  # a tier that does not exist yet, or a claim about another device
+        found = target.measured(entries)
+        if found is None and target.over in measured.cannot:
+            continue  # the peer is not installed, which its entry says
+        if found is None or not target.met(found):
+            lines.append(f"{target}: measured {shown(found)}")
+    return lines

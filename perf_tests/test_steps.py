@@ -12,12 +12,11 @@ import torch
 
 import tinyllama
 from perf_tests.conftest import Ceilings
-from perf_tests.measure import CONTENDERS, Contender, Measured, entry_of, measure
+from perf_tests.measure import CONTENDERS, Contender, Measured, entry_of, measure, missed
 from perf_tests.table import show
 from perf_tests.workloads import ALL, Group, not_here
-from tinyllama.harness.targets import load, of_group, shown
+from tinyllama.harness.targets import load
 
-KNOWN = {contender.name for contender in CONTENDERS}
 TARGETS = load(Path(tinyllama.__file__).parent / "targets.toml")
 
 
@@ -81,14 +80,5 @@ def test_targets(group: Run, device: torch.device) -> None:
     """The bars of targets.toml that hold on this device."""
     from tinyllama.harness.device import device_name
 
-    this = group.measured.group
-    missed = []
-    for target in of_group(TARGETS, this.workload, this.precision):
-        if target.tier not in KNOWN or not target.holds_on(device_name(device)):
-            continue  # a tier that does not exist yet, or a claim about another device
-        found = target.measured(group.entries)
-        if found is None and target.over in group.measured.cannot:
-            continue  # the peer is not installed, which its entry says
-        if found is None or not target.met(found):
-            missed.append(f"{target}: measured {shown(found)}")
-    assert not missed, "\n".join(missed)
+    lines = missed(TARGETS, group.measured, group.entries, device_name(device))
+    assert not lines, "\n".join(lines)

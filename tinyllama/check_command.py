@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from tinyllama.config import ConfigError
-from tinyllama.files import check_writable, write_whole
+from tinyllama.files import check_apart, check_writable, write_whole
 
 if TYPE_CHECKING:
     from tinyllama.harness.checks import Finding
@@ -59,6 +60,7 @@ def _check(args: argparse.Namespace) -> int:
     for option in ("json", "junit"):
         if getattr(args, option):
             check_writable(getattr(args, option), f"--{option}")
+    check_apart(("FILE", args.file), ("--json", args.json), ("--junit", args.junit))
     device = usable_device(args.device)
     out = console(sys.stdout)
     found: Found = {}
@@ -67,7 +69,7 @@ def _check(args: argparse.Namespace) -> int:
             found[provider] = findings
             out.print(_table(provider, findings))
     except WorkerError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{place(args.file, error.details)}{error}") from error
     if not found:
         raise ConfigError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
     data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}
@@ -79,6 +81,13 @@ def _check(args: argparse.Namespace) -> int:
         if not _held(findings):
             out.print(f"{provider}: {_why_not(findings)}", highlight=False)
     return 0 if all(map(_held, found.values())) else WRONG
+
+
+def place(file: str | Path, details: str) -> str:
+    """``FILE:LINE: `` of the last line of a file in a traceback; nothing where it has none."""
+    name = re.escape(str(Path(file).resolve()))
+    lines = re.findall(rf'^ *File "{name}", line (\d+)', details, re.MULTILINE)
+    return f"{file}:{lines[-1]}: " if lines else ""
 
 
 def _held(findings: list[Finding]) -> bool:

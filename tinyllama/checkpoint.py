@@ -23,6 +23,15 @@ from tinyllama.step import TrainStep
 
 _KEY = "tinyllama"
 _VERSION = 1
+_FIELDS: dict[str, type] = {
+    "model": dict,
+    "train": dict,
+    "tier": str,
+    "steps": int,
+    "batches": dict,
+    "scaler": dict,
+    "interrupted": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Checkpoint:
     def restore(self, step: TrainStep) -> None:
         """Put parameters, optimizer and scaler into a step.
 
-        Raises ConfigError when the model has another shape.
+        Raises ConfigError when the model has another shape, or a tensor is not there.
         """
         theirs, ours = as_dict(self.model), as_dict(step.model.config)
         for name in theirs.keys() - {"init_std"}:
@@ -55,8 +64,13 @@ class Checkpoint:
                     f"checkpoint {str(self.path)!r} has {name} {theirs[name]}, "
                     f"the model {ours[name]}: leave the model's options away or match them"
                 )
+        state = _state(step)
+        for name, tensor in state.items():
+            if name not in self.tensors or self.tensors[name].shape != tensor.shape:
+                shape = tuple(tensor.shape)
+                raise _damaged(self.path, f"it has no tensor {name} of shape {shape}")
         with torch.no_grad():
-            for name, tensor in _state(step).items():
+            for name, tensor in state.items():
                 tensor.copy_(self.tensors[name])
         if self.scaler and step.scaler.is_enabled():
             step.scaler.load_state_dict(self.scaler)
@@ -93,7 +107,7 @@ def save(
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint.
 
-    Raises ConfigError when the file is missing or is not a checkpoint of this program.
+    Raises ConfigError when the file is missing, damaged, or no checkpoint of this program.
     """
     if not path.is_file():
         raise ConfigError(f"checkpoint {str(path)!r} does not exist: name a file that --save wrote")
@@ -111,23 +125,46 @@ def load(path: Path) -> Checkpoint:
             f"checkpoint {str(path)!r} is a safetensors file of another program: "
             "name a file that --save wrote"
         )
-    description = json.loads(header)
-    if description["version"] != _VERSION:
+    try:
+        description = json.loads(header)
+        version = description["version"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"its description cannot be read, {error!r}") from error
+    if version != _VERSION:
         raise ConfigError(
-            f"checkpoint {str(path)!r} has format {description['version']}, this program reads "
+            f"checkpoint {str(path)!r} has format {version}, this program reads "
             f"{_VERSION}: use the program that wrote it"
         )
-    return Checkpoint(
-        path,
-        ModelConfig(**description["model"]),
-        TrainConfig(**description["train"]),
-        description["tier"],
-        description["steps"],
-        description["batches"],
-        description["scaler"],
-        description["interrupted"],
-        tensors,
+    try:
+        _check(description, tensors)
+        model, train = ModelConfig(**description["model"]), TrainConfig(**description["train"])
+    except (ValueError, TypeError) as error:
+        raise _damaged(path, str(error)) from error
+    rest = {name: description[name] for name in _FIELDS if name not in ("model", "train")}
+    return Checkpoint(path, model, train, **rest, tensors=tensors)
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"checkpoint {str(path)!r} is damaged ({why}): name a whole file that --save wrote"
     )
+
+
+def _check(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Raise ValueError, naming the field, unless a run can go on from these."""
+    for name, kind in _FIELDS.items():
+        if type(description.get(name)) is not kind:
+            raise ValueError(
+                f"{name} is {description.get(name)!r:.80}, not of type {kind.__name__}"
+            )
+    if description["steps"] < 0:
+        raise ValueError(f"steps is {description['steps']}, not a number of steps")
+    batches = description["batches"]
+    if "kind" not in batches or (batches["kind"] == "text" and "bytes" not in batches):
+        raise ValueError(f"batches is {batches!r:.80}, no description of data")
+    random, now = tensors.get("random.cpu"), torch.get_rng_state()
+    if random is None or (random.shape, random.dtype) != (now.shape, now.dtype):
+        raise ValueError("random.cpu is no state of torch's generator")
 
 
 def _state(step: TrainStep) -> dict[str, torch.Tensor]:

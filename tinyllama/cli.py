@@ -179,12 +179,14 @@ def _doctor() -> int:
 def _train(args: argparse.Namespace) -> int:
     from tinyllama import checkpoint
     from tinyllama.data import RandomTokens, TextBytes
-    from tinyllama.files import check_writable
+    from tinyllama.files import check_apart, check_writable
     from tinyllama.summary import ProgressBar, console, print_diagnosis, print_summary
     from tinyllama.tiers import resolve
     from tinyllama.train import train
 
     tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
+    check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json))
+    check_apart(("--resume", args.resume), ("--json", args.json))
     resumed = checkpoint.load(args.resume) if args.resume else None
     model_config, config = _settings(args, resumed)
     if args.json:

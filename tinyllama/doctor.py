@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -56,7 +58,10 @@ def _verdict(reason: str | None) -> str:
 
 
 def _how(tier: Tier, device: torch.device) -> str:
-    """The tier's plan on a device, and what of it has to be left out."""
+    """What of the tier's plan runs on a device, and which ways are left out, with the reasons."""
     plan = tier.plan(device.type)
-    lacking = [cannot(way, device) for way in ("compile", "capture") if getattr(plan, way)]
-    return "; without ".join([str(plan), *filter(None, lacking)])
+    reasons = {way: cannot(way, device) for way in ("compile", "capture") if getattr(plan, way)}
+    lacking = {way: reason for way, reason in reasons.items() if reason}
+    off: dict[str, Any] = dict.fromkeys(lacking, False)
+    runs = replace(plan, **off)
+    return "; ".join([str(runs), *(f"without {way}: {why}" for way, why in lacking.items())])

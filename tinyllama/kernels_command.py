@@ -64,12 +64,13 @@ def _kernels(args: argparse.Namespace) -> int:
     if args.json:
         check_writable(args.json, "--json")
     before = _read(args.against) if args.against else None
+    if before is not None:
+        _check_held(args.against, before, chips, args.op)
     rows = [
         row
         for op in OPS.values()
         if not args.op or op.name in args.op
-        for provider in op.providers.values()
-        if "triton" in provider.requires
+        for provider in _with_kernels(op)
         for row in _rows(op, provider, chips)
     ]
     if not rows:
@@ -185,6 +186,26 @@ def _read(path: Path) -> list[Row]:
             "differs between them; make both with one version"
         )
     return rows
+
+
+def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] | None) -> None:
+    """Refuse a table that holds nothing of a chip, or there of an op that --op names."""
+    from tinyllama.ops import OPS
+
+    known = [name for name in ops or OPS if _with_kernels(OPS[name])]
+    for chip in chips:
+        there = {row["op"] for row in before if row["chip"] == chip}
+        absent = [name for name in known if name not in there]
+        if absent and (ops or len(absent) == len(known)):
+            of = ", ".join(absent) if ops else "any op"
+            raise ConfigError(
+                f"--against {str(path)!r} has no kernel of {of} on {chip}: make it with --json and "
+                "the same --op and --chip, or choose what it has"
+            )
+
+
+def _with_kernels(op: Op) -> list[Provider]:
+    return [one for one in op.providers.values() if "triton" in one.requires]
 
 
 def _place(row: Row) -> tuple[Any, ...]:

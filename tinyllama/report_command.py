@@ -33,28 +33,32 @@ def add_command(commands: Any) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
-    from tinyllama.files import check_writable, write_whole
+    from tinyllama.files import check_apart, check_writable, write_whole
     from tinyllama.harness import history
     from tinyllama.harness.gate.certificates import certificates
     from tinyllama.harness.page import render
     from tinyllama.harness.report import latest, markdown, terminal
 
+    aside = None if args.markdown in (None, "-") else Path(args.markdown)
+    check_apart(("--html", args.html), ("--markdown", aside))
     records = _records(args.results_dir, args.device)
     try:
         certified = certificates(args.results_dir, args.device)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
     check_writable(args.html, "--html")
-    if args.markdown not in (None, "-"):
-        check_writable(Path(args.markdown), "--markdown")
+    if aside:
+        check_writable(aside, "--markdown")
     shown = latest(records)
     text = f"{markdown(shown)}\n\n{history.markdown(records)}\n\n{_claims(records)}\n"
     if args.markdown == "-":
         sys.stdout.write(text)
     else:
         sys.stdout.write("\n".join([*terminal(shown), "", _claims(records), ""]))
-    if args.markdown not in (None, "-"):
-        write_whole(Path(args.markdown), lambda part: part.write_text(text, encoding="utf-8"))
+    if aside:
+        write_whole(aside, lambda part: part.write_text(text, encoding="utf-8"))
     try:
         page = render(records, _for_page(), certificates=certified)
     except ValueError as error:
@@ -71,8 +75,8 @@ def _records(root: Path, device: str | None) -> list[Any]:
         raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
     try:
         found = [record for _, record in records(root, device)]
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
     if not found:
         of = f" of {device!r}" if device else ""
         raise ConfigError(

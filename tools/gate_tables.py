@@ -85,7 +85,8 @@ def _validated(data: dict[str, Any]) -> str:
         lines.append(f"| {metric} | {share:.0%} | {len(found)} | {spread} | {verdicts} |")
     wrong = ", ".join(data["wrong"]) or "none"
     source = provenance({**data, "commits": [data["commit"]]})
-    said = [f"Not what was added: {wrong}."]
+    providers = sorted({name.split("-")[1] for name in data["slowed"]})
+    said = [f"Providers: {', '.join(providers)}. Not what was added: {wrong}."]
     said += [f"Not timed: {', '.join(untimed)}."] if untimed else []
     return "\n".join([*lines, "", f"{' '.join(said)} {source}."])
 

@@ -17,6 +17,7 @@ from tinyllama.data import RandomTokens
 from tinyllama.harness import Op
 from tinyllama.model import TinyLlama
 from tinyllama.ops import OPS
+from tinyllama.ops.block import PARTS
 from tinyllama.tiers import TIERS, V1, Tier
 
 FP32 = 4  # bytes
@@ -211,9 +212,18 @@ def initial_loss() -> str:
 
 
 def tiers() -> str:
-    stock = [TIERS["v1"], TIERS["v2"]]
-    rows = ([f"`{op}`", *(f"`{tier.table[op]}`" for tier in stock)] for op in V1.table)
-    return table(["op", *(tier.name.upper() for tier in stock)], rows)
+    """What the model of each tier calls. One with a ``block`` calls the block's parts in that
+    alone, but for the norm, which is the model's last as well."""
+
+    def cell(tier: Tier, op: str) -> str:
+        if "block" in tier.table and op in PARTS and op != "rms_norm":
+            return "in `block`"
+        return f"`{tier.table[op]}`" if op in tier.table else ""
+
+    parts = [op for op in V1.table if op in PARTS]
+    ops = [*parts, "block", *(op for op in V1.table if op not in PARTS)]
+    rows = ([f"`{op}`", *(cell(tier, op) for tier in TIERS.values())] for op in ops)
+    return table(["op", *(tier.name.upper() for tier in TIERS.values())], rows)
 
 
 def traced(tier: Tier) -> Iterator[tuple[str, str, str]]:

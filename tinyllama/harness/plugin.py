@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.soak_base is None:
         drawn = secrets.randbelow(10**6) if config.option.soak_seeds else 0
         config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
+    if config.option.device:
+        worker_device(config)  # refused here, for what uses no device and with -q has no header
     for name in config.option.ops:
         if not Path(name).is_file():
             raise pytest.UsageError(f"--ops {name}: no such file; name a Python file of ops")

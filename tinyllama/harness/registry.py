@@ -67,15 +67,18 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
     """The ops of every module in a package, then those of installed plugins.
 
     A plugin names a module in the entry point group ``tinyllama.ops``; importing it may
-    also register providers on ops that exist.
+    also register providers on ops that exist. Kernels under ``triton.jit`` are adopted, as in
+    `load_file`; those of a module that was imported before stay what they were.
     """
     registry = Registry()
     root = importlib.import_module(package)
-    for found in sorted(pkgutil.iter_modules(root.__path__), key=lambda m: m.name):
-        registry.add_module(importlib.import_module(f"{package}.{found.name}"))
+    names = sorted(found.name for found in pkgutil.iter_modules(root.__path__, f"{package}."))
     if plugins:
-        for point in entry_points(group=ENTRY_POINTS):
-            registry.add_module(importlib.import_module(point.value))
+        names += [point.value for point in entry_points(group=ENTRY_POINTS)]
+    for name in names:
+        with adopted():
+            module = importlib.import_module(name)
+        registry.add_module(module)
     return registry
 
 

@@ -276,8 +276,14 @@ def bars(certificate: Certificate) -> list[Bar]:
             "blocks of equal sides lean to neither by a fifth of the margin",
             [(f, f.leaning >= lean, f"{f.mean:+.2%}") for f in c.found],
         ),
-        _each("99% of slowdowns of 2% found by those that state 2%", [_share(f, f.detected[0.02]) for f in fine]),
-        _each("every slowdown of 5% found by those that state 2%", [_share(f, f.detected[0.05], 1.0) for f in fine]),
+        _each(
+            "99% of slowdowns of 2% found by those that state 2%",
+            [_share(f, f.detected[0.02]) for f in fine],
+        ),
+        _each(
+            "every slowdown of 5% found by those that state 2%",
+            [_share(f, f.detected[0.05], 1.0) for f in fine],
+        ),
         _each(
             "99% of slowdowns of the tolerance found", [_share(f, f.at_tolerance) for f in claimed]
         ),
