@@ -71,9 +71,10 @@ def test_what_is_no_count_is_missing(side: str, value: object) -> None:
     assert script.run()["a"].outcome is Outcome.MISSING
 
 
-def test_a_profiler_that_sees_nothing_is_missing() -> None:
+@pytest.mark.parametrize("blind", [SIDES, (BASE,), (CANDIDATE,)], ids=" ".join)
+def test_a_profiler_that_sees_nothing_is_missing(blind: tuple[str, ...]) -> None:
     script = Script("a", "b")
-    for side in SIDES:
+    for side in blind:
         script.on(side, "counted", {**COUNTS, "kernels": 0, "copies": 0}, "a")
         script.on(side, "counted", {}, "b")
     found = script.run()

@@ -28,16 +28,16 @@ def count_figures(
     """More than the base, and than what is accepted of it, is SLOWER; less is FASTER.
 
     accepted: metric -> the share, and the number, that there may be more. wanted: what either side
-    must give. Where neither launches or copies anything, the profiler saw nothing: MISSING.
+    must give. Where one launches and copies nothing, the profiler did not see it: MISSING.
     """
     figures = [
         _count(metric, base.get(metric), candidate.get(metric), *accepted(metric))
         for metric in {**dict.fromkeys(wanted), **base, **candidate}
     ]
-    seen = [side.get(metric) for side in (base, candidate) for metric in ("kernels", "copies")]
-    if any(seen) or "kernels" not in wanted:
+    seen = [any(side.get(m) for m in ("kernels", "copies")) for side in (base, candidate)]
+    if all(seen) or "kernels" not in wanted:
         return figures
-    text = "neither side was seen to launch or copy anything: may this device be profiled?"
+    text = "a side was not seen to launch or copy anything: may this device be profiled?"
     blind = Figure("kernels", Outcome.MISSING, text)
     return [blind if figure.metric == "kernels" else figure for figure in figures]
 

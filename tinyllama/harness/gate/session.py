@@ -113,8 +113,8 @@ class Session:
 
     def _list(self, pair: Pair) -> None:
         who = pair.each("identity")
-        check_identities(self.setting, pair.trees, who)
         self.versions = who[CANDIDATE]["versions"]
+        check_identities(self.setting, pair.trees, who)
         self.left_out = pair.ask(CANDIDATE, "left_out")
         has = pair.each("benchmarks")
         listed = matched(
