@@ -102,7 +102,7 @@ def test_kernels_are_compared_with_another_revision(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--op", "softmax"], "--op 'softmax' is unknown: use some of"),
+        (["--op", "nobody"], "--op 'nobody' is unknown: use some of"),
         (["--op", "qkv"], "no kernel of qkv compiles for gfx942, sm_90: choose with"),
         (["--chip", "sm_1"], "--chip 'sm_1' is unknown: use some of"),
         (["--against", "nothing.json"], "--against 'nothing.json' is no table of this command"),
