@@ -27,6 +27,8 @@ from tinyllama.harness.gate.decision import (
     of_block,
     smallest_found,
 )
+from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.verdict import Figure, Outcome
 
 BENCHMARKS, PAIRS, HISTORY, POOL = 40, 40, 40, 20_000
 LAST = LOOKS[-1]
@@ -352,3 +354,18 @@ def test_a_spread_that_is_none_is_refused(bad: tuple[float, int]) -> None:
         Spread(*bad)
     with pytest.raises(ValueError, match="a spread of"):
         Spread.of([0.01, NAN])
+
+
+@pytest.mark.parametrize("certified", [True, False])
+def test_a_confirmation_is_by_the_device_where_it_is_known_as_certificates_simulate(
+    certified: bool,
+) -> None:
+    """Blocks that scattered by 2% when they decided, and 0.2% more in fresh ones: sure on a device
+    that scatters by 0.1%, and nothing on one of which no more is known."""
+    history = Spread(0.001, 40) if certified else Spread()
+    series = Series(Rule(tests=1), history, statistics=[0.03, 0.05, 0.07, 0.05])
+    series.again = [0.002 + 0.001 * (-1) ** place for place in range(CONFIRM_BLOCKS)]
+    slower = Figure("device_seconds", Outcome.SLOWER, "slower")
+    assert confirmed(series.again, series.rule, history)
+    outcome = Outcome.SLOWER if certified else Outcome.INCONCLUSIVE
+    assert series.confirm(slower).outcome is outcome

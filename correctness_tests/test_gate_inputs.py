@@ -10,7 +10,11 @@ import torch
 
 from correctness_tests.contenders import weighed
 from correctness_tests.gate_subjects import Make
+from tinyllama.harness.gate import accepted
+from tinyllama.harness.gate import subject as module
+from tinyllama.harness.gate.exact import ON_GPU
 from tinyllama.harness.gate.subject import Subject
+from tinyllama.harness.launches import Launches
 from tinyllama.harness.op_contender import WrongResultError
 
 
@@ -69,3 +73,19 @@ def test_what_is_given_and_asked_for_is_in_the_digest_of_inputs(
     fewer = {name: replace(tensor, grad=False) for name, tensor in made.op.inputs.items()}
     monkeypatch.setattr(made.op, "inputs", fewer)
     assert made.input_digest() != usual, "results that nobody asks for any more"
+
+
+def test_what_is_compared_exactly_of_a_call_on_a_gpu(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = subject()
+    found = Launches(kernels=3, copies=1, host_syncs=0, busy_seconds=1e-5, time_by={})
+    monkeypatch.setattr(module, "launches", lambda call, device: found)
+    for name, answer in (("_calibrate", None), ("_prepare", None), ("_peak", 70)):
+        monkeypatch.setattr(made, name, lambda *args, answer=answer: answer)
+    made.kept_bytes = 5
+    made.device = torch.device("cuda")
+    counted = {"peak_bytes": 70, "kept_bytes": 5, "kernels": 3, "copies": 1, "host_syncs": 0}
+    assert made.counted() == counted
+    assert counted.keys() >= set(ON_GPU)
+    assert set(accepted.COUNTED) == counted.keys(), "each may be accepted by number"
