@@ -1,8 +1,9 @@
 """Training steps that the gate times beside the ops: what runs them, captured or not, is gated too.
 
 Each process begins with one seed's weights and takes the same batches in the same order. It counts
-only after the gradient of every parameter in one step, and the update of every one in the next, were
-held to float64, and each timed step must give the loss that the verified run had at that step.
+only after the gradient of every parameter in one step was held to float64, and each timed step must
+give the loss that the verified run had at that step. Of that run the update of every parameter in
+one step was held to float64 as well.
 """
 
 from __future__ import annotations
