@@ -140,6 +140,14 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
     assert settled(script, "b").outcome is Outcome.SAME
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_who_dies_of_its_first_product_leaves_a_benchmark_without_its_bytes(side: str) -> None:
+    script = Script("a", "b")
+    script.on(side, "multiply", died(), launch=1)
+    held(script, Outcome.WORKER_DIED, 17, text=str(died()))
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
 @pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
 @pytest.mark.parametrize("method", ["begin", "expect", "turn", "end"])
 @pytest.mark.parametrize("side", SIDES)

@@ -199,6 +199,16 @@ def test_others_take_the_place_of_both_sides_where_one_died() -> None:
     assert [at for at, side, name in begun if name == "b"][2:4] == [3, 3]
 
 
+def test_what_a_process_keeps_of_its_first_product_is_there_before_bytes_are_counted() -> None:
+    script = Script("a", "b")
+    script.on(BASE, "verify", died(), "a", launch=1)
+    script.run()
+    for launch, side in itertools.product((1, 2), SIDES):  # both prepare: the first one failed
+        asked = [what for which, who, what, _ in script.asked if (which, who) == (launch, side)]
+        assert asked.index("multiply") < asked.index("begin")
+    assert "multiply" not in {what for launch, _, what, _ in script.asked if launch > 2}
+
+
 def test_each_side_is_held_to_its_own_results() -> None:
     script = Script()
     script.run()

@@ -14,11 +14,13 @@ import tinyllama
 from correctness_tests.contenders import FILES, PACKAGE
 from tinyllama.harness import cache
 from tinyllama.harness.gate import side as module
+from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.op import Op
 from tinyllama.harness.op_contender import Timed, ops_of
 from tinyllama.harness.results import versions
+from tinyllama.harness.worker import Worker
 from tinyllama.ops import OPS
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -233,6 +235,18 @@ def test_a_side_times_its_own_case_of_that_name(
     monkeypatch.setattr(module, "declared", lambda *args: [here])
     side.begin(WEIGHED)
     assert side.subjects[WEIGHED].case.provider.name == "float32_only"
+
+
+@pytest.mark.gpu
+def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> None:
+    name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
+    try:
+        worker.make("side", FACTORY, device=str(gpu), timeout=READY)
+        for asked in (("multiply",), ("begin", name)):
+            worker.call("side", *asked, timeout=READY)
+        assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
+    finally:
+        worker.close()
 
 
 def test_only_what_is_named_has_work_added() -> None:

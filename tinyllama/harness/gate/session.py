@@ -136,6 +136,7 @@ class Session:
         for one in self._open():
             with self._kept(one):
                 pair = self._alive(pair)
+                pair.each("multiply")  # in a pair that is new; else it is as good as nothing
                 seconds = pair.begin(one.benchmark)
                 self._prepare_one(pair, one, seconds)
                 pair.end(one.benchmark)  # the next one has the memory

@@ -186,6 +186,15 @@ class Side:
         """Stay on one processor with all threads, or (None) on none in particular again."""
         hold(self.processors if processor is None else {processor})
 
+    def multiply(self) -> None:
+        """Have what a process's first products leave allocated, such as BLAS's workspace: it is
+        kept by no benchmark."""
+        if self.device.type != "cpu":
+            for dtype in (torch.float32, torch.float16):
+                ones = torch.ones(16, 16, dtype=dtype, device=self.device)
+                torch.nn.functional.linear(ones, ones, ones[0])
+                torch.nn.functional.linear(ones, ones)
+
     def begin(self, name: str) -> float:
         """Make a benchmark ready; the seconds until its first call is done, compiling included.
 
