@@ -238,7 +238,7 @@ class Side:
         return self.subjects[name].input_digest()
 
     def counted(self, name: str) -> dict[str, int]:
-        """What is compared exactly: bytes at most, kernels, copies, synchronisations."""
+        """What is compared exactly: bytes at most and kept, kernels, copies, synchronisations."""
         return self.subjects[name].counted()
 
     def profiles(self, name: str, times: int) -> list[dict[str, Any]]:
