@@ -15,8 +15,8 @@ from tinyllama.harness.verdict import Figure, Outcome
 # Both sides compile at once on one machine, and a single reading of each is off by some tenths.
 COMPILE_RATIO, COMPILE_SECONDS = 1.5, 2.0
 
-
-ON_GPU = ("peak_bytes", "kernels", "copies", "host_syncs")  # what every benchmark gives there
+# What every benchmark gives there.
+COUNTED_ON_GPU = ("peak_bytes", "kernels", "copies", "host_syncs")
 
 
 def count_figures(

@@ -20,7 +20,7 @@ from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Call, Rule
-from tinyllama.harness.gate.exact import ON_GPU, compile_figure, count_figures
+from tinyllama.harness.gate.exact import COUNTED_ON_GPU, compile_figure, count_figures
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped, check_identities, matched, unable
 from tinyllama.harness.gate.pair import (
@@ -158,7 +158,7 @@ class Session:
         counted = pair.each("counted", one.name)
         compiled = pair.each("compiled", one.name)
         allowed = self._allowed(one)
-        wanted = ON_GPU if self.setting.device.type != "cpu" else ()
+        wanted = COUNTED_ON_GPU if self.setting.device.type != "cpu" else ()
         one.figures += count_figures(counted[BASE], counted[CANDIDATE], allowed, wanted)
         one.figures.append(compile_figure(seconds, lambda metric: allowed(metric)[0]))
         alike = all(figure.outcome is Outcome.SAME for figure in one.figures)

@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,42 +59,36 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
     """The benchmarks of a device: each provider of each op of the tree, device time on the largest
     timed case that it covers and host time on the smallest, where it is what a caller waits for;
     where there is no GPU, on the smallest alone."""
-    dtype = _dtype(device)
     found = []
-    for op in ops_of(package, tuple(files)).values():
-        for provider in op.providers.values() if op.timed else ():
-            slowdowns = _slowdowns(op, provider, device)
-            every = [
-                Timed(op.name, provider.name, place, STATE.get(op.name, dtype))
-                for place in range(len(op.timed))
-            ]
-            covered = [timed for timed in every if _left_out(op, timed, device) is None]
-            for timed, metrics in _gated(covered, device):
-                own = {metric: slowdowns[metric] for metric in metrics}
-                where = getattr(provider, "module", "")  # not told by a base of before it was
-                found.append(Benchmark(_name(op, timed), timed, op.module, own, registered=where))
+    for op, provider, every in _every(device, package, files):
+        slowdowns = _slowdowns(op, provider, device)
+        covered = [timed for timed in every if _left_out(op, timed, device) is None]
+        for timed, metrics in _gated(covered, device):
+            own = {metric: slowdowns[metric] for metric in metrics}
+            where = getattr(provider, "module", "")  # not told by a base of before it was
+            found.append(Benchmark(_name(op, timed), timed, op.module, own, registered=where))
     return found
 
 
 def left_out(device: torch.device, package: str, files: Sequence[str] = ()) -> Counter[str]:
     """Why providers of timed ops give no benchmark on a device, and of how many that is so."""
-    dtype = _dtype(device)
     why: Counter[str] = Counter()
-    for op in ops_of(package, tuple(files)).values():
-        for provider in op.providers.values() if op.timed else ():
-            reasons = [
-                _left_out(
-                    op, Timed(op.name, provider.name, place, STATE.get(op.name, dtype)), device
-                )
-                for place in range(len(op.timed))
-            ]
-            if None not in reasons:
-                why[str(reasons[0])] += 1
+    for op, _, every in _every(device, package, files):
+        reasons = [_left_out(op, timed, device) for timed in every]
+        if None not in reasons:
+            why[str(reasons[0])] += 1
     return why
 
 
-def _dtype(device: torch.device) -> str:
-    return "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
+def _every(
+    device: torch.device, package: str, files: Sequence[str]
+) -> Iterator[tuple[Op, Provider, list[Timed]]]:
+    """Each provider of each op that is timed, on each of its timed cases."""
+    dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
+    for op in ops_of(package, tuple(files)).values():
+        own, places = STATE.get(op.name, dtype), range(len(op.timed))
+        for provider in op.providers.values() if op.timed else ():
+            yield op, provider, [Timed(op.name, provider.name, place, own) for place in places]
 
 
 def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, list[str]]]:
