@@ -40,8 +40,9 @@ lint: bootstrap ## style, formatting and types
 floor: ## the core tests on the oldest supported Python, torch and triton
 	$(PYTHON310) tools/bootstrap.py --venv .venv-floor --constraints constraints/floor.txt --extras test,peers
 	.venv-floor/bin/python -m pytest -n auto -m "not slow" \
-		$(addprefix correctness_tests/,test_ops.py test_gradients.py test_tiers.py test_model.py \
-			test_compiled.py test_resources.py test_interpreter.py test_kernels.py test_configs.py)
+		$(addprefix correctness_tests/,ops/test_ops.py \
+			$(addprefix model/,test_gradients.py test_tiers.py test_model.py) kernels/test_compiled.py \
+			$(addprefix harness/,test_resources.py test_interpreter.py test_kernels.py test_configs.py))
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-floor build report.html *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache

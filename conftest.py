@@ -1,5 +1,5 @@
 pytest_plugins = [
-    "tinyllama.harness.plugin",
-    "tinyllama.harness.benchmarks",
-    "tinyllama.harness.gate.plugin",
+    "tinyllama.harness.plugins.suite",
+    "tinyllama.harness.plugins.benchmarks",
+    "tinyllama.harness.plugins.gate",
 ]

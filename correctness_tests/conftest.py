@@ -7,10 +7,10 @@ import traceback
 import pytest
 import torch
 
-from correctness_tests.gate_subjects import subject  # noqa: F401 (a fixture)
-from correctness_tests.gated_suite import gated  # noqa: F401 (a fixture)
-from correctness_tests.timed_suite import baseline, suite  # noqa: F401 (fixtures)
-from tinyllama.check_command import place
+from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
+from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture)
+from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
+from tinyllama.cli.check import place
 from tinyllama.harness import DeclarationError, load_file
 from tinyllama.ops import OPS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tinyllama.harness.values import Values, normal
+from tinyllama.harness.declare.values import Values, normal
 
 
 def probabilities(spread: float = 1.0) -> Values:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perf_tests.peers import SEARCHED
-from perf_tests.workloads import ALL, PRECISIONS, not_here
-from tinyllama.harness.ceilings import copy_rate, product_rate
-from tinyllama.harness.device import cannot
-from tinyllama.harness.plugin import worker_device
+from tinyllama.bench.peers import SEARCHED
+from tinyllama.bench.workloads import ALL, PRECISIONS, not_here
+from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.measure.ceilings import copy_rate, product_rate
+from tinyllama.harness.plugins.suite import worker_device
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,11 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
-    from perf_tests.measure_ops import groups as ops
     from perf_tests.test_curves import groups as curves
     from perf_tests.test_longest import groups as longest
     from perf_tests.test_sweep import groups as sweeps
     from perf_tests.test_switches import GROUPS as PARTS
+    from tinyllama.bench.measure_ops import groups as ops
 
     device = worker_device(config)
     if "slow" in (config.option.markexpr or ""):

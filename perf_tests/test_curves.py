@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.config import WORKLOADS, TrainConfig
-from tinyllama.data import TextBytes
-from tinyllama.model import TinyLlama
-from tinyllama.step import TrainStep, products
-from tinyllama.tiers import V1, V3
+from tinyllama.model.config import WORKLOADS, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import V1, V3
+from tinyllama.training.data import TextBytes
+from tinyllama.training.step import TrainStep, products
 
 GROUP, WORKLOAD, STEPS, WINDOW, EVERY = "curves-small", "small", 1000, 50, 10
 TEXT = Path(__file__).resolve().parent.parent / "docs"

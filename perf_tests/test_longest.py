@@ -21,10 +21,10 @@ import pytest
 import torch
 
 from perf_tests.conftest import Ceilings
-from perf_tests.measure import CONTENDERS
-from perf_tests.peers import Contender
-from perf_tests.workloads import LARGE, Group, not_here
-from tinyllama.harness.worker import Worker, WorkerError
+from tinyllama.bench.measure import CONTENDERS
+from tinyllama.bench.peers import Contender
+from tinyllama.bench.workloads import LARGE, Group, not_here
+from tinyllama.harness.machine.worker import Worker, WorkerError
 
 BASE = Group.parse(LARGE)
 GROUP = f"longest-{BASE}"

@@ -11,7 +11,7 @@ import torch
 
 import tinyllama
 from perf_tests.conftest import Ceilings
-from perf_tests.measure_ops import (
+from tinyllama.bench.measure_ops import (
     DTYPES,
     PEERS,
     Bench,
@@ -22,13 +22,13 @@ from perf_tests.measure_ops import (
     ops_with,
     providers_of,
 )
-from perf_tests.table import show
-from tinyllama.harness.ceilings import CLEARANCE
-from tinyllama.harness.device import device_name
-from tinyllama.harness.op import Op
-from tinyllama.harness.targets import load_ops
+from tinyllama.bench.table import show
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.measure.ceilings import CLEARANCE
+from tinyllama.harness.records.targets import load_ops
 
-TARGETS = load_ops(Path(tinyllama.__file__).parent / "targets.toml")
+TARGETS = load_ops(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
 
 Measured = tuple[dict[str, OpCaseRun], dict[str, dict[str, Any]]]
 

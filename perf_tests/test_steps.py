@@ -12,12 +12,12 @@ import torch
 
 import tinyllama
 from perf_tests.conftest import Ceilings
-from perf_tests.measure import CONTENDERS, Contender, Measured, entry_of, measure, missed
-from perf_tests.table import show
-from perf_tests.workloads import ALL, Group, not_here
-from tinyllama.harness.targets import load
+from tinyllama.bench.measure import CONTENDERS, Contender, Measured, entry_of, measure, missed
+from tinyllama.bench.table import show
+from tinyllama.bench.workloads import ALL, Group, not_here
+from tinyllama.harness.records.targets import load
 
-TARGETS = load(Path(tinyllama.__file__).parent / "targets.toml")
+TARGETS = load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
 
 
 @dataclass
@@ -66,7 +66,7 @@ def test_step(group: Run, contender: Contender, benchmark: Any) -> None:
 
 def test_no_step_is_faster_than_its_arithmetic(group: Run, ceilings: Ceilings) -> None:
     """The operations of a step, at the measured rate of large products, take longer than 0."""
-    from tinyllama.harness.ceilings import CLEARANCE
+    from tinyllama.harness.measure.ceilings import CLEARANCE
 
     for name, entry in group.entries.items():
         if "mfu" in entry:
@@ -78,7 +78,7 @@ def test_no_step_is_faster_than_its_arithmetic(group: Run, ceilings: Ceilings) -
 @pytest.mark.target
 def test_targets(group: Run, device: torch.device) -> None:
     """The bars of targets.toml that hold on this device."""
-    from tinyllama.harness.device import device_name
+    from tinyllama.harness.machine.device import device_name
 
     lines = missed(TARGETS, group.measured, group.entries, device_name(device))
     assert not lines, "\n".join(lines)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.measure import CONTENDERS, Effort
-from perf_tests.workloads import Group, not_here
-from tinyllama.harness.rounds import interleaved, summary
-from tinyllama.harness.worker import Worker, WorkerError
+from tinyllama.bench.measure import CONTENDERS, Effort
+from tinyllama.bench.workloads import Group, not_here
+from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.measure.rounds import interleaved, summary
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _point(
     effort = Effort.on(device)
     entries: dict[str, dict[str, Any]] = {}
     able = [tier for tier in TIERS if tier.cannot(device, str(sweep.base)) is None]
-    workers = {tier.name: Worker(tier.name, preload=["perf_tests.steps"]) for tier in able}
+    workers = {tier.name: Worker(tier.name, preload=["tinyllama.bench.steps"]) for tier in able}
     try:
         where: dict[str, Any] = {"group": str(sweep.base), "device": str(device)}
         size: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from perf_tests.measure import Contender, Measured, measure
-from perf_tests.workloads import Group, not_here
-from tinyllama.harness.rounds import summary
-from tinyllama.tiers import V2
+from tinyllama.bench.measure import Contender, Measured, measure
+from tinyllama.bench.workloads import Group, not_here
+from tinyllama.harness.measure.rounds import summary
+from tinyllama.model.tiers import V2
 
-FACTORY = "perf_tests.steps:TierStep"
+FACTORY = "tinyllama.bench.steps:TierStep"
 PARTS = (
     Contender("v2", V2.title, "tier", FACTORY, {"tier": "v2"}),
     *(

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import tinyllama
-from tinyllama.harness.report import of_kind
-from tinyllama.harness.results import Record
-from tinyllama.harness.targets import Bounded, load, load_ops, of_group, shown
+from tinyllama.harness.records.report import of_kind
+from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.targets import Bounded, load, load_ops, of_group, shown
 from tools.result_tables import newest
 
-TARGETS = Path(tinyllama.__file__).parent / "targets.toml"
+TARGETS = Path(tinyllama.__file__).parent / "bench" / "targets.toml"
 Row = tuple[str, Bounded, list[float] | None, Record]
 
 

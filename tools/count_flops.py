@@ -29,11 +29,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tinyllama.harness.device import cannot, default_device, device_name
-from tinyllama.harness.files import check_results_dir
 from tinyllama.harness.gate.side import STATE
-from tinyllama.harness.op_contender import OpContender, Timed
-from tinyllama.harness.results import Record, folder, load, new_record, save
+from tinyllama.harness.machine.device import cannot, default_device, device_name
+from tinyllama.harness.machine.files import check_results_dir
+from tinyllama.harness.measure.op_contender import OpContender, Timed
+from tinyllama.harness.records.results import Record, folder, load, new_record, save
 from tinyllama.ops import OPS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from tinyllama.config import PRESETS, WORKLOADS, ModelConfig, TrainConfig, Workload
-from tinyllama.data import RandomTokens
 from tinyllama.harness import Op
-from tinyllama.model import TinyLlama
+from tinyllama.model.config import PRESETS, WORKLOADS, ModelConfig, TrainConfig, Workload
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, V1, Tier
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
-from tinyllama.tiers import TIERS, V1, Tier
+from tinyllama.training.data import RandomTokens
 
 FP32 = 4  # bytes
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}

@@ -4,9 +4,10 @@
 
 A kernel's function, and those it calls, are changed one operator, number, mask or function at a
 time; a seeded sample of the changes is tried, each in a process of its own, on the CPU. Killed
-means that a check of `tinyllama.harness.checks` failed, or a test that `tools/mutants.toml` names
-for what the derived cases cannot ask of the kernel. A mutant that only raises, ends its process
-or does not come to an end is counted apart: that shows that code is run, not that it is checked.
+means that a check of `tinyllama.harness.correct.checks` failed, or a test that
+`tools/mutants.toml` names for what the derived cases cannot ask of the kernel. A mutant that only
+raises, ends its process or does not come to an end is counted apart: that shows that code is run,
+not that it is checked.
 What survives must be explained in `tools/mutants.toml`, or the exit status is 1.
 """
 
@@ -31,13 +32,13 @@ from unittest import mock
 
 import torch
 
-from tinyllama.harness.cases import OpCase, References
-from tinyllama.harness.checks import Candidate, Outcome, accuracy, guards, run
-from tinyllama.harness.evaluate import Inputs
-from tinyllama.harness.kernels import Kernel, jit
-from tinyllama.harness.poison import PoisonedMemory
-from tinyllama.harness.resources import launches_of
-from tinyllama.harness.worker import Worker
+from tinyllama.harness.correct.cases import OpCase, References
+from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, guards, run
+from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.kernels.launch import Kernel, jit
+from tinyllama.harness.kernels.resources import launches_of
+from tinyllama.harness.machine.worker import Worker
 from tinyllama.ops import OPS
 from tools import mutant_record
 from tools.mutant_record import ENDED, KILLED, RAISED, SURVIVED, Trial
@@ -183,7 +184,7 @@ def tested(names: Sequence[str]) -> tuple[str, str]:
                 test = item.nodeid.partition("[")[0]
                 first.append((KILLED, test) if wrong else (RAISED, call.excinfo.exconly()))
 
-    options = ["-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugin"]
+    options = ["-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugins.suite"]
     options += ["--device", "cpu", "--exitfirst", "-W", "ignore"]
     status = pytest.main([*options, *(str(ROOT / name) for name in names)], plugins=[Noted()])
     if not first and status != pytest.ExitCode.OK:

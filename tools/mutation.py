@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness.kernels import Kernel
+from tinyllama.harness.kernels.launch import Kernel
 
 SWAPPED: dict[type, type] = {
     ast.Add: ast.Sub,

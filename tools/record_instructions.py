@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from correctness_tests.test_instructions import RECORDED, held
-from tinyllama.harness.instruction_record import Record, load, text_of, together
-from tinyllama.harness.limits import triton_minor
-from tinyllama.harness.resources import CHIPS, lacking
+from correctness_tests.kernels.test_instructions import RECORDED, held
+from tinyllama.harness.kernels.instruction_record import Record, load, text_of, together
+from tinyllama.harness.kernels.limits import triton_minor
+from tinyllama.harness.kernels.resources import CHIPS, lacking
 
 
 def recorded_anew(before: Record) -> Record:

@@ -9,8 +9,8 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.report import of_kind
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.report import of_kind
+from tinyllama.harness.records.results import Record
 from tools.result_tables import newest
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -10,14 +10,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.report import (
+from tinyllama.harness.records.report import (
     ladder_markdown,
     latest,
     ops_markdown,
     parts_markdown,
     source,
 )
-from tinyllama.harness.results import Record, load
+from tinyllama.harness.records.results import Record, load
 from tools.count_flops import rows
 
 ROOT = Path(__file__).resolve().parent.parent

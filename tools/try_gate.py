@@ -25,10 +25,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.device import cannot, default_device, device_name
-from tinyllama.harness.files import check_results_dir, only_writer, replace_text
 from tinyllama.harness.gate.noise import noise_path
-from tinyllama.harness.results import current_commit, versions
+from tinyllama.harness.machine.device import cannot, default_device, device_name
+from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
+from tinyllama.harness.records.results import current_commit, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
@@ -104,7 +104,14 @@ BRANCHES = {
     ),
     "everything": Branch(
         "a name that nothing uses, in a file that every op imports: the kernels are the same",
-        (Edit("tinyllama/harness/op.py", "\n@dataclass", "\nUNUSED = 0\n\n\n@dataclass", True),),
+        (
+            Edit(
+                "tinyllama/harness/declare/op.py",
+                "\n@dataclass",
+                "\nUNUSED = 0\n\n\n@dataclass",
+                True,
+            ),
+        ),
         GREEN,
         600.0,
     ),

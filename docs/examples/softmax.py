@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.values import normal
+from tinyllama.harness.declare.values import normal
 
 softmax = Op(
     "softmax",

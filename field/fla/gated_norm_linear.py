@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import adopted
-from tinyllama.harness.values import normal
 
 with adopted(), warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says that no GPU is there

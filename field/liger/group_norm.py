@@ -7,7 +7,7 @@ from liger_kernel.ops import group_norm as released
 
 from field.liger.device import Scalar, on_cpu
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.values import normal
+from tinyllama.harness.declare.values import normal
 
 on_cpu(released)
 

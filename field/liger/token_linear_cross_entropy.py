@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from liger_kernel.ops import fused_linear_cross_entropy as released
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.values import normal
+from tinyllama.harness.declare.values import normal
 from tinyllama.ops.cross_entropy import TARGETS
 
 token_linear_cross_entropy = Op(

@@ -3,8 +3,8 @@
 It knows ops and no model, so it serves anyone's kernel.
 """
 
-from tinyllama.harness.op import Case, DeclarationError, Op, Provider, Tensor
-from tinyllama.harness.registry import Registry, discover, load_file
+from tinyllama.harness.declare.op import Case, DeclarationError, Op, Provider, Tensor
+from tinyllama.harness.declare.registry import Registry, discover, load_file
 
 __all__ = [
     "Case",

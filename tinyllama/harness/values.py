@@ -1,81 +1,15 @@
-"""Distributions of test inputs.
+"""Named distributions of test inputs: ``from tinyllama.harness.values import normal``.
 
-A distribution is a function of a shape and a generator that returns a float64 (or int64)
-tensor on the generator's device. Tests draw on the CPU, so that one seed gives one input on
-every device and in every dtype; timings draw large inputs where they are used.
-Its name is part of a case's name: data alone changes what a kernel computes and how fast.
+The public name of `tinyllama.harness.declare.values`, which declares them.
 """
 
-from __future__ import annotations
+from tinyllama.harness.declare.values import (
+    Values,
+    constant,
+    integers,
+    normal,
+    scaled_rows,
+    uniform,
+)
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
-
-Sampler = Callable[[tuple[int, ...], torch.Generator], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Values:
-    """A named distribution: ``sample(shape, generator)`` returns a tensor."""
-
-    name: str
-    sample: Sampler
-
-
-def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
-
-
-def normal(std: float = 1.0, mean: float = 0.0) -> Values:
-    """Normal values; away from zero on average when ``mean`` says so."""
-
-    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        return _normal(shape, generator) * std + mean
-
-    return Values(f"normal({mean:g},{std:g})", sample)
-
-
-def uniform(low: float, high: float) -> Values:
-    """Uniform values in [low, high), for inputs with a domain such as second moments."""
-
-    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        unit = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
-        return low + (high - low) * unit
-
-    return Values(f"uniform({low:g},{high:g})", sample)
-
-
-def integers(high: int) -> Values:
-    """Integers in [0, high)."""
-
-    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        return torch.randint(high, shape, generator=generator, device=generator.device)
-
-    return Values(f"integers({high})", sample)
-
-
-def constant(value: float) -> Values:
-    """One value everywhere."""
-
-    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        return torch.full(shape, value, dtype=torch.float64, device=generator.device)
-
-    return Values(f"{value:g}", sample)
-
-
-def scaled_rows(low: float, high: float) -> Values:
-    """Normal rows whose magnitudes run geometrically from ``low`` to ``high``.
-
-    A kernel that mixes up rows, or ignores an epsilon, is wrong on the small ones while a
-    norm over the whole tensor sees only the large ones.
-    """
-
-    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        values = _normal(shape, generator)
-        rows = values.reshape(-1, shape[-1]) if shape else values.reshape(1, 1)
-        scale = torch.logspace(0, 1, rows.shape[0], base=high / low, dtype=torch.float64) * low
-        return (rows * scale[:, None].to(rows.device)).reshape(shape)
-
-    return Values(f"rows({low:g}..{high:g})", sample)
+__all__ = ["Values", "constant", "integers", "normal", "scaled_rows", "uniform"]

@@ -13,6 +13,6 @@ Dimension names, used in declarations and as suffixes on tensors:
 
 from __future__ import annotations
 
-from tinyllama.harness.registry import discover
+from tinyllama.harness.declare.registry import discover
 
 OPS = discover(__name__)

@@ -14,12 +14,12 @@ import torch
 from torch.optim.adamw import adamw as torch_adamw
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.addresses import TABLES
-from tinyllama.harness.cases import SHORT
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness.declare.values import constant, normal, uniform
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
-from tinyllama.harness.layout import contiguous
-from tinyllama.harness.values import constant, normal, uniform
+from tinyllama.harness.kernels.addresses import TABLES
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import contiguous
 
 Tensors = list[torch.Tensor]
 

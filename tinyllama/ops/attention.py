@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, next_power_of_2
-from tinyllama.harness.layout import contiguous, dense_rows
-from tinyllama.harness.precision import input_precision
-from tinyllama.harness.values import normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import contiguous, dense_rows
+from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
 from tinyllama.ops.attention_kernels import backward_kernel, forward_kernel
 from tinyllama.ops.transpose import transposed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.kernels.configs import Config, Space
 
 # A block: its own rows, rows that a step of its loop takes, warps, stages. Keys of the spaces: D,
 # the kind of product ("16bit", "fp32", "tf32", "tf32x3"), and forward "short" or "long".

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.layout import contiguous, joined
-from tinyllama.harness.precision import compute_dtype
-from tinyllama.harness.values import normal
+from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels.layout import contiguous, joined
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention, lse_dtype
 from tinyllama.ops.block_terms import weight_terms

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.cases import SHORT
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness.declare.values import Values, constant, integers, normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
-from tinyllama.harness.layout import contiguous
-from tinyllama.harness.values import Values, constant, integers, normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import contiguous
 
 TARGETS = Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"]))
 LOSS = Tensor("", dtype=torch.float32)

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import next_power_of_2
-from tinyllama.harness.layout import contiguous
-from tinyllama.harness.precision import compute_dtype, input_precision, product
-from tinyllama.harness.values import normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.precision import compute_dtype, input_precision, product
 from tinyllama.ops.transpose import transposed
 
 linear = Op(

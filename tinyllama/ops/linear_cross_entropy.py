@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.autograd import Derived, derive
-from tinyllama.harness.cases import SHORT
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness.declare.autograd import Derived, derive
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, tl
-from tinyllama.harness.layout import contiguous
-from tinyllama.harness.precision import compute_dtype
-from tinyllama.harness.values import normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import LOSS, TARGETS
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.values import normal
+from tinyllama.harness.declare.values import normal
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.layout import contiguous
-from tinyllama.harness.precision import compute_dtype
-from tinyllama.harness.values import normal, scaled_rows
+from tinyllama.harness.declare.values import normal, scaled_rows
+from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.rms_norm_kernels import (
     launch_backward,
     new_partials,

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.cases import SHORT
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
-from tinyllama.harness.layout import dense_rows
-from tinyllama.harness.values import normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import dense_rows
 
 silu_mul = Op(
     "silu_mul",

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import jit, next_power_of_2, tl
-from tinyllama.harness.layout import as_one, contiguous
-from tinyllama.harness.precision import compute_dtype
-from tinyllama.harness.values import normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import as_one, contiguous
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.silu_mul import activate, activate_backward, by_glu, sigmoids
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.cases import SHORT
-from tinyllama.harness.configs import Config, Space
+from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, tl
-from tinyllama.harness.layout import dense_rows
-from tinyllama.harness.values import normal
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import dense_rows
 
 transpose = Op(
     "transpose",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.gate.noise import SCHEMA
-from tinyllama.harness.results import is_number
+from tinyllama.harness.records.results import is_number
 
 FIELDS: dict[str, type] = {
     "schema": int,

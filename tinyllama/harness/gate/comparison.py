@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from tinyllama.harness.device import device_name
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import (
@@ -34,11 +33,18 @@ from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.gate.watch import Watch
-from tinyllama.harness.worker import Worker
+from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.machine.worker import Worker
 
 PACKAGE = "tinyllama.ops"
-STEPS = "perf_tests.gated:benchmarks"
-INSTRUMENT = ("cache", "clock", "launches", "op_contender", "worker")
+STEPS = "tinyllama.bench.gated:benchmarks"
+INSTRUMENT = (
+    "machine/worker",
+    "measure/cache",
+    "measure/clock",
+    "measure/launches",
+    "measure/op_contender",
+)
 INSTRUMENT_OF_STEPS = ("gated", "steps", "workloads")
 
 
@@ -137,7 +143,7 @@ def instrument(root: Path) -> list[str]:
     harness = root / "tinyllama" / "harness"
     files = [harness / f"{name}.py" for name in INSTRUMENT]
     files += sorted((harness / "gate").glob("*.py"))
-    files += [root / "perf_tests" / f"{name}.py" for name in INSTRUMENT_OF_STEPS]
+    files += [root / "tinyllama" / "bench" / f"{name}.py" for name in INSTRUMENT_OF_STEPS]
     return [str(path.relative_to(root)) for path in files]
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tinyllama.harness.kernels import Launched
+from tinyllama.harness.kernels.launch import Launched
 
 STAGES = ("amdgcn", "ptx")  # the last text of each backend before its binary
 # Where debug information stands in them: whole lines, and sections to the end of the text.

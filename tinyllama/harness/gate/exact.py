@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.results import is_number
-from tinyllama.harness.verdict import Figure, Outcome
+from tinyllama.harness.records.results import is_number
+from tinyllama.harness.records.verdict import Figure, Outcome
 
 # Both sides compile at once on one machine, and a single reading of each is off by some tenths.
 COMPILE_RATIO, COMPILE_SECONDS = 1.5, 2.0

@@ -15,7 +15,7 @@ from tinyllama.harness.gate.decision import (
     confirmed,
     decide,
 )
-from tinyllama.harness.verdict import Figure, Outcome
+from tinyllama.harness.records.verdict import Figure, Outcome
 
 _OUTCOMES = {
     Call.SAME: Outcome.SAME,

@@ -9,7 +9,7 @@ from typing import Any
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.setting import Found, Setting
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.verdict import Outcome, Verdict
+from tinyllama.harness.records.verdict import Outcome, Verdict
 
 
 class Stopped(Exception):  # noqa: N818

@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.device import slug
-from tinyllama.harness.files import only_writer, replace_text
 from tinyllama.harness.gate.decision import Spread
-from tinyllama.harness.results import folder, is_number
+from tinyllama.harness.machine.device import slug
+from tinyllama.harness.machine.files import only_writer, replace_text
+from tinyllama.harness.records.results import folder, is_number
 
 # 1: host time was of single calls; 2: a statistic was the median of single pairs; 3: the backward
 # pass worked in autograd's thread.

@@ -30,8 +30,8 @@ from tinyllama.harness.gate.decision import of_block
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
-from tinyllama.harness.results import is_number
-from tinyllama.harness.worker import Worker, WorkerError
+from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.records.results import is_number
 
 FACTORY = "tinyllama.harness.gate.side:Side"
 BASE, CANDIDATE = "base", "candidate"

@@ -35,7 +35,7 @@ from tinyllama.harness.gate.pair import (
 from tinyllama.harness.gate.setting import Found, Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE
-from tinyllama.harness.verdict import Figure, Outcome, Verdict, worst
+from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
 

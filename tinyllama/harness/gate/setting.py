@@ -15,7 +15,7 @@ from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
-from tinyllama.harness.verdict import Figure, Verdict
+from tinyllama.harness.records.verdict import Figure, Verdict
 
 MARGINS = {DEVICE: 0.005, HOST: 0.02}
 MARGIN_ON_CPU = 0.02

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 import tinyllama
-from tinyllama.harness.cases import SHORT, OpCase
-from tinyllama.harness.device import cannot, device_name
+from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.op import Op, Provider
-from tinyllama.harness.op_contender import Timed, ops_of, passes_of, untimed
-from tinyllama.harness.results import is_number, versions
+from tinyllama.harness.machine.device import cannot, device_name
+from tinyllama.harness.measure.op_contender import Timed, ops_of, passes_of, untimed
+from tinyllama.harness.records.results import is_number, versions
 
 STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
 # The slowdown that is not to be called SAME, by metric. A shared host is no quiet device.

@@ -21,7 +21,12 @@ else:
     import tomli as tomllib
 
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", as workers are told
-_JIT = {"triton.jit", "triton.runtime.jit.jit", "tinyllama.harness.kernels.jit"}
+_JIT = {
+    "triton.jit",
+    "triton.runtime.jit.jit",
+    "tinyllama.harness.kernels.jit",
+    "tinyllama.harness.kernels.launch.jit",
+}
 _SEARCHES = {"discover", "iter_modules", "walk_packages"}  # calls that import a package's modules
 _NO_DATA = {".py", ".pyc", ".md"}  # of the files beside a module, which may read all others
 

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from tinyllama.harness.device import synchronize
-from tinyllama.harness.evaluate import Inputs, Leaves, copied, evaluate
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, evaluate
 from tinyllama.harness.gate.digests import bits_of, digest, projections
-from tinyllama.harness.kernels import Launched, launched
-from tinyllama.harness.launches import launches
-from tinyllama.harness.op_contender import OpContender, Timed, WrongResultError
+from tinyllama.harness.kernels.launch import Launched, launched
+from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.measure.launches import launches
+from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResultError
 
 SEEDS = 2
 SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
-from tinyllama.harness.machine import BUSY_SHARE
-from tinyllama.harness.machine import _busy_at_rest as busy_at_rest
-from tinyllama.harness.machine import _known as known
-from tinyllama.harness.sensors import NotToldError, Sensor, sensor
+from tinyllama.harness.machine.facts import BUSY_SHARE
+from tinyllama.harness.machine.facts import _busy_at_rest as busy_at_rest
+from tinyllama.harness.machine.facts import _known as known
+from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
 
 
 class BusyError(RuntimeError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 __all__ = ["render"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tinyllama.harness.page import numbers
 from tinyllama.harness.page.numbers import listed, milliseconds, percent, significant
 from tinyllama.harness.page.select import Entry, fastest, measured
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 
 def ladder(found: Sequence[Entry]) -> str:

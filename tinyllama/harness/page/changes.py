@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinyllama.harness.history import Change, Series, changes, told, watched
 from tinyllama.harness.page.panels import Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
 from tinyllama.harness.page.svg import OURS, THEIRS, Key
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.history import Change, Series, changes, told, watched
+from tinyllama.harness.records.results import Record
 
 DRAWN = 8  # lines of a plot, as many as there are colours
 HEADERS = (

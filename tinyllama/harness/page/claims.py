@@ -8,7 +8,7 @@ from typing import Any
 from tinyllama.harness.page import numbers
 from tinyllama.harness.page.select import Entry, has_run
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 Target = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tinyllama.harness.page import numbers
 from tinyllama.harness.page.panels import short
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 
 def machine(record: Record) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ from tinyllama.harness.page.panels import Context, Figure, Panel, source
 from tinyllama.harness.page.roofline import Mark, roofline
 from tinyllama.harness.page.select import Entry, entries, measured
 from tinyllama.harness.page.tables import Cell, Header, Row, Table, table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FOLD = 24  # rows; a longer table is folded

@@ -12,7 +12,7 @@ from tinyllama.harness.page.plots import Bar, bars
 from tinyllama.harness.page.select import Entry, contenders, measured, providers
 from tinyllama.harness.page.svg import OURS, PARTS, THEIRS, Key, Plot
 from tinyllama.harness.page.tables import Cell, Header, Row, Table, absent, table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 Entry = dict[str, Any]
 Key = tuple[str, ...]

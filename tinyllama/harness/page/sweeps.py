@@ -11,7 +11,7 @@ from tinyllama.harness.page.panels import Context, Figure, Panel, source
 from tinyllama.harness.page.plots import Line, lines
 from tinyllama.harness.page.select import Entry, Key, entries
 from tinyllama.harness.page.tables import Cell, Header, Row, Table, table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 OTHER = {"seq_len": "batch_size", "batch_size": "seq_len"}
 NAMES = {"seq_len": "sequence length", "batch_size": "batch"}

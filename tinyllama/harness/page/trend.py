@@ -8,7 +8,7 @@ from tinyllama.harness.page import captions
 from tinyllama.harness.page.panels import Context, Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
 from tinyllama.harness.page.select import Entry, Key, changes, entries, measured
-from tinyllama.harness.results import Record
+from tinyllama.harness.records.results import Record
 
 
 def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> Panel | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness import history
 from tinyllama.harness.page import (
     certified,
     changes,
@@ -22,7 +21,8 @@ from tinyllama.harness.page import (
 from tinyllama.harness.page.claims import Target
 from tinyllama.harness.page.panels import Context, Panel
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
-from tinyllama.harness.results import Record
+from tinyllama.harness.records import history
+from tinyllama.harness.records.results import Record
 
 FILL = "pytest perf_tests --record"
 

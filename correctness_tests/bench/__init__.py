@@ -1,0 +1,1 @@
+"""What perf_tests measures, tested."""

@@ -1,0 +1,192 @@
+"""Contenders are made side by side where that disturbs nothing, and checked one after the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.bench.measure import CONTENDERS, FLOOR, Measured, _Run
+from tinyllama.bench.peers import AUTOTUNE, Contender
+from tinyllama.bench.workloads import PROCESSORS, Group, at_once
+from tinyllama.harness.machine.worker import WorkerError
+
+SMALL, LARGE = Group("small", "bf16"), Group("large", "bf16")
+LONG = 0.05  # seconds; what is made at the same time begins well within them
+
+
+class Watch:
+    """Stands in for the workers: what ran, in the order of its beginning, and beside what."""
+
+    def __init__(self, make: Callable[[str], object] = lambda name: time.sleep(LONG)) -> None:
+        self.make = make
+        self.began: list[str] = []
+        self.beside: dict[str, set[str]] = {}
+        self._now: set[str] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def seen(self, what: str) -> Any:
+        with self._lock:
+            self.began.append(what)
+            self.beside[what] = set(self._now)
+            for other in self._now:
+                self.beside[other].add(what)
+            self._now.add(what)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._now.remove(what)
+
+    def worker(self, name: str) -> Any:
+        return _Watched(self, name)
+
+
+class _Watched:
+    def __init__(self, watch: Watch, name: str) -> None:
+        self.watch = watch
+        self.name = name
+
+    def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
+        with self.watch.seen(f"make {self.name}"):
+            self.watch.make(self.name)
+
+    def call(self, key: str, method: str, *args: Any) -> dict[str, Any]:
+        with self.watch.seen(f"{method} {self.name}"):
+            time.sleep(LONG / 10)
+            return {method: self.name}
+
+
+def contender(name: str, **settings: Any) -> Contender:
+    return Contender(name, name, settings.pop("role", "tier"), "nowhere:Nothing", **settings)
+
+
+A, B, C, D = (contender(name) for name in "abcd")
+SEARCHES = contender("searches", alone=True)
+
+
+def prepared(
+    monkeypatch: pytest.MonkeyPatch,
+    watch: Watch,
+    *contenders: Contender,
+    group: Group = SMALL,
+    most: int = 4,
+) -> Measured:
+    """What is measured of contenders once they are prepared on a machine for so many at once."""
+    processors = range(most * PROCESSORS)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(processors))
+    measured = Measured(group)
+    workers = {one.name: watch.worker(one.name) for one in contenders}
+    _Run(group, torch.device("cpu"), workers, measured).prepare(contenders)
+    return measured
+
+
+def test_contenders_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for all the others to be in the making: one by one, none would be made."""
+    together = threading.Barrier(4, timeout=10)
+    watch = Watch(lambda name: together.wait() and None)
+    measured = prepared(monkeypatch, watch, A, B, C, D)
+    assert {entry["compiled_beside"] for entry in measured.entries.values()} == {3}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_more_are_made_at_once_than_processors_allow(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    lot = [contender(f"{number}") for number in range(2 * most)]
+    together = threading.Barrier(most, timeout=10)
+    making: list[str] = []
+    counts: list[int] = []
+
+    def make(name: str) -> None:
+        making.append(name)
+        counts.append(len(making))
+        together.wait()
+        time.sleep(LONG)
+        making.remove(name)
+
+    measured = prepared(monkeypatch, Watch(make), *lot, most=most)
+    assert max(counts) == most
+    assert {entry["compiled_beside"] for entry in measured.entries.values()} == {most - 1}
+
+
+def test_what_searches_is_made_with_nobody_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch()
+    other = replace(SEARCHES, name="other")
+    measured = prepared(monkeypatch, watch, SEARCHES, A, other, B)
+    assert watch.beside["make searches"] == watch.beside["make other"] == set()
+    made = [what for what in watch.began if what.startswith("make")]
+    assert made[2:] == ["make searches", "make other"], "after the others"
+    assert list(measured.entries) == ["searches", "a", "other", "b"], "in the contenders' order"
+    beside = {name: entry["compiled_beside"] for name, entry in measured.entries.items()}
+    assert beside == {"searches": 0, "a": 1, "other": 0, "b": 1}
+
+
+def test_whoever_times_candidates_while_it_is_made_says_so() -> None:
+    searching = [one for one in CONTENDERS if one.arguments.get("mode") == AUTOTUNE]
+    assert searching
+    assert [one.name for one in CONTENDERS if one.alone] == [
+        *(one.name for one in searching),
+        FLOOR.name,
+    ]
+
+
+def test_checks_overlap_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fill the device and read peaks."""
+    watch = Watch()
+    prepared(monkeypatch, watch, A, B, SEARCHES, C)
+    checks = [what for what in watch.began if not what.startswith("make")]
+    asked = [f"{check} {name}" for name in ("a", "b", "c") for check in ("memory", "verify")]
+    assert checks == [*asked, "memory searches", "verify searches"]
+    assert not any(watch.beside[check] for check in checks), watch.beside
+
+
+def test_one_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str) -> None:
+        time.sleep(
+            {"a": 3 * LONG, "b": 2 * LONG, "d": 0.0}.get(name, LONG)
+        )  # the last is ready first
+        if name in ("b", "c"):
+            raise WorkerError(f"{name} does not compile")
+
+    measured = prepared(monkeypatch, Watch(make), A, B, C, D, SEARCHES)
+    assert list(measured.entries) == ["a", "d", "searches"]
+    assert all(entry["verify"] == name for name, entry in measured.entries.items())
+    found = [(name, str(error)) for name, error in measured.failed.items()]
+    assert found == [("b", "b does not compile"), ("c", "c does not compile")]
+
+
+def test_an_error_of_the_harness_is_none_of_a_contender(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str) -> None:
+        if name == "b":
+            raise TypeError("the harness is wrong")
+
+    with pytest.raises(TypeError, match="the harness is wrong"):
+        prepared(monkeypatch, Watch(make), A, B, C)
+
+
+@pytest.mark.parametrize(("group", "most"), [(LARGE, 4), (SMALL, 1)], ids=["large", "few cores"])
+def test_where_there_is_no_room_each_is_checked_before_the_next_is_made(
+    monkeypatch: pytest.MonkeyPatch, group: Group, most: int
+) -> None:
+    watch = Watch()
+    last = contender("floor", role="floor", alone=True)
+    measured = prepared(monkeypatch, watch, A, SEARCHES, B, last, group=group, most=most)
+    each = [f"{do} {name}" for name in measured.entries for do in ("make", "memory", "verify")]
+    assert watch.began == each[:-2], "of the floor there is nothing to check"
+    assert [entry.get("compiled_beside") for entry in measured.entries.values()] == [0, 0, 0, None]
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4)])
+def test_how_many_at_once(monkeypatch: pytest.MonkeyPatch, cores: int, expected: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert at_once(SMALL) == expected
+    assert at_once(LARGE) == 1, "not all fit beside each other on one card"

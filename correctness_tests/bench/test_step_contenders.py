@@ -1,0 +1,153 @@
+"""A training step has a time only when its gradients are right and it learns what V1 learns."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.bench import steps
+from tinyllama.bench.measure import FLOOR, Measured, _Run, entry_of
+from tinyllama.bench.peers import Contender, HuggingFaceStep
+from tinyllama.bench.steps import TierStep
+from tinyllama.bench.workloads import Group
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.measure.clock import Reading
+from tinyllama.harness.measure.energy import Energy
+
+WHERE: dict[str, Any] = {"group": "tiny-fp32", "device": "cpu", "batch_size": 2, "seq_len": 16}
+COUNT = 20
+
+
+@pytest.mark.parametrize("tier", ["v1", "v2"])
+def test_a_tier_is_verified_and_timed(tier: str) -> None:
+    step = TierStep(tier=tier, **WHERE)
+    assert step.verify() == {"gradients": COUNT, "parameters": COUNT}
+    assert step.turn(2) > 0
+    assert step.clocks(2)["device_seconds"] > 0
+    assert step.launched()["time_by"]["products"] > 0
+    assert "joules_per_sample" in step.used(0.1)["unavailable"]
+    assert len(step.loss_series()) == 1 + 1 + 4 + 2 + 1
+
+
+def test_a_peer_is_verified_in_our_layout() -> None:
+    pytest.importorskip("transformers", reason="extra 'peers' is not installed")
+    for attention in ("eager", "sdpa"):
+        step = HuggingFaceStep(attention=attention, **WHERE)
+        assert step.verify()["gradients"] == COUNT
+    ours = TierStep(tier="v1", **WHERE)
+    assert step.loss_series()[0] == pytest.approx(ours.loss_series()[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["embedding", "layers.0.w_q", "layers.1.mlp_norm"])
+@pytest.mark.parametrize("fault", ["absent", "zero", "twice", "stale", "nan"])
+def test_one_wrong_gradient_and_there_is_no_time(name: str, fault: str) -> None:
+    step = TierStep(tier="v1", **WHERE)
+    right = step.gradient_of
+    stale = right(name)
+    assert stale is not None
+    stale = stale.clone()
+
+    def wrong(asked: str) -> torch.Tensor | None:
+        gradient = right(asked)
+        if asked != name or gradient is None:
+            return gradient
+        sick = gradient.clone()
+        sick.view(-1)[0] = math.nan
+        made = {"absent": None, "zero": 0 * gradient, "twice": 2 * gradient, "stale": stale}
+        return {**made, "nan": sick}[fault]
+
+    step.gradient_of = wrong  # type: ignore[assignment]
+    with pytest.raises(AssertionError, match=f"1 of {COUNT} parameters .* {name}"):
+        step.verify()
+
+
+def test_a_loss_that_is_not_finite_is_no_measurement() -> None:
+    step = TierStep(tier="v1", **WHERE)
+    step.losses.append(torch.tensor(float("nan")))
+    with pytest.raises(AssertionError, match="not finite"):
+        step.loss_series()
+
+
+@pytest.mark.parametrize(("learned", "kept"), [(1.0, True), (0.95, True), (0.5, False), (0, False)])
+def test_who_learns_less_than_v1_has_no_time(learned: float, kept: bool) -> None:
+    falling = [7 - 0.1 * step for step in range(20)]
+    other = [7 - learned * 0.1 * step for step in range(25)]
+    measured = Measured(Group("tiny", "fp32"))
+    for name, losses in (("v1", falling), ("v2", other)):
+        measured.entries[name] = {"losses": losses}
+        measured.seconds[name] = [0.1] * 8
+    _Run(measured.group, torch.device("cpu"), {}, measured)._must_learn()
+    assert ("v2" in measured.seconds) is kept
+    if not kept:
+        entry = entry_of(contender("v2"), measured, 1.0)
+        assert "it does not learn" in entry["cannot"]
+        assert "seconds" not in entry
+
+
+def test_where_v1_unlearns_nobody_has_a_time() -> None:
+    """Nine tenths of what it learned are then less than nothing, and a flat loss is more."""
+    measured = Measured(Group("tiny", "fp32"))
+    for name, growth in (("v1", 0.1), ("v2", 0.0)):
+        measured.entries[name] = {"losses": [7 + growth * step for step in range(20)]}
+        measured.seconds[name] = [0.1] * 8
+    _Run(measured.group, torch.device("cpu"), {}, measured)._must_learn()
+    assert measured.seconds == {}
+    assert set(measured.failed) == {"v1", "v2"}
+
+
+def test_both_clocks_of_a_step_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([Reading(2.0, 30.0, True), Reading(1.0, 10.0, True), Reading(3.0, 20.0, True)])
+    clock = SimpleNamespace(read=lambda call: next(readings))
+    step = TierStep(tier="v1", **WHERE)
+    monkeypatch.setattr(steps, "Clock", lambda queue, spin_seconds: clock)
+    assert step.clocks(3) == {
+        "device_seconds": 2.0,
+        "device_seconds_quartiles": [1.0, 3.0],
+        "host_seconds": 20.0,
+        "host_seconds_quartiles": [10.0, 30.0],
+    }
+
+
+def test_the_energy_of_a_step_is_shared_by_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = TierStep(tier="v1", **WHERE)
+    monkeypatch.setattr(steps, "sensor", lambda device: object())
+    monkeypatch.setattr(steps, "energy", lambda *args: Energy(6.0, 400.0, "counter"))
+    assert step.used(0.1) == {"joules_per_sample": 3.0, "watts": 400.0, "energy_source": "counter"}
+
+
+# -- what an entry holds ----------------------------------------------------------------------
+
+
+def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> None:
+    """tiny: 4 samples of 64 tokens; 6 operations for each of 422912 weights and token, and
+    25559040 of attention."""
+    measured = Measured(Group("tiny", "fp32"))
+    for name, seconds in (("v1", 4.0), ("v2", 2.0), ("floor", 1.0)):
+        measured.seconds[name], measured.entries[name] = [seconds] * 8, {}
+    entry = entry_of(contender("v2"), measured, 1e9)
+    assert (entry["seconds"], entry["rounds"]) == (2.0, 8)
+    assert entry["over"] == {"v1": [2.0] * 3, "floor": [0.5] * 3}
+    assert entry["over_v1"] == [2.0] * 3
+    assert entry["floor_share"] == [0.5] * 3
+    assert (entry["samples_per_second"], entry["tokens_per_second"]) == (2.0, 128.0)
+    flops = 6 * 422_912 * 256 + 25_559_040
+    assert entry["flops_per_second"] == flops / 2.0
+    assert entry["mfu"] == pytest.approx(flops / 2.0 / 1e9)
+    floor = entry_of(FLOOR, measured, 1e9)
+    assert floor["seconds"] == 1.0
+    assert not {"over", "over_v1", "floor_share", "mfu", "tokens_per_second"} & set(floor)
+
+
+def test_what_failed_or_cannot_run_has_an_entry_that_says_why() -> None:
+    measured = Measured(Group("tiny", "fp32"), cannot={"far": "no such card"})
+    measured.failed["broken"] = WorkerError("it broke")
+    found: list[Any] = [entry_of(contender(name), measured, 1.0) for name in ("far", "broken")]
+    assert [entry["cannot"] for entry in found] == ["no such card", "it broke"]
+
+
+def contender(name: str) -> Contender:
+    return Contender(name, name, "tier", "nowhere:Nothing")

@@ -1,0 +1,162 @@
+"""Files of targets that cannot be used say what is wrong, where, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tinyllama.harness.records.targets import TargetError, load, load_ops
+
+RIGHT = {
+    "tier": '"v3"',
+    "workload": '"small"',
+    "precision": '"any"',
+    "metric": '"speed"',
+    "over": '"v1"',
+    "at_least": "5.5",
+    "device": '"any"',
+    "source": '"project"',
+}
+
+RIGHT_OF_OP = {
+    "op": '"rope"',
+    "provider": '"triton"',
+    "case": '"any"',
+    "dtype": '"bf16"',
+    "passes": '"forward"',
+    "metric": '"speed"',
+    "over": '"torch"',
+    "at_least": "1.0",
+    "device": '"any"',
+    "source": '"project"',
+}
+
+
+def written(folder: Path, *tables: Mapping[str, str | None], key: str = "target") -> Path:
+    """A file of targets, each right with some keys changed, or left out where None."""
+    lines = []
+    for table in tables:
+        lines.append(f"[[{key}]]")
+        keys = {**(RIGHT if key == "target" else RIGHT_OF_OP), **table}
+        lines += [f"{key} = {value}" for key, value in keys.items() if value is not None]
+    path = folder / "targets.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+ANY_NAMES = 'use a name, a list of names, or "any"'
+NAMES = "use a name, or a list of names"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"speed": "5"}, "target 1: unknown key 'speed': use asserted, at_least, at_most, "),
+        ({"tier": None}, "target 1: it lacks 'tier': add it"),
+        ({"source": None}, "target 1: it lacks 'source': add it"),
+        ({"at_least": None}, "give at_least or at_most, and not both"),
+        ({"at_most": "6"}, "give at_least or at_most, and not both"),
+        ({"at_least": "0"}, "its bound is 0: use a number above 0"),
+        ({"at_least": "-1.5"}, "its bound is -1.5: use a number above 0"),
+        ({"at_least": "nan"}, "its bound is nan: use a number above 0"),
+        ({"at_least": "inf"}, "its bound is inf: use a number above 0"),
+        ({"at_least": '"fast"'}, "its bound is 'fast': use a number above 0"),
+        ({"at_least": "true"}, "its bound is True: use a number above 0"),
+        ({"metric": '"fun"'}, "unknown metric 'fun': use speed, samples_per_second, "),
+        ({"over": None}, "a speed is a ratio: say over what"),
+        ({"workload": "3"}, f"workload is 3: {ANY_NAMES}"),
+        ({"workload": "[]"}, f"workload is []: {ANY_NAMES}"),
+        ({"precision": "[16, 32]"}, f"precision is [16, 32]: {ANY_NAMES}"),
+        ({"precision": '["any", "bf16"]'}, f"precision is ['any', 'bf16']: {ANY_NAMES}"),
+        ({"device": '["H200"]'}, "device is ['H200']: use a text"),
+        ({"over": "1"}, "over is 1: use a text"),
+        ({"tier": '""'}, "tier is '': use a text"),
+        ({"judged_by": '"mean"'}, "judged_by is 'mean': use interval or median"),
+        ({"documented": '"no"'}, "documented is 'no': use true or false"),
+    ],
+)
+def test_a_target_that_cannot_be_used_says_why(
+    tmp_path: Path, changed: dict[str, str | None], message: str
+) -> None:
+    path = written(tmp_path, changed)
+    with pytest.raises(TargetError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}, target 1: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tier": '"v3"'}, "unknown key 'tier': use asserted, at_least, at_most, case, "),
+        ({"documented": "true"}, "unknown key 'documented': use asserted, "),
+        ({"provider": None}, "it lacks 'provider': add it"),
+        ({"passes": None}, "it lacks 'passes': add it"),
+        ({"over": None}, "a speed is a ratio: say over what"),
+        ({"metric": '"mfu"'}, "unknown metric 'mfu': use speed, bandwidth_share, peak_bytes"),
+        ({"case": "[]"}, f"case is []: {ANY_NAMES}"),
+        ({"op": '["rope", "any"]'}, f"op is ['rope', 'any']: {ANY_NAMES}"),
+        ({"dtype": "16"}, f"dtype is 16: {ANY_NAMES}"),
+        ({"provider": '["triton"]'}, "provider is ['triton']: use a text"),
+        ({"over": '"any"'}, f"over is 'any': {NAMES}"),
+        ({"over": '["torch", "any"]'}, f"over is ['torch', 'any']: {NAMES}"),
+        ({"over": "[]"}, f"over is []: {NAMES}"),
+        ({"at_most": "2"}, "give at_least or at_most, and not both"),
+    ],
+)
+def test_a_target_of_ops_that_cannot_be_used_says_why(
+    tmp_path: Path, changed: dict[str, str | None], message: str
+) -> None:
+    path = written(tmp_path, changed, key="op")
+    with pytest.raises(TargetError) as caught:
+        load_ops(path)
+    assert str(caught.value).startswith(f"{path}, op 1: ")
+    assert message in str(caught.value)
+
+
+NOTHING_ELSE = "use [[target]] and [[op]] tables and nothing else"
+
+
+@pytest.mark.parametrize("read", [load, load_ops])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[target]\n", ""),
+        ("", NOTHING_ELSE),
+        ("title = 'mine'\n[[target]]\n", NOTHING_ELSE),
+        ("target = 3\n", NOTHING_ELSE),
+        ("[target]\ntier = 'v1'\n", NOTHING_ELSE),
+        ("[op]\nprovider = 'triton'\n", NOTHING_ELSE),
+        ("target = ['v1']\n", NOTHING_ELSE),
+    ],
+)
+def test_a_file_that_is_none_of_targets_says_so(
+    tmp_path: Path, text: str, message: str, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "targets.toml"
+    path.write_text(text)
+    with pytest.raises(TargetError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_and_a_repeated_target_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"none\.toml: .*No such file"):
+        load(tmp_path / "none.toml")
+    path = written(tmp_path, {}, {"device": '"H200"'}, {})
+    with pytest.raises(TargetError, match=r"target 3: v3 speed over v1 >= 5.5 is there twice"):
+        load(path)
+    path = written(tmp_path, {}, {"dtype": '"fp32"'}, {}, key="op")
+    with pytest.raises(TargetError, match=r"op 3: triton speed over torch >= 1 is there twice"):
+        load_ops(path)
+
+
+def test_steps_and_ops_stand_in_one_file_and_are_read_apart(tmp_path: Path) -> None:
+    steps = written(tmp_path, {}).read_text()
+    path = written(tmp_path, {}, {"op": '"qkv"'}, key="op")
+    path.write_text(f"{path.read_text()}\n{steps}")
+    assert [target.tier for target in load(path)] == ["v3"]
+    assert [target.op for target in load_ops(path)] == [("rope",), ("qkv",)]

@@ -1,0 +1,318 @@
+"""Targets: what was claimed and what is held, where it is asserted, and when it is met."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinyllama
+from correctness_tests.bench.test_target_files import written
+from tinyllama.bench.measure import Measured, missed
+from tinyllama.bench.measure_ops import DTYPES, PEERS
+from tinyllama.bench.workloads import Group
+from tinyllama.harness.measure.op_contender import passes_of
+from tinyllama.harness.records.targets import OpTarget, Target, load, load_ops, of_group
+from tinyllama.ops import OPS
+
+SHIPPED = load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
+SHIPPED_OF_OPS = load_ops(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
+H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
+
+
+def target(**changed: Any) -> Target:
+    right: dict[str, Any] = {
+        "tier": "v3",
+        "workload": ("small",),
+        "precision": (),
+        "metric": "speed",
+        "over": "v1",
+        "at_least": 5.5,
+        "device": "any",
+        "source": "project",
+    }
+    return Target(**{**right, **changed})
+
+
+# -- the shipped file -------------------------------------------------------------------------
+
+# Tier, metric, what it is over, bound. The claims that are not of a tier's step (kernels of one
+# norm, a naive SwiGLU, strided inputs, bandwidth, occupancy) have no metric here.
+DOCUMENTED = [
+    ("v1", "samples_per_second", None, 372.9),
+    ("v1", "live_bytes", None, 522.3e6),
+    ("v3", "samples_per_second", None, 2065.0),
+    ("v3", "speed", "v1", 5.5),
+    ("v3", "live_bytes", None, 281.8e6),
+    ("v3", "live_bytes", "v1", 0.54),
+    ("v2", "speed", "v1", 1.6),
+    ("v3", "speed", "v1", 2.2),
+    ("v4", "speed", "v1", 2.8),
+    ("v4", "kernels", "v1", 0.05),
+    ("v4", "joules_per_sample", "v1", 0.68),
+]
+
+# Tier, workload, precision, metric, what it is over, bound; on the card they were set for.
+BARS = [
+    ("v1", "small", "bf16", "speed", "hf-eager", 1 / 1.10),
+    ("v1", "medium", "fp32", "speed", "hf-eager", 1 / 1.10),
+    ("v2", "small", "tf32", "speed", "v1", 1.6),
+    ("v2", "small", "bf16", "speed", "v1", 1.6),
+    ("v2", "medium", "bf16", "speed", "v1", 1.6),
+    ("v2", "medium", "tf32", "speed", "v1", 1.25),
+    ("v3", "small", "tf32", "speed", "v1", 5.5),
+    ("v3", "small", "bf16", "speed", "v1", 5.5),
+    ("v3", "small", "fp32", "speed", "v1", 3.0),
+    *(("v3", "small", p, "speed", "fastest peer", 1.0) for p in ("fp32", "tf32", "bf16")),
+    ("v3", "medium", "fp32", "speed", "fastest peer", 1.0),
+    ("v3", "medium", "bf16", "speed", "fastest peer", 1.0),
+    ("v3", "medium", "tf32", "speed", "fastest peer", 1.3),
+    ("v3", "large", "bf16", "speed", "fastest peer", 1.05),
+    ("v3", "large", "bf16", "mfu", None, 0.70),
+    ("v4", "small", "bf16", "speed", "fastest peer", 1.5),
+    ("v4", "small", "tf32", "speed", "fastest peer", 1.4),
+    ("v4", "small", "fp32", "speed", "floor", 1 / 1.12),
+    ("v4", "medium", "bf16", "speed", "fastest peer", 1.1),
+    ("v4", "medium", "tf32", "speed", "fastest peer", 1.4),
+    *(("v4", w, "fp32", "kernels", "v1", 0.05) for w in ("small", "medium")),
+    *(("v4", w, "bf16", "joules_per_sample", "v1", 0.68) for w in ("small", "medium")),
+    *(("v2", w, "fp32", "speed", "v1", 1.0) for w in ("small", "medium")),
+    *(("v3", w, p, "speed", "v2", 1.0) for w in ("small", "medium") for p in ("tf32", "bf16")),
+    ("v3-small", "small", "fp32", "peak_bytes", "v1", 0.54),
+    ("v3-small", "medium", "fp32", "peak_bytes", "v1", 0.45),
+    ("v4", "small", "fp32", "peak_bytes", "v1", 0.45),
+    ("v4", "medium", "fp32", "peak_bytes", "v1", 0.25),
+]
+
+# Op, case, dtype, passes, metric, what it is over, bound.
+BOTH = "forward+backward"
+THREE = ("torch", "compile", "liger")
+PARTS = {"linear", "transpose"}  # of other ops; a product alone is the vendor's, as the peers' is
+LARGE_LOSS = ("linear_cross_entropy", "N8192D4096V32000", "bf16", BOTH)
+OP_BARS = [
+    ("rms_norm", "B8T4096D4096", "bf16", BOTH, "bandwidth_share", None, 0.90),
+    ("silu_mul", "N16384F11008", "bf16", BOTH, "bandwidth_share", None, 0.90),
+    ("adamw", "P32500000", "fp32", "forward", "bandwidth_share", None, 0.90),
+    *(
+        ("attention", str(case), "bf16", BOTH, "speed", ("flash",), 1.0)
+        for case in OPS["attention"].timed[1:]
+    ),
+    *(
+        ("attention", str(case), "bf16", "forward", "speed", ("torch", "flash", "cudnn"), 0.85)
+        for case in OPS["attention"].timed[1:]
+        if case.dims["K"] == 64
+    ),
+    (*LARGE_LOSS, "speed", THREE, 1.0),
+    (*LARGE_LOSS, "peak_bytes", ("liger",), 1.0),
+    *(
+        (
+            op.name,
+            str(case),
+            "fp32" if op.name == "adamw" else "bf16",
+            passes_of(op)[-1],
+            "speed",
+            THREE,
+            1.0,
+        )
+        for op in OPS.values()
+        if "triton" in op.providers and op.name not in PARTS
+        for case in op.timed[1:2]  # the shapes of the workload small
+    ),
+]
+
+
+def test_every_documented_figure_is_there_with_a_caveat_and_no_other() -> None:
+    documented = [t for t in SHIPPED if t.documented]
+    found = sorted((t.tier, t.metric, str(t.over), t.bound) for t in documented)
+    assert found == sorted((tier, metric, str(o), b) for tier, metric, o, b in DOCUMENTED)
+    for one in documented:
+        assert one.caveat, str(one)
+        assert one.source.startswith("document"), str(one)
+        assert (one.workload, one.precision, one.device) == (("small",), ("fp32",), "MI325X")
+
+
+@pytest.mark.parametrize(("tier", "workload", "precision", "metric", "over", "bound"), BARS)
+def test_a_bar_is_asserted_where_it_was_set(
+    tier: str, workload: str, precision: str, metric: str, over: str | None, bound: float
+) -> None:
+    found = [
+        one
+        for one in of_group(SHIPPED, workload, precision)
+        if (one.tier, one.metric, one.over) == (tier, metric, over) and one.holds_on(H200)
+    ]
+    assert [one.bound for one in found] == [pytest.approx(bound, abs=5e-4)]
+    more_is_better = metric in ("speed", "mfu")
+    assert found[0].direction == (">=" if more_is_better else "<=")
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "dtype", "passes", "metric", "over", "bound"),
+    OP_BARS,
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bar_of_an_op_is_asserted_where_it_was_set(
+    op: str,
+    case: str,
+    dtype: str,
+    passes: str,
+    metric: str,
+    over: tuple[str, ...] | None,
+    bound: float,
+) -> None:
+    entry = {"op": op, "case": case, "dtype": dtype, "passes": passes}
+    found = [
+        one
+        for one in SHIPPED_OF_OPS
+        if one.covers(entry) and (one.provider, one.metric, one.over) == ("triton", metric, over)
+    ]
+    assert [one.bound for one in found] == [bound]
+    assert found[0].direction == ("<=" if metric == "peak_bytes" else ">=")
+    assert found[0].holds_on(H200)
+    assert not found[0].holds_on(MI325X)
+
+
+@pytest.mark.parametrize("target", SHIPPED_OF_OPS, ids=str)
+def test_a_bar_of_an_op_names_what_is_timed(target: OpTarget) -> None:
+    """A name that is misspelt would be held by nothing."""
+    named = [OPS[name] for name in target.op]
+    assert named
+    assert set(target.dtype) <= set(DTYPES)
+    timed_cases = {str(case) for op in named for case in op.timed[1:]}
+    assert set(target.case) <= timed_cases
+    for op in named:
+        assert target.provider in op.providers
+        assert target.passes in passes_of(op)
+        assert set(target.over or ()) <= {*op.providers, *PEERS}
+        assert not target.case or any(str(case) in target.case for case in op.timed[1:])
+
+
+def test_a_claim_is_asserted_on_its_own_device_and_only_where_that_is_said() -> None:
+    claims = [t for t in SHIPPED if t.documented]
+    assert not any(claim.holds_on(H200) for claim in claims)
+    asserted = [str(claim) for claim in claims if claim.holds_on(MI325X)]
+    assert asserted == ["v3 speed over v1 >= 5.5"]
+
+
+# -- where a target is asserted ---------------------------------------------------------------
+
+
+def test_a_device_is_named_in_part_and_in_any_case() -> None:
+    assert target(device="any").holds_on(H200)
+    assert target(device="h200").holds_on(H200)
+    assert not target(device="MI325X").holds_on(H200)
+    assert target(device="MI325X").holds_on(MI325X)
+    assert not target(device="MI325X", asserted=False).holds_on(MI325X)
+
+
+def test_a_documented_claim_is_shown_unless_the_file_asserts_it(tmp_path: Path) -> None:
+    for said, asserted in ((None, False), ("true", True), ("false", False)):
+        (one,) = load(written(tmp_path, {"documented": "true", "asserted": said}))
+        assert one.holds_on(H200) is asserted
+    (bar,) = load(written(tmp_path, {"asserted": "false"}))
+    assert not bar.holds_on(H200)
+
+
+def test_a_target_covers_the_groups_that_it_names(tmp_path: Path) -> None:
+    some = {"workload": '["small", "medium"]', "precision": '"tf32"'}
+    targets = load(written(tmp_path, some, {"workload": '"any"'}))
+    assert [t.covers("medium", "tf32") for t in targets] == [True, True]
+    assert [t.covers("medium", "bf16") for t in targets] == [False, True]
+    assert list(of_group(targets, "large", "tf32")) == targets[1:]
+
+
+# -- when it is met ---------------------------------------------------------------------------
+
+
+def test_a_bound_is_held_at_the_worse_end_of_the_interval() -> None:
+    at_least = target(at_least=2.0)
+    assert at_least.met([2.5, 2.0, 3.0])
+    assert not at_least.met([2.5, 1.99, 3.0])
+    at_most = target(metric="peak_bytes", at_least=None, at_most=0.5)
+    assert at_most.met([0.4, 0.3, 0.5])
+    assert not at_most.met([0.4, 0.3, 0.51])
+    assert not at_least.met([math.nan] * 3)
+    assert not at_most.met([math.nan] * 3)
+
+
+def test_a_target_may_be_held_by_its_median() -> None:
+    found = [2.5, 1.0, 4.0]
+    assert target(at_least=2.5, judged_by="median").met(found)
+    assert not target(at_least=2.6, judged_by="median").met(found)
+    most = {"metric": "peak_bytes", "at_least": None}
+    assert target(**most, at_most=2.5, judged_by="median").met(found)
+    assert not target(**most, at_most=2.5).met(found)
+
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "v1": {"role": "tier", "seconds": 6.0, "kernels": 2000},
+    "v3": {
+        "role": "tier",
+        "seconds": 1.0,
+        "kernels": 100,
+        "over": {"v1": [5.9, 5.7, 6.1], "swift": [1.9, 1.8, 2.1]},
+    },
+    "slow": {"role": "peer", "seconds": 3.0},
+    "swift": {"role": "peer", "seconds": 2.0},
+    "broken": {"role": "peer", "cannot": "it is not installed"},
+    "floor": {"role": "floor", "seconds": 0.5},
+}
+
+
+def test_a_ratio_of_times_has_its_interval_and_others_are_figures() -> None:
+    assert target().measured(ENTRIES) == [5.9, 5.7, 6.1]
+    assert target(over="floor").measured(ENTRIES) == [0.5] * 3, "the medians are all there is"
+    assert target(metric="kernels").measured(ENTRIES) == [0.05] * 3
+    assert target(metric="kernels", over=None).measured(ENTRIES) == [100] * 3
+
+
+def test_the_fastest_peer_is_the_fastest_that_ran() -> None:
+    """Neither the floor, nor a tier, nor one that did not run."""
+    peer = target(over="fastest peer")
+    assert peer.measured(ENTRIES) == [1.9, 1.8, 2.1]
+    swifter = {**ENTRIES, "slow": {"role": "peer", "seconds": 0.25}}
+    assert peer.measured(swifter) == [0.25] * 3
+    assert peer.measured({n: e for n, e in ENTRIES.items() if e["role"] != "peer"}) is None
+
+
+def test_what_was_not_measured_is_none() -> None:
+    assert target(tier="v9").measured(ENTRIES) is None
+    assert target(over="broken").measured(ENTRIES) is None
+    assert target(metric="joules_per_sample").measured(ENTRIES) is None
+
+
+def missed_here(*, cannot: tuple[str, ...] = (), **changed: Any) -> list[str]:
+    """What a run of the group small-fp32 says of one target, with `ENTRIES`."""
+    measured = Measured(Group("small", "fp32"), cannot=dict.fromkeys(cannot, "not installed"))
+    return missed([target(**changed)], measured, ENTRIES, H200)
+
+
+def test_a_target_is_missed_below_its_bound_and_says_what_was_measured() -> None:
+    assert missed_here(at_least=5.7) == []
+    assert missed_here(at_least=5.8) == ["v3 speed over v1 >= 5.8: measured 5.900 [5.700, 6.100]"]
+
+
+@pytest.mark.parametrize("changed", [{"metric": "live_bytes"}, {"tier": "v2"}, {"over": "broken"}])
+def test_a_target_that_nothing_measures_is_missed(changed: dict[str, Any]) -> None:
+    """Its entry lacks the metric, there is no entry, or what it is over failed."""
+    (line,) = missed_here(**changed)
+    assert line.endswith(": measured nothing that tells")
+
+
+def test_a_target_over_a_peer_that_cannot_run_here_is_not_missed() -> None:
+    assert missed_here(over="broken", cannot=("broken",)) == []
+    assert missed_here(over="broken", cannot=("another",)) != []
+    assert missed_here(at_least=5.8, cannot=("v1",)) != [], "what was measured is judged"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"workload": ("medium",)}, {"precision": ("bf16",)}, {"device": "MI325X"}]
+)
+def test_a_target_of_another_group_or_device_is_not_missed(changed: dict[str, Any]) -> None:
+    assert missed_here(at_least=9.0) != []
+    assert missed_here(at_least=9.0, **changed) == []
+
+
+def test_a_target_of_a_tier_that_does_not_exist_yet_is_not_missed() -> None:
+    assert missed_here(tier="v9") == []

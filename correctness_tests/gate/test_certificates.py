@@ -1,0 +1,149 @@
+"""Certificates as they are read again: on the page, in the report, in documents."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from correctness_tests.support.sample_records import FIRST, SECOND, record, sample_records, steps
+from tinyllama.cli import main
+from tinyllama.harness.gate.certificates import FIELDS, certificates, load
+from tinyllama.harness.gate.noise import SCHEMA
+from tinyllama.harness.page import NEEDS, render
+from tinyllama.harness.records.results import save
+
+PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
+needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
+
+
+FOUND = {
+    "benchmark": "one/a",
+    "metric": "device_seconds",
+    "spread": 0.0012,
+    "smallest": 0.015,
+    "detected": {"0.01": 0.0, "0.02": 0.9991},
+}
+
+
+def certificate(device: str = FIRST) -> dict[str, Any]:
+    """Of two figures, the second of which is never found."""
+    never = {**FOUND, "benchmark": "two/a", "metric": "host_seconds", "smallest": None}
+    return {
+        "schema": SCHEMA,
+        "device": device,
+        "date": "2030-01-31T00:00:00Z",
+        "commits": ["c0ffee" * 6],
+        "versions": {"torch": "9.9"},
+        "blocks": 20,
+        "merges": 100_000,
+        "bars": [
+            {"text": "95% all green", "held": True, "measured": "99.90%"},
+            {"text": "99% found", "held": False, "measured": "1 of 2; not two/a (SYNTHETIC)"},
+        ],
+        "found": [FOUND, never],
+    }
+
+
+def stored(root: Path, content: dict[str, Any], folder: str = "a-device") -> Path:
+    path = root / folder / "gate" / "certificate.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+@needs_plots
+def test_the_page_shows_what_the_gate_holds_on_each_device() -> None:
+    text = render(sample_records(), certificates=[certificate(SECOND)])
+    words = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+    first, second = re.split(rf"{re.escape(SECOND)} Ladder", words)
+    assert "Not certified. This does it: python -m tinyllama certify" in first
+    assert "Not certified" not in second
+    assert "20 A/A blocks, 100,000 simulated merges" in second
+    assert "95% all green holds 99.90% 99% found missed 1 of 2; not two/a" in second
+    assert "one/a device_seconds 0.12 0.0 99.9 1.5 two/a host_seconds 0.12 0.0 99.9 –" in second
+    assert "torch 9.9; commit c0ffeec0ff; 2030-01-31" in second
+
+
+def test_certificates_are_those_of_a_folder_or_of_one_device(tmp_path: Path) -> None:
+    assert certificates(tmp_path) == []
+    stored(tmp_path, certificate())
+    stored(tmp_path, certificate(SECOND), "b-device")
+    assert [one["device"] for one in certificates(tmp_path)] == [FIRST, SECOND]
+    assert [one["device"] for one in certificates(tmp_path, SECOND)] == [SECOND]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_is_no_certificate_is_named(field: str, tmp_path: Path) -> None:
+    path = stored(tmp_path, {**certificate(), field: None})
+    with pytest.raises(ValueError, match=rf"{path} is no certificate: {field} is None"):
+        load(path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="not an object"):
+        load(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=f"{path} is no certificate"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bars": [{}]}, "bars[0]: text is None, not of type str"),
+        ({"bars": [3]}, "bars[0]: it is not an object of fields"),
+        ({"bars": [{"text": "", "held": 1, "measured": ""}]}, "bars[0]: held is 1, not of type b"),
+        ({"bars": [{"text": "", "held": True}]}, "bars[0]: measured is None, not of type str"),
+        ({"found": [{}]}, "found[0]: benchmark is None, not of type str"),
+        ({"found": [FOUND, None]}, "found[1]: it is not an object of fields"),
+        ({"found": [{**FOUND, "metric": 1}]}, "found[0]: metric is 1, not of type str"),
+        ({"found": [{**FOUND, "spread": "wide"}]}, "found[0]: spread is 'wide', not a finite"),
+        ({"found": [{**FOUND, "smallest": "x"}]}, "found[0]: smallest is 'x', neither a number"),
+        ({"found": [FOUND, {**FOUND, "detected": {}}]}, "found[1]: detected is of other slowdowns"),
+        ({"found": [{**FOUND, "detected": {"x": 1.0}}]}, "found[0]: detected has 'x', not a slow"),
+        ({"found": [{**FOUND, "detected": {"0.1": None}}]}, "detected at 0.1 is None, not a share"),
+        ({"commits": [1]}, "commits: each is a text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bars_and_figures_hold_what_is_shown_of_them(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = stored(tmp_path, {**certificate(), **change})
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path} is no certificate: ")
+
+
+def test_a_certificate_of_blocks_that_were_taken_otherwise_is_none(tmp_path: Path) -> None:
+    path = stored(tmp_path, {**certificate(), "schema": SCHEMA - 1})
+    with pytest.raises(ValueError, match=f"schema {SCHEMA - 1} is not {SCHEMA}.*certify again"):
+        load(path)
+
+
+@needs_plots
+def test_the_report_shows_them_and_refuses_what_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    save(record("small-bf16", steps("small-bf16")), results)
+    page = tmp_path / "page.html"
+    asked = ["report", "--results-dir", str(results), "--html", str(page)]
+    path = stored(results, certificate())
+    assert main(asked) == 0
+    assert "95% all green" in page.read_text()
+    page.unlink()
+    capsys.readouterr()
+    path.write_text(json.dumps({**certificate(), "bars": [{}]}))
+    assert main(asked) == 2
+    assert f"{path} is no certificate: bars[0]: text is None" in capsys.readouterr().err
+    path.write_text("{}")
+    assert main(asked) == 2
+    refused = capsys.readouterr()
+    assert f"{path} is no certificate: schema is None" in refused.err
+    assert "small-bf16" not in refused.out
+    assert not page.exists()

@@ -1,0 +1,305 @@
+"""The error rates that are estimated from A/A blocks, and the bars that they must hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from correctness_tests.gate.test_gate_noise import CARD, DEVICE, HOST, VERSIONS, block
+from tinyllama.harness.gate import certify as module
+from tinyllama.harness.gate import decision
+from tinyllama.harness.gate.certify import Bar, Certificate, Rules, bars, certify, critical
+from tinyllama.harness.gate.decision import LOOKS, Call, Floats, Rule, Spread, decide_each
+from tinyllama.harness.gate.noise import Noise
+
+RULES: Rules = {DEVICE: (0.005, 0.02)}
+MERGES = 5000
+SMALL = np.linspace(-0.004, 0.004, 30).tolist()
+
+
+def noise_of(table: Floats, metric: str = DEVICE) -> Noise:
+    """Blocks of (blocks, benchmarks): b0, b1 and so on."""
+    rows = [{f"b{i}": {metric: float(value)} for i, value in enumerate(row)} for row in table]
+    return Noise(CARD, [block(n, statistics=row) for n, row in enumerate(rows)])
+
+
+def normal(spread: float, blocks: int = 400, seed: int = 0) -> Floats:
+    """A column of just the normal distribution's quantiles, in some order."""
+    values = spread * stats.norm.ppf((np.arange(blocks) + 0.5) / blocks)
+    return np.random.default_rng(seed).permutation(values)[:, None]
+
+
+def columns(number: int, spread: float) -> Floats:
+    """Of benchmarks whose blocks have nothing to do with each other."""
+    return np.hstack([normal(spread, seed=seed) for seed in range(number)])
+
+
+def certified(table: Floats, **options: Any) -> Certificate:
+    return certify(noise_of(table), VERSIONS, **{"rules": RULES, "merges": MERGES, **options})
+
+
+# -- one figure --------------------------------------------------------------------------------
+
+
+def share_found(slowdown: float, spread: float, rule: Rule, freedom: int) -> float:
+    """Of normal blocks that no look calls green, by the joint distribution of the looks' means."""
+    counts = np.array(LOOKS)
+    levels = [rule.slower_level(look) for look in range(len(LOOKS))]
+    quantiles = stats.t.isf(levels, freedom + counts - 1)
+    limits = np.log1p(rule.margin) + quantiles * spread / np.sqrt(counts)
+    moved = np.log1p(slowdown)
+    covariance = spread**2 / np.maximum.outer(counts, counts)
+    missed = stats.multivariate_normal.cdf(limits, np.full(len(LOOKS), moved), covariance)
+    error = spread / np.sqrt(decision.CONFIRM_BLOCKS)
+    enough = stats.t.isf(decision.CONFIRM_ALPHA, freedom + decision.CONFIRM_BLOCKS - 1) * error
+    return float((1 - missed) * stats.norm.cdf((moved - enough) / error))
+
+
+@pytest.mark.parametrize("spread", [0.006, 0.01, 0.02, 0.04])
+def test_of_normal_blocks_as_many_slowdowns_are_found_as_theory_says(spread: float) -> None:
+    values = normal(spread)
+    (found,) = certified(values, rules={DEVICE: (0.005, 0.005001)}).found
+    assert found.spread == Spread.of(values).deviation
+    rule = Rule(1, 0.005, 0.005001)
+    for slowdown, share in found.detected.items():
+        theory = share_found(slowdown, found.spread, rule, len(values))
+        sampling = 4 * np.sqrt(theory * (1 - theory) / MERGES)
+        assert share == pytest.approx(theory, abs=max(0.012, sampling)), slowdown
+    assert any(0.05 < share < 0.95 for share in found.detected.values())
+
+
+@pytest.mark.parametrize("spread", [0.004, 0.01, 0.03])
+@pytest.mark.parametrize("history", [Spread(), Spread(0.01, 40)], ids=["no history", "history"])
+def test_all_slowdowns_at_once_are_decided_as_each_is(spread: float, history: Spread) -> None:
+    blocks = spread * np.random.default_rng(1).standard_t(3, (2000, LOOKS[-1]))
+    rule = Rule(tests=40)
+    slower_above, green_below = critical(blocks, rule, history)
+    for slowdown in (-0.03, 0.0, 0.005, 0.01, 0.02, 0.05, 0.10):
+        moved = np.log1p(slowdown)
+        calls, _ = decide_each(blocks + moved, rule, history)
+        slower = moved > slower_above
+        green = ~slower & (moved < green_below)
+        assert np.array_equal(calls == Call.SLOWER.value, slower)
+        assert np.array_equal(np.isin(calls, (Call.SAME.value, Call.FASTER.value)), green)
+
+
+def test_an_inconclusive_slowdown_is_a_miss() -> None:
+    """Of 2% against a tolerance of 2%: what is not found is hardly ever called the same."""
+    table = normal(0.015)
+    (found,) = certified(table).found
+    blocks = np.random.default_rng(2).choice(table[:, 0], (MERGES, LOOKS[-1])) + np.log1p(0.02)
+    calls, _ = decide_each(blocks, Rule(tests=1), Spread.of(table))
+    assert (calls == Call.MORE.value).mean() > 0.1
+    assert found.detected[0.02] < 1 - (calls == Call.MORE.value).mean()
+
+
+def test_the_smallest_slowdown_is_the_first_of_which_99_of_100_are_found() -> None:
+    (found,) = certified(normal(0.02), rules={DEVICE: (0.005, 0.005001)}).found
+    rule = Rule(1, 0.005, 0.005001)
+    assert found.smallest is not None
+    assert share_found(found.smallest, found.spread, rule, 400) > 0.985
+    assert share_found(found.smallest - 0.005, found.spread, rule, 400) < 0.99
+    (found,) = certified(normal(0.6)).found
+    assert found.smallest is None
+
+
+# -- merges ------------------------------------------------------------------------------------
+
+
+def test_what_a_launch_has_in_common_stays_in_common() -> None:
+    """Ten benchmarks that all show the same are green together as often as one is."""
+    one = certified(normal(0.02)).all_green
+    same = certified(np.repeat(normal(0.02), 10, axis=1)).all_green
+    apart = certified(columns(10, 0.02)).all_green
+    assert 0.7 < one < 0.95
+    assert same == pytest.approx(one, abs=0.03)
+    assert apart == pytest.approx(one**10, abs=0.05)
+    assert apart < one - 0.3
+
+
+def test_heavy_tails_cost_decisions_and_not_false_alarms() -> None:
+    """The formula knows no tails: one outlier among the blocks that confirm undoes a SLOWER."""
+    tails = 0.002 * stats.t(1).ppf((np.arange(100) + 0.5) / 100)[:, None]
+    drawn = certified(tails)
+    assert drawn.false_alarms == 0
+    assert drawn.all_green < 0.95
+    (found,) = drawn.found
+    assert found.smallest is not None
+    assert found.smallest > 1.5 * found.by_formula
+
+
+def test_what_states_metrics_is_decided_on_those_alone() -> None:
+    rows = [{"b0": {DEVICE: x}, "b1": {HOST: 5 * x}, "b2": {DEVICE: x, HOST: x}} for x in SMALL]
+    noise = Noise(CARD, [block(n, statistics=row) for n, row in enumerate(rows)])
+    rules: Rules = {DEVICE: (0.005, 0.02), HOST: (0.02, 0.10)}
+    claims = {"b0": {DEVICE: 0.02}, "b1": {HOST: 0.1}}
+    drawn = certify(noise, VERSIONS, rules, claims, merges=MERGES)
+    figures = [(found.benchmark, found.metric) for found in drawn.found]
+    assert figures == [("b0", DEVICE), ("b1", HOST), ("b2", DEVICE), ("b2", HOST)]
+    assert drawn.left_out == 0
+    claims = {"b0": {HOST: 0.1}}
+    with pytest.raises(ValueError, match=f"{HOST} of b0 is missing from 30"):
+        certify(noise, VERSIONS, rules, claims, merges=MERGES)
+
+
+def test_false_alarms_are_bounded_by_what_was_drawn() -> None:
+    drawn = certified(normal(0.005))
+    assert drawn.false_alarms == 0
+    assert drawn.false_alarms_bound == pytest.approx(3 / MERGES, rel=0.01)  # the rule of three
+
+
+def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
+    table = normal(0.6)
+    drawn = certified(table, seed=1)
+    assert drawn == certified(table, seed=1)
+    assert drawn != replace(certified(table, seed=3), seed=1)
+    data = json.loads(json.dumps(drawn.as_dict(), allow_nan=False))
+    assert data == drawn.as_dict()
+    assert data["blocks"] == 400
+    assert data["found"][0]["smallest"] is None
+    assert set(data["found"][0]["detected"]) == {"0.01", "0.02", "0.05", "0.1"}
+
+
+def test_merges_are_drawn_in_parts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = certified(normal(0.02), claims={"b0": {DEVICE: 0.02}})
+    monkeypatch.setattr(module, "CHUNK", 999)
+    parts = certified(normal(0.02), claims={"b0": {DEVICE: 0.02}})
+    assert parts.all_green == pytest.approx(whole.all_green, abs=0.03)
+    for slowdown, share in whole.found[0].detected.items():
+        assert parts.found[0].detected[slowdown] == pytest.approx(share, abs=0.03)
+
+
+def test_a_figure_is_decided_by_the_tolerance_it_states_and_all_share_alpha() -> None:
+    table = columns(2, 0.02)
+    stated = certified(table, claims={"b1": {DEVICE: 0.05}})
+    assert [found.tolerance for found in stated.found] == [0.02, 0.05]
+    assert stated.all_green > certified(table).all_green + 0.05
+    alone = certified(table, benchmarks=["b0"]).found[0]
+    assert alone.by_formula < stated.found[0].by_formula
+
+
+# -- what is not certified ---------------------------------------------------------------------
+
+
+def test_a_certificate_needs_20_blocks_that_hold_every_figure() -> None:
+    table = columns(2, 0.005)[:20]
+    noise = noise_of(table)
+    assert certify(noise, VERSIONS, RULES, merges=100).blocks == 20
+    with pytest.raises(ValueError, match="0 of 0 A/A blocks of A Card 1 with these versions"):
+        certify(noise, {"torch": "2.12"}, RULES)
+    last = noise.blocks.pop()
+    with pytest.raises(ValueError, match=r"19 of 19 A/A blocks .* 20 or more: record more$"):
+        certify(noise, VERSIONS, RULES)
+    noise.add(replace(last, statistics={"b0": {DEVICE: 0.0}}))
+    with pytest.raises(ValueError, match=f"19 of 20 .*{DEVICE} of b1 is missing from 1"):
+        certify(noise, VERSIONS, RULES)
+    assert certify(noise, VERSIONS, RULES, benchmarks=["b0"], merges=100).blocks == 20
+    noise.add(last)
+    partly = certify(noise, VERSIONS, RULES, merges=100)
+    assert (partly.blocks, partly.left_out) == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"benchmarks": ["b0", "new"]}, f"{DEVICE} of new is missing from 30"),
+        ({"claims": {"new": {DEVICE: 0.02}}}, f"{DEVICE} of new is missing from 30"),
+        ({"rules": {**RULES, HOST: (0.02, 0.1)}}, f"{HOST} of b0 is missing from 30"),
+        ({"claims": {"b0": {HOST: 0.1}}}, "rules of .*give host_seconds"),
+        ({"rules": {}}, "give one or more"),
+        ({"rules": {"seconds": (0.005, 0.02)}}, r"rules of \['seconds'\]: of device_seconds"),
+        ({"benchmarks": []}, "of 0 figures"),
+        ({"merges": 0}, "0 merges"),
+    ],
+)
+def test_what_was_never_timed_is_not_certified(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certified(normal(0.005, 30), **options)
+
+
+# -- the bars ----------------------------------------------------------------------------------
+
+ALARMS = "false alarms in under 0.1% of merges of equal sides"
+ALL_GREEN = "95% of merges of equal sides all green"
+LEAN = "blocks of equal sides lean to neither by a fifth of the margin"
+TWO = "99% of slowdowns of 2% found by those that state 2%"
+FIVE = "every slowdown of 5% found by those that state 2%"
+WITHIN = "99% of slowdowns of the tolerance found"
+
+
+def missed(table: Floats, tolerance: float = 0.02, **options: Any) -> dict[str, Bar]:
+    claims = {f"b{i}": {DEVICE: tolerance} for i in range(table.shape[1])}
+    found = bars(certified(table, claims=claims, **options))
+    return {bar.text: bar for bar in found if not bar.held}
+
+
+def test_a_quiet_device_holds_every_bar() -> None:
+    claims = {"b0": {DEVICE: 0.02}, "b1": {DEVICE: 0.02}}
+    found = bars(certified(columns(2, 0.004), claims=claims))
+    assert [bar.text for bar in found] == [ALARMS, ALL_GREEN, LEAN, TWO, FIVE, WITHIN]
+    assert all(bar.held for bar in found)
+    assert found[0].measured == "0 of 5000, so at most 0.0006, from 400 blocks"
+    assert [bar.measured for bar in found[2:]] == ["2 of 2"] * 4
+
+
+def test_what_nothing_claims_is_no_bar() -> None:
+    table = normal(0.004)
+    assert [bar.text for bar in bars(certified(table))] == [ALARMS, ALL_GREEN, LEAN]
+    wide = bars(certified(table, claims={"b0": {DEVICE: 0.04}}))
+    assert [bar.text for bar in wide] == [ALARMS, ALL_GREEN, LEAN, WITHIN]
+
+
+def test_too_few_merges_do_not_bound_the_false_alarms() -> None:
+    assert set(missed(normal(0.004), merges=1000)) == {ALARMS}
+
+
+def test_a_rule_that_alarms_falsely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rule, "slower_level", lambda rule, look: 0.2)
+    assert ALARMS not in missed(normal(0.004))  # the margin is far from such noise
+    table = np.hstack([normal(0.02), normal(0.001)])
+    assert ALARMS in missed(table)
+    blocks = np.random.default_rng(3).choice(table[:, 0], (MERGES, LOOKS[-1]))
+    calls, _ = decide_each(blocks, Rule(tests=2), Spread.of(table[:, 0]))
+    green = np.isin(calls, (Call.SAME.value, Call.FASTER.value)).mean()
+    assert certified(table).all_green == pytest.approx(green, abs=0.03)
+    monkeypatch.setattr(decision, "CONFIRM_ALPHA", 1e-9)
+    assert ALARMS not in missed(table)
+
+
+def test_a_side_that_is_always_slower_is_seen() -> None:
+    """The signs, exchanged at random, hide it from all other bars."""
+    assert not missed(np.hstack([normal(0.003), normal(0.003, seed=1) + 0.00125]))
+    (bar,) = missed(np.hstack([normal(0.003), normal(0.003, seed=1) - 0.002])).values()
+    assert bar == Bar(LEAN, False, f"1 of 2; not {DEVICE} of b1 (-0.20%)")
+    assert LEAN in missed(np.full((30, 1), 0.002))
+    assert LEAN not in missed(np.zeros((30, 1)))
+
+
+def test_every_slowdown_is_more_than_99_of_100() -> None:
+    (bar,) = (bar for bar in missed(normal(0.025)).values() if bar.text == FIVE)
+    assert bar.measured.startswith(f"0 of 1; not {DEVICE} of b0 (99.")
+
+
+@pytest.mark.parametrize(
+    ("spread", "tolerance", "which"),
+    [
+        (0.0125, 0.02, {TWO, WITHIN}),
+        (0.025, 0.02, {ALL_GREEN, TWO, FIVE, WITHIN}),
+        (0.035, 0.05, {WITHIN}),
+        (0.004, 0.008, {WITHIN}),
+        (0.6, 0.5, {ALL_GREEN, WITHIN}),
+    ],
+)
+def test_a_device_that_is_not_quiet_misses_bars(
+    spread: float, tolerance: float, which: set[str]
+) -> None:
+    table = np.hstack([normal(0.002), normal(spread, seed=1)])
+    found = missed(table, tolerance)
+    assert set(found) == which
+    for text in which - {ALL_GREEN}:
+        assert found[text].measured.startswith(f"1 of 2; not {DEVICE} of b1 (")

@@ -1,0 +1,141 @@
+"""By what results and inputs are known again: digests of bits, projections, and what is added to a
+call to see the gate find it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import weighed
+from correctness_tests.support.gate_subjects import Make, nudged, ready
+from tinyllama.harness.gate import digests
+from tinyllama.harness.gate import subject as module
+from tinyllama.harness.gate.digests import digest
+from tinyllama.harness.gate.subject import CALLS, DEVICE
+
+# -- digests ----------------------------------------------------------------------------------
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32]
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, torch.int8, torch.bool], ids=str)
+def test_a_digest_tells_one_element_and_two_that_are_swapped(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randint(-3, 4, (64, 3), generator=generator).to(dtype).to(device)
+    flat = value.view(-1)
+    first, other = (int(flat.ne(flat[0]).nonzero()[at]) for at in (0, -1))
+    changed, swapped = flat.clone(), flat.clone()
+    changed[first] = flat[0]
+    swapped[[0, other]] = flat[[other, 0]]
+    found = {digest(each.view(64, 3)) for each in (value, changed, swapped)}
+    assert len(found) == 3
+    assert digest(value.T.contiguous().T) == digest(value), "whatever its strides"
+
+
+def test_a_digest_tells_one_bit_anywhere() -> None:
+    value = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    found = {digest(value)}
+    for place in (0, 1, 63, 99):
+        for bit in (0, 7, 22, 30):
+            bits = value.view(torch.int32).clone()
+            bits[place] ^= 1 << bit
+            found.add(digest(bits.view(torch.float32)))
+    assert len(found) == 1 + 4 * 4
+    assert digest(torch.zeros(3)) != digest(-torch.zeros(3))
+    assert digest(torch.tensor([2, 0])) != digest(torch.tensor([0, 1])), "no sum of places"
+
+
+def test_a_digest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole = digest(value)
+    for part in (1, 7, 1000):
+        monkeypatch.setattr(digests, "_PART", part)
+        assert digest(value) == whole
+
+
+def test_projections_are_of_the_size_of_what_differs() -> None:
+    value = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    error = 0.01 * torch.randn(10_000, generator=torch.Generator().manual_seed(1))
+    found, moved = digests.projections(value), digests.projections(value + error)
+    assert found == digests.projections(value.clone())
+    distances = [abs(one - other) for one, other in zip(found, moved, strict=True)]
+    assert all(distances)
+    assert max(distances) < 8 * float(error.norm())
+
+
+# -- inputs -----------------------------------------------------------------------------------
+
+
+def test_inputs_have_one_digest_whatever_was_called(subject: Make) -> None:
+    made = subject()
+    before = made.input_digest()
+    ready(made).gated_turn()
+    assert made.input_digest() == before == subject(nudged).input_digest()
+
+
+@pytest.mark.parametrize("change", ["case", "dtype", "values", "params", "name"])
+def test_other_inputs_have_another_digest(
+    subject: Make, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    usual = subject().input_digest()
+    made = subject(case=int(change == "case"), dtype="bf16" if change == "dtype" else "fp32")
+    master = made._drawn()
+    if change == "values":
+        master.args["x"].view(-1)[5] += 1
+    elif change == "params":
+        master = replace(master, params={"eps": 1e-5})
+    elif change == "name":
+        master = replace(master, args={f"{name}_": value for name, value in master.args.items()})
+    made.masters = {made.round: master}
+    assert made.input_digest() != usual
+
+
+# -- work that is added -----------------------------------------------------------------------
+
+
+def test_work_that_is_added_takes_a_share_of_each_call(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "cpu":
+            pytest.skip("a GPU's work is not that of the host")
+        end = time.perf_counter() + 2e-3
+        while time.perf_counter() < end:
+            pass
+        return weighed(x, weight)
+
+    made, linger = ready(subject(call)), module.linger
+    added: list[float] = []
+
+    def noted(seconds: float) -> None:
+        added.append(seconds)
+        linger(seconds)
+
+    monkeypatch.setattr(module, "linger", noted)
+    assert made.gated_turn()[DEVICE] >= 2e-3
+    assert not added
+    made.slow_down(0.5)
+    assert made.gated_turn()[DEVICE] >= 3e-3, "and its results are right"
+    assert len(added) == 1 + CALLS
+    assert all(1e-3 <= seconds < 1 for seconds in added)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu", "own_gpu")
+def test_work_on_the_device_takes_the_share_that_it_says(subject: Make) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(400_000)  # some 200 us
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(DEVICE,)))
+    plain, counted = [made.gated_turn()[DEVICE] for _ in range(9)], made.counted()
+    made.slow_down(0.5)
+    slowed = [made.gated_turn()[DEVICE] for _ in range(9)]
+    assert 1.35 < statistics.median(slowed) / statistics.median(plain) < 1.75
+    assert made.counted() == {**counted, "kernels": counted["kernels"] + 1}

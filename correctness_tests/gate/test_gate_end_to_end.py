@@ -1,0 +1,158 @@
+"""A copy of this tree in a repository of its own, gated by the command that a user types."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from tinyllama.harness.gate.noise import Block, Noise
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.records.results import versions
+
+# A machine that nobody else uses, whoever does: the load of one that runs tests is no reason.
+# GATE_ONLY names the benchmarks that are compared, where there is no time for all of them.
+QUIET = """
+import os
+from dataclasses import replace
+
+os.getloadavg = lambda: (0.0, 0.0, 0.0)
+
+from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.pair import Effort, timing_processor
+from tinyllama.harness.gate.session import Session
+
+names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))
+
+
+def session(setting):
+    only = (lambda name: name.startswith(names)) if names else None
+    effort = replace(Effort.on(setting.device), pairs=10, repeated=10)
+    assert setting.processor == timing_processor(setting.device)
+    return Session(replace(setting, only=only, effort=effort))
+
+
+comparison.Session = session
+"""
+TWICE = """
+    wide = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
+    found = 0
+    for _ in range(4):
+        rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        found = found + wide * rstd * weight_D / 4
+    return found.to(x_BTD.dtype)
+"""
+
+
+class Repository:
+    """``main`` is this tree; what is edited is the candidate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.temporary = folder / "tree", folder / "temporary"
+        self.temporary.mkdir()
+        for name in ("tinyllama", "perf_tests", "correctness_tests"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
+        for name in ("conftest.py", "pytest.ini", "pyproject.toml"):
+            shutil.copy(ROOT / name, self.root / name)
+        (folder / "quiet_machine.py").write_text(QUIET)
+        for args in (["init", "-q", "-b", "main"], ["add", "--all"], ["commit", "-q", "-m", "all"]):
+            who = {f"GIT_{who}_{what}": "a@b" for who in GIT_ROLES for what in ("NAME", "EMAIL")}
+            subprocess.run(["git", *args], cwd=self.root, env={**os.environ, **who}, check=True)
+
+    def edit(self, name: str, before: str, after: str) -> None:
+        path = self.root / name
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+
+    def history(self, name: str, spread: float, blocks: int = 40) -> None:
+        """Equal sides on this machine, so that fewer blocks tell."""
+        noise = Noise(device_name(torch.device("cpu")))
+        for number in range(blocks):
+            value = spread if number % 2 else -spread
+            date = f"2030-01-01T00:00:{number:02}Z"
+            noise.add(Block(date, "c0ffee", versions(), 10, {name: {DEVICE: value}}))
+        noise.save(self.root / "results")
+
+    def gate(self, *only: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+        """Exit status, the verdicts by name, and what was printed."""
+        report = self.temporary / "gate.json"
+        command = ["-m", "pytest", "-p", "quiet_machine", "perf_tests", "--benchmark-compare"]
+        own = {
+            "PYTHONPATH": str(self.root.parent),  # and the tree by pytest.ini
+            "TMPDIR": str(self.temporary),  # where devices are locked
+            "GATE_ONLY": ",".join(only),
+        }
+        kept = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
+        done = subprocess.run(
+            [sys.executable, *command, "--device=cpu", "--against=main", f"--gate-json={report}"],
+            cwd=self.root,
+            env={**kept, **own},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        text = done.stdout + done.stderr
+        assert report.exists(), text
+        content = json.loads(report.read_text())
+        assert content["status"] == done.returncode, text
+        return done.returncode, {one["name"]: one for one in content["verdicts"]}, text
+
+
+GIT_ROLES = ("AUTHOR", "COMMITTER")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def test_a_comment_leaves_all_identical_and_nothing_is_timed(repository: Repository) -> None:
+    for name in ("tinyllama/ops/rms_norm.py", "tinyllama/harness/correct/evaluate.py"):
+        repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
+    status, verdicts, text = repository.gate()
+    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
+    assert {name.partition("-")[0] for name in verdicts} > {"rms_norm", "attention", "step"}
+    assert status == 0
+    assert "undecided" not in text, "no block is announced"
+
+
+@pytest.mark.slow("twenty launches of two processes")
+def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
+    repository: Repository,
+) -> None:
+    source = (ROOT / "tinyllama/ops/rms_norm.py").read_text()
+    begin = source.index("    wide = x_BTD", source.index("def eager"))
+    end = source.index("@rms_norm.provider", begin)
+    repository.edit("tinyllama/ops/rms_norm.py", source[begin:end], TWICE.lstrip("\n") + "\n\n")
+    name = "rms_norm-eager-B4T64D128-fp32/forward+backward"
+    repository.history(name, spread=0.05)
+    status, verdicts, text = repository.gate("rms_norm-eager", "rope", "adamw", "transpose")
+    slower = [name for name, one in verdicts.items() if one["outcome"] == "SLOWER"]
+    assert slower == [name], text
+    assert status == 10
+    said = verdicts.pop(name)["text"]
+    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}
+    assert "confirmed by +" in said
+    assert "aten::" in said, "the operators that moved"
+
+
+@pytest.mark.slow("some launches of two processes")
+def test_a_wrong_result_of_the_candidate_gives_no_time(repository: Repository) -> None:
+    repository.edit("tinyllama/ops/rms_norm.py", "return F.rms_norm(", "return 1.05 * F.rms_norm(")
+    status, verdicts, text = repository.gate("rms_norm-torch")
+    ((name, one),) = verdicts.items()
+    assert name.startswith("rms_norm-torch")
+    assert one["outcome"] == "WRONG RESULT", text
+    assert "candidate: WrongResultError" in one["text"]
+    assert status == 16

@@ -1,0 +1,332 @@
+"""What is compared without noise, and what is allowed: counts, compile times, accepted slowdowns,
+tolerances that a change widens, and the device's own noise."""
+
+from __future__ import annotations
+
+import pytest
+
+from correctness_tests.support.gate_answers import died, history, wrong
+from correctness_tests.support.gate_fakes import COUNTS, CPU, QUIET, SECONDS, SIDES, Script
+from tinyllama.harness.gate.accepted import Entry
+from tinyllama.harness.gate.decision import LOOKS
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.records.verdict import Outcome
+
+COUNTED = ("peak_bytes", "kernels", "copies", "host_syncs")
+
+
+def taken(script: Script, name: str = "a") -> int:
+    return script.session.found[name].blocks
+
+
+# -- counts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", COUNTED)
+def test_one_more_of_anything_is_slower_exactly(metric: str) -> None:
+    script = Script("a", "b")
+    script.counts("a", **{metric: +1})
+    found = script.run()
+    assert found["a"].outcome is Outcome.SLOWER
+    assert f"{metric} " in found["a"].text
+    assert found["b"].outcome is Outcome.SAME
+    assert script.status == 10
+    assert not script.confirming, "there is no noise to be confirmed away"
+
+
+@pytest.mark.parametrize("metric", COUNTED)
+def test_one_less_of_anything_is_faster(metric: str) -> None:
+    script = Script()
+    script.counts("a", **{metric: -1})
+    assert script.run()["a"].outcome is Outcome.FASTER
+    assert script.status == 0
+
+
+def test_the_first_wait_of_a_host_that_never_waited_is_slower() -> None:
+    script = Script()
+    script.on(BASE, "counted", {**COUNTS, "host_syncs": 0})
+    script.on(CANDIDATE, "counted", {**COUNTS, "host_syncs": 1})
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert "host_syncs 0 -> 1" in verdict.text
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("metric", COUNTED)
+def test_a_count_that_one_side_lacks_is_missing(side: str, metric: str) -> None:
+    script = Script()
+    script.on(side, "counted", {name: 2 for name in COUNTED if name != metric})
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.MISSING
+    assert f"{metric} was" in verdict.text
+    assert script.status == 15
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 2.5, None, True, "3"])
+@pytest.mark.parametrize("side", SIDES)
+def test_what_is_no_count_is_missing(side: str, value: object) -> None:
+    script = Script()
+    script.on(side, "counted", {**COUNTS, "kernels": value})
+    assert script.run()["a"].outcome is Outcome.MISSING
+
+
+@pytest.mark.parametrize("blind", [SIDES, (BASE,), (CANDIDATE,)], ids=" ".join)
+def test_a_profiler_that_sees_nothing_is_missing(blind: tuple[str, ...]) -> None:
+    script = Script("a", "b")
+    for side in blind:
+        script.on(side, "counted", {**COUNTS, "kernels": 0, "copies": 0}, "a")
+        script.on(side, "counted", {}, "b")
+    found = script.run()
+    assert found["a"].outcome is found["b"].outcome is Outcome.MISSING
+    assert "may this device be profiled?" in found["a"].text
+    assert script.status == 15
+    copies = Script()  # an op may be a copy and nothing else
+    for side in SIDES:
+        copies.on(side, "counted", {**COUNTS, "kernels": 0, "copies": 1})
+    assert copies.run()["a"].outcome is Outcome.SAME
+
+
+def test_a_cpu_has_no_counts() -> None:
+    script = Script(device=CPU)
+    for side in SIDES:
+        script.on(side, "counted", {})
+    assert script.run()["a"].outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"), [("kernels", -1), ("kernels", +1), ("peak_bytes", -1)]
+)
+def test_identical_code_hides_no_count_that_changed(metric: str, change: int) -> None:
+    script = Script()
+    script.alike("a", host_only=True)
+    script.counts("a", **{metric: change})
+    verdict = script.run()["a"]
+    assert verdict.outcome is (Outcome.SLOWER if change > 0 else Outcome.FASTER)
+    assert f"{metric} {COUNTS[metric]:,} -> {COUNTS[metric] + change:,}" in verdict.text
+
+
+# -- the time to compile ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outcome"),
+    [(6.4, Outcome.SAME), (6.6, Outcome.SLOWER), (0.5, Outcome.SAME)],  # up to 3 * 1.5 + 2
+)
+def test_compiling_may_take_some_seconds_longer_and_no_more(
+    seconds: float, outcome: Outcome
+) -> None:
+    script = Script()
+    script.on(CANDIDATE, "begin", seconds, launch=1)
+    verdict = script.run()["a"]
+    assert verdict.outcome is outcome
+    assert ("compile_seconds 3.0 -> 6.6, allowed 6.5" in verdict.text) is (seconds == 6.6)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+@pytest.mark.parametrize("side", SIDES)
+def test_what_is_no_time_to_compile_is_missing(side: str, seconds: float) -> None:
+    script = Script()
+    script.on(side, "begin", seconds)
+    assert script.run()["a"].outcome is Outcome.MISSING
+
+
+# -- accepted slowdowns -----------------------------------------------------------------------
+
+
+def slowed(metric: str = DEVICE, ratio: float = 1.03) -> Script:
+    script = Script("a", "b")
+    for name in "ab":
+        script.slower(name, **{metric: ratio})
+    return script
+
+
+@pytest.mark.parametrize("metric", [DEVICE, HOST])
+def test_an_accepted_amount_is_allowed_to_its_benchmark_and_metric(metric: str) -> None:
+    script = slowed(metric, 1.2)
+    script.accept("a", metric, 0.2)
+    found = script.run(noise=history("a", "b"))  # so that 0.5% is sure at once
+    assert found["a"].outcome is Outcome.SAME
+    assert "20.0% accepted" in found["a"].text
+    assert found["b"].outcome is Outcome.SLOWER
+
+
+def test_more_than_is_accepted_is_slower() -> None:
+    script = slowed(ratio=1.10)
+    script.accept("a", DEVICE, 0.03)
+    assert script.run()["a"].outcome is Outcome.SLOWER
+
+
+def test_what_is_accepted_of_another_metric_does_not_count() -> None:
+    script = slowed()
+    script.accept("a", "peak_bytes", 0.5)
+    script.accept("a", HOST, 0.5)
+    assert script.run()["a"].outcome is Outcome.SLOWER
+
+
+@pytest.mark.parametrize(("amount", "outcome"), [(0.5, Outcome.SAME), (0.3, Outcome.SLOWER)])
+def test_counts_are_accepted_by_their_share(amount: float, outcome: Outcome) -> None:
+    script = Script()
+    script.counts("a", kernels=+1)  # of 3
+    script.accept("a", "kernels", amount)
+    assert script.run()["a"].outcome is outcome
+
+
+@pytest.mark.parametrize(("copies", "outcome"), [(2, Outcome.SAME), (3, Outcome.SLOWER)])
+def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcome: Outcome) -> None:
+    script = Script()
+    script.on(BASE, "counted", {**COUNTS, "copies": 0})
+    script.on(CANDIDATE, "counted", {**COUNTS, "copies": copies})
+    script.accept("a", "copies", 2)
+    verdict = script.run()["a"]
+    assert verdict.outcome is outcome
+    figure = script.session.found["a"].settled("copies")
+    assert figure is not None
+    assert figure.text == f"copies 0 -> {copies}, 2 more accepted"
+
+
+def test_what_the_base_accepted_is_in_its_figures_already() -> None:
+    script = slowed()
+    script.accept("a", DEVICE, 0.03)
+    script.accepted_by_base.append(Entry("a", "why", "9.0", DEVICE, 0.03))
+    assert script.run()["a"].outcome is Outcome.SLOWER
+
+
+# -- missing and new --------------------------------------------------------------------------
+
+
+def test_a_new_benchmark_is_green_only_where_it_is_accepted() -> None:
+    script = Script("a")
+    script.names[CANDIDATE] += ["new", "other"]
+    script.accept("new")
+    found = script.run()
+    assert found["new"].outcome is Outcome.SAME
+    assert found["other"].outcome is Outcome.NO_BASELINE
+    assert script.status == 12
+    asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
+    assert asked == [(CANDIDATE, method) for method in ("begin", "verify", "end")]
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "outcome"),
+    [("verify", wrong("new"), Outcome.WRONG_RESULT), ("begin", died(), Outcome.WORKER_DIED)],
+)
+def test_a_new_benchmark_that_is_wrong_is_not_accepted(
+    method: str, error: Exception, outcome: Outcome
+) -> None:
+    script = Script("a")
+    script.names[CANDIDATE] += ["new", "newer"]
+    for name in ("new", "newer"):
+        script.accept(name)
+    script.on(CANDIDATE, method, error, "new")
+    found = script.run()
+    assert [found[name].outcome for name in ("new", "newer", "a")] == [
+        outcome,
+        Outcome.SAME,
+        Outcome.SAME,
+    ]
+
+
+def test_a_benchmark_may_go_only_where_that_is_accepted() -> None:
+    script = Script("a", "gone", "lost")
+    script.names[CANDIDATE] = ["a"]
+    script.accepted.append(Entry("gone", "why", "9.0", removed=True))
+    found = script.run()
+    assert found["gone"].outcome is Outcome.SAME
+    assert found["lost"].outcome is Outcome.MISSING
+    assert script.status == 15
+
+
+# -- tolerances -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", SIDES)
+@pytest.mark.parametrize("seed_of_noise", range(3))
+def test_the_stricter_tolerance_of_both_sides_counts(strict: str, seed_of_noise: int) -> None:
+    """Of a slowdown of 1.5% in noise, under which 2% cannot be excluded and 50% can."""
+    script = Script(noise=0.05, seed=seed_of_noise)
+    script.slower("a", device_seconds=1.015)
+    for side in SIDES:
+        script.slowdowns[side] = {DEVICE: 0.02 if side == strict else 0.5, HOST: 0.9}
+    assert script.run()["a"].outcome is Outcome.INCONCLUSIVE
+    for side in SIDES:
+        script.slowdowns[side] = {DEVICE: 0.5, HOST: 0.9}
+    assert script.run()["a"].outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("lacking", SIDES)
+def test_no_side_can_leave_a_metric_out(lacking: str) -> None:
+    script = Script()
+    del script.slowdowns[lacking][HOST]
+    script.on(BASE, "turn", {DEVICE: 1.0, HOST: 1.0})
+    script.on(CANDIDATE, "turn", {DEVICE: 1.0, HOST: 9.0})
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert "host_seconds +800.00%" in verdict.text
+
+
+def test_a_tolerance_under_the_margin_is_of_one_benchmark_and_not_green() -> None:
+    script = Script("a", "b")
+    for side in SIDES:
+        script.states[side, "a"] = {DEVICE: 0.001, HOST: 0.1}
+    found = script.run()
+    assert found["a"].outcome is Outcome.MISSING
+    assert "tolerance 0.001" in found["a"].text
+    assert found["b"].outcome is Outcome.SAME
+
+
+# -- the device's own noise -------------------------------------------------------------------
+
+
+def test_blocks_are_pooled_with_the_history_of_the_device() -> None:
+    """What takes 8 blocks where nothing is known of the device, since 4 have 3 degrees of freedom,
+    takes 4 where its spread is known."""
+    script = Script()
+    script.slower("a", device_seconds=1.04)
+    script.run()
+    assert taken(script) > LOOKS[0]
+    assert script.run(noise=history("a"))["a"].outcome is Outcome.SLOWER
+    assert taken(script) == LOOKS[0]
+
+
+def test_the_history_is_that_of_these_versions() -> None:
+    script = Script()
+    script.slower("a", device_seconds=1.04)
+    for side in SIDES:
+        script.identity[side]["versions"] = {"torch": "3.1", "triton": "4.3"}
+    script.run(noise=history("a"))
+    assert taken(script) > LOOKS[0]
+
+
+def test_a_history_that_is_quieter_than_today_does_not_make_today_quiet() -> None:
+    script = Script(noise=0.1)
+    assert script.run(noise=history("a", spread=QUIET))["a"].outcome is Outcome.INCONCLUSIVE
+
+
+def test_alpha_is_shared_among_all_figures_of_the_merge() -> None:
+    alone, among = Script(), Script(*(f"b{number}" for number in range(39)), "a")
+    for script in (alone, among):
+        script.run()
+    rules = [script.session.found["a"].series[DEVICE].rule for script in (alone, among)]
+    assert [rule.tests for rule in rules] == [2, 80]
+
+
+def test_a_cpu_has_one_time_and_a_wider_margin() -> None:
+    script = Script(device=CPU)
+    script.slower("a", device_seconds=1.015)
+    script.on(BASE, "turn", {DEVICE: SECONDS[DEVICE]})
+    found = script.run()
+    assert found["a"].outcome is Outcome.SAME
+    rule = script.session.found["a"].series[DEVICE].rule
+    assert (rule.margin, rule.tolerance) == (0.02, 0.10)
+    assert list(script.session.found["a"].series) == [DEVICE]
+
+
+def test_what_is_slower_for_sure_is_not_hidden_by_what_cannot_be_told() -> None:
+    script = Script(noise=0.3)
+    script.counts("a", kernels=1)
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert "kernels" in verdict.text
+    assert "neither under" in verdict.text
+    assert script.status == 10

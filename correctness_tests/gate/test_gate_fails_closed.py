@@ -1,0 +1,342 @@
+"""Nothing that keeps a benchmark from being compared is green: sides that answer from a script go
+wrong in each way there is, and the outcome and the exit status say which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from correctness_tests.support.gate_answers import died, hung, wrong
+from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, Watching
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.records.verdict import Outcome, Verdict
+
+OF_ALL = ("start", "make", "identity", "benchmarks")  # what is asked before there are benchmarks
+OF_ONE = ("begin", "inputs", "counted", "compiled", "verify")  # and of each, before it is timed
+
+
+def held(script: Script, outcome: Outcome, status: int, name: str = "a", text: str = "") -> None:
+    """The benchmark has that outcome, nothing is said of it that is green, and the run ends so."""
+    script.run()
+    (verdict,) = (verdict for verdict in script.verdicts if verdict.name == name)
+    assert verdict.outcome is outcome, verdict
+    assert not verdict.outcome.green
+    assert text in verdict.text
+    assert script.status == status
+
+
+def settled(script: Script, name: str) -> Verdict:
+    verdict = script.session.found[name].verdict
+    assert verdict is not None
+    return verdict
+
+
+# -- what is compared -------------------------------------------------------------------------
+
+
+def test_a_benchmark_that_the_candidate_lacks_is_missing() -> None:
+    script = Script("a", "b")
+    script.names[CANDIDATE].remove("a")
+    held(script, Outcome.MISSING, 15, text="the base has it, the candidate does not")
+
+
+def test_a_benchmark_that_the_base_lacks_has_no_baseline() -> None:
+    script = Script("a", "b")
+    script.names[BASE].remove("a")
+    held(script, Outcome.NO_BASELINE, 12, text="the base does not have it")
+
+
+def test_sides_without_benchmarks_compare_nothing() -> None:
+    script = Script()
+    for side in SIDES:
+        script.names[side] = []
+    held(script, Outcome.MISSING, 15, "benchmarks")
+
+
+def test_other_inputs_under_one_name_are_another_benchmark() -> None:
+    script = Script("a", "b")
+    script.on(CANDIDATE, "inputs", 8, "a")
+    held(script, Outcome.NO_BASELINE, 12, text="its inputs are not those of the base")
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+def test_one_tree_on_both_sides_is_no_comparison() -> None:
+    script = Script()
+    script.alike("a")
+    tree = script.setting().candidate
+    script.identity[BASE]["root"] = str(tree.root)
+    base = type(tree)(BASE, tree.root, tree.python, "the base", tree.caches)
+    verdicts = script.run(base=base)
+    assert verdicts["trees"].outcome is Outcome.MISSING
+    assert script.status == 15
+
+
+@pytest.mark.parametrize(("side", "outcome"), [(BASE, 18), (CANDIDATE, 17)])
+def test_a_side_that_runs_the_code_of_the_other_is_none(side: str, outcome: int) -> None:
+    script = Script()
+    script.alike("a")
+    other = BASE if side == CANDIDATE else CANDIDATE
+    script.identity[side]["root"] = f"/trees/{other}"
+    script.run()
+    assert script.status == outcome
+    assert f"the {side} ran the code in /trees/{other}" in script.verdicts[0].text
+
+
+@pytest.mark.parametrize(
+    ("what", "value"), [("device", "another device"), ("versions", {"torch": "3.2"})]
+)
+def test_another_device_or_other_versions_are_13(what: str, value: Any) -> None:
+    script = Script()
+    script.alike("a")
+    script.identity[BASE][what] = value
+    held(script, Outcome.OTHER_DEVICE_OR_VERSION, 13, what)
+
+
+def test_two_toolchains_that_are_one_compare_nothing() -> None:
+    script = Script()
+    assert script.run(toolchains=True)["toolchain"].outcome is Outcome.MISSING
+    assert script.status == 15
+
+
+def test_what_is_accepted_of_an_unknown_benchmark_is_an_error() -> None:
+    script = Script()
+    script.alike("a")
+    script.accept("renamed", DEVICE, 0.1)
+    held(script, Outcome.MISSING, 15, "accepted", "there is no such benchmark")
+
+
+# -- processes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", OF_ALL)
+@pytest.mark.parametrize("how", [died, hung])
+@pytest.mark.parametrize(
+    ("side", "outcome"), [(BASE, Outcome.NO_BASE), (CANDIDATE, Outcome.WORKER_DIED)]
+)
+def test_a_side_that_cannot_even_begin(
+    side: str, outcome: Outcome, how: Callable[[], WorkerError], method: str
+) -> None:
+    """It does not import, does not build, has no such API, dies or hangs."""
+    script = Script("a", "b")
+    script.on(side, method, how())
+    held(script, outcome, outcome.status, side, str(how()))
+
+
+@pytest.mark.parametrize("method", [*OF_ONE, "end"])
+@pytest.mark.parametrize("how", [died, hung])
+@pytest.mark.parametrize("side", SIDES)
+def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
+    side: str, how: Callable[[], WorkerError], method: str
+) -> None:
+    script = Script("a", "b")
+    script.on(side, method, how(), "a", launch=1)
+    held(script, Outcome.WORKER_DIED, 17, text=str(how()))
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_who_dies_of_its_first_product_leaves_a_benchmark_without_its_bytes(side: str) -> None:
+    script = Script("a", "b")
+    script.on(side, "multiply", died(), launch=1)
+    held(script, Outcome.WORKER_DIED, 17, text=str(died()))
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
+@pytest.mark.parametrize("method", ["begin", "expect", "turn", "end"])
+@pytest.mark.parametrize("side", SIDES)
+def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch: int) -> None:
+    script = Script("a", "b")
+    script.on(side, method, died(), "a", launch=launch)
+    held(script, Outcome.WORKER_DIED, 17)
+    assert settled(script, "b").outcome is Outcome.SAME
+    blocks = script.session.report()["benchmarks"]["a"]["blocks"]
+    whole = launch - 2  # after the preparation, and but for the block in which it died
+    assert {metric: len(taken) for metric, taken in blocks.items()} == (
+        {DEVICE: whole, HOST: whole} if whole else {}
+    )
+
+
+def test_a_pair_that_does_not_start_again_leaves_nothing_green() -> None:
+    script = Script("a", "b")
+    script.on(BASE, "make", died(), launch=3)
+    script.run()
+    assert [verdict.outcome for verdict in script.verdicts] == [Outcome.NO_BASE] * 3
+    assert script.status == 18
+
+
+@pytest.mark.parametrize("method", ["begin", "expect", "turn"])
+@pytest.mark.parametrize("side", SIDES)
+def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method: str) -> None:
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    script.on(side, method, died(), "a", when=lambda: script.confirming)
+    held(script, Outcome.WORKER_DIED, 17)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "status"),
+    [(wrong(), Outcome.WRONG_RESULT, 16), (died(), Outcome.WORKER_DIED, 17)],
+)
+def test_what_went_wrong_is_not_confirmed_away_beside_another_that_is_slower(
+    error: Exception, outcome: Outcome, status: int
+) -> None:
+    """It is slower on the device after four blocks, and goes wrong while the host is undecided."""
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    script.slower("b", device_seconds=1.05)
+
+    def undecided(name: str) -> dict[str, float]:
+        return {
+            DEVICE: 1.05 * SECONDS[DEVICE],
+            HOST: (0.8 if script.launches % 2 else 1.25) * SECONDS[HOST],
+        }
+
+    script.on(CANDIDATE, "turn", undecided, "a")
+    script.on(CANDIDATE, "turn", error, "a", when=lambda: script.launches >= 7)
+    held(script, outcome, status)
+    assert settled(script, "b").outcome is Outcome.SLOWER
+
+
+def test_who_dies_once_while_confirming_is_not_taken_back() -> None:
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    script.slower("b", device_seconds=1.05)
+    once = iter([died()])
+
+    def dies(benchmark: str) -> dict[str, float]:
+        for error in once:
+            raise error
+        return SECONDS
+
+    script.on(CANDIDATE, "turn", dies, "a", when=lambda: script.confirming)
+    held(script, Outcome.WORKER_DIED, 17)
+    assert settled(script, "b").outcome is Outcome.SLOWER
+
+
+@pytest.mark.parametrize("method", ["start", "begin", "profiles"])
+def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) -> None:
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    script.on(CANDIDATE, method, died(), when=lambda: script.confirmed)
+    held(script, Outcome.SLOWER, 10, text="not attributed: candidate: the process")
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["verify", "expect", "turn"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
+    script = Script("a", "b")
+    script.on(side, method, wrong(), "a")
+    held(script, Outcome.WRONG_RESULT, 16, text=f"{side}: WrongResultError: a-eager: y")
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+def test_a_result_that_is_wrong_in_a_late_turn_takes_its_blocks_back() -> None:
+    script = Script("a", "b")
+    calls = iter([*[None] * 10, wrong()])  # of a block there are three, so in the fourth
+
+    def turn(benchmark: str) -> dict[str, float]:
+        if error := next(calls):
+            raise error
+        return SECONDS
+
+    script.on(CANDIDATE, "turn", turn, "a")
+    held(script, Outcome.WRONG_RESULT, 16)
+
+
+# -- times ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf, None, "1", True])
+@pytest.mark.parametrize("metric", [DEVICE, HOST])
+@pytest.mark.parametrize("side", SIDES)
+def test_what_is_no_time_is_missing(side: str, metric: str, seconds: Any) -> None:
+    script = Script("a", "b")
+    script.on(side, "turn", {**SECONDS, metric: seconds}, "a")
+    held(script, Outcome.MISSING, 15, text=metric)
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("metrics", [[], [DEVICE], [HOST], [DEVICE, HOST, "more"]], ids=str)
+@pytest.mark.parametrize("launch", [None, 4], ids=["always", "once"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_turn_without_every_metric_and_no_other_is_missing(
+    side: str, launch: int | None, metrics: list[str]
+) -> None:
+    script = Script("a", "b")
+    script.on(side, "turn", dict.fromkeys(metrics, 1.0), "a", launch=launch)
+    held(script, Outcome.MISSING, 15, text=f"a turn of the {side} gave")
+    assert settled(script, "b").outcome is Outcome.SAME
+
+
+# -- the device -------------------------------------------------------------------------------
+
+
+def test_a_device_that_others_use_in_block_after_block_is_busy() -> None:
+    script = Script("a", "b")
+    script.watch = Watching(None, *["another process"] * 3)
+    held(script, Outcome.BUSY, 14, "device", "another process")
+    for name in "ab":
+        assert settled(script, name).text == "not measured: another process"
+
+
+def test_the_watch_is_told_which_processes_are_ours() -> None:
+    script = Script()
+    script.run()
+    assert script.watch.pids
+    assert all(len(set(pids)) == len(SIDES) for pids in script.watch.pids)
+
+
+def test_a_device_that_is_busy_while_confirming_leaves_nothing_green() -> None:
+    script = Script()
+    script.slower("a", device_seconds=1.05)
+    watch = script.watch
+    watch.during = lambda pids: "throttled" if script.confirming else None  # type: ignore[method-assign]
+    script.run()
+    assert not any(verdict.outcome.green for verdict in script.verdicts)
+    assert script.status == 14
+
+
+# -- what would be identical ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [[], ["code"]], ids=["nothing", "less"])
+def test_a_gpu_side_that_launched_no_kernel_is_not_identical_by_kernels(
+    compiled: list[str],
+) -> None:
+    script = Script()
+    script.alike("a", host_only=True)
+    for side in SIDES if not compiled else (CANDIDATE,):
+        script.on(side, "compiled", compiled)
+    script.slower("a", device_seconds=1.05)
+    script.on(BASE, "compiled", [] if not compiled else ["code", "code"])
+    held(script, Outcome.SLOWER, 10)
+
+
+def test_what_cannot_be_found_in_the_base_is_not_identical(tmp_path: Path) -> None:
+    from tinyllama.harness.gate.comparison import sources
+    from tinyllama.harness.gate.pair import Tree
+
+    script = Script()
+    (benchmark,) = script._benchmarks(type("Worker", (), {"tree": script.setting().base})())
+    trees = [Tree(side, tmp_path / side, "", "", tmp_path) for side in SIDES]
+    found = [sources(tree, benchmark) for tree in trees]
+    assert found[0][0] != found[1][0]
+    assert found[0][1] != found[1][1]
+
+
+def test_an_error_of_the_gate_itself_is_raised() -> None:
+    script = Script()
+    script.on(BASE, "turn", KeyError("a bug"))
+    with pytest.raises(KeyError):
+        script.run()

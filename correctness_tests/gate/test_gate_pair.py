@@ -1,0 +1,358 @@
+"""Two processes, one of each side: what a block measures in them, and how they fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ROOT
+from correctness_tests.support.gate_fakes import CPU, SIDES, Script, ScriptedPair, ScriptedWorker
+from tinyllama.harness.gate import pair as module
+from tinyllama.harness.gate.pair import (
+    BASE,
+    CANDIDATE,
+    Ahead,
+    Effort,
+    Pair,
+    SideError,
+    Tree,
+    opened,
+    timing_processor,
+)
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.machine.worker import WorkerError
+
+
+@pytest.fixture
+def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
+    """Folders of two sides that run what is in `broken_sides`."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(module, "FACTORY", "correctness_tests.support.broken_sides:Broken")
+    found = []
+    for side in SIDES:
+        (tmp_path / side).mkdir()
+        found.append(tree(side, tmp_path / side))
+    return found
+
+
+def tree(side: str, root: Path, python: str | None = None) -> Tree:
+    return Tree(side, root, python or sys.executable, side, root / "caches")
+
+
+def block(pair: Pair, name: str) -> dict[str, float]:
+    benchmark = Benchmark(name, None, "", {DEVICE: 0.1})
+    return pair.statistics(benchmark, dict.fromkeys(SIDES), pairs=4, warm_up=0.0)
+
+
+def failed(pair: Pair) -> bool:
+    return pair.failed
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- a block ----------------------------------------------------------------------------------
+
+
+def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
+    trees: list[Tree],
+) -> None:
+    with opened(trees, CPU, "ops") as pair:
+        assert pair.each("identity") == {one.name: str(one.root) for one in trees}
+        assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
+        pids = pair.pids()
+        assert len({*pids, os.getpid()}) == 3
+        with pytest.raises(SideError, match="base: WrongResultError: y: error 1") as error:
+            block(pair, "expect is wrong")
+        assert error.value.wrong
+        pair.workers[BASE].drop("side")
+        with pytest.raises(SideError, match="base: KeyError") as error:
+            block(pair, "a")
+        assert not error.value.wrong
+    assert not any(map(alive, pids))
+
+
+def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the sides that are gated, on one op of the tree."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    both = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
+    with opened(both, CPU, "tinyllama.ops") as pair:
+        who = pair.each("identity")
+        assert who[BASE] == who[CANDIDATE]
+        assert who[BASE]["root"] == str(ROOT)
+        listed = pair.each("benchmarks")
+        assert listed[BASE] == listed[CANDIDATE]
+        one = next(each for each in listed[BASE] if each.name.startswith("silu_mul-torch"))
+        assert all(0 < seconds < 60 for seconds in pair.begin(one).values())
+        inputs = pair.each("inputs", one.name)
+        assert inputs[BASE] == inputs[CANDIDATE]
+        proofs = {side: pair.ask(side, "verify", one.name) for side in SIDES}
+        assert proofs[BASE] == proofs[CANDIDATE]
+        pair.end(one)
+        (statistic,) = pair.statistics(one, proofs, 10, 0.0).values()
+        assert abs(statistic) < 1
+
+
+def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) -> None:
+    processor = timing_processor(CPU)
+    free = [os.sched_getaffinity(0)] * 2
+    with opened(trees, CPU, "ops") as pair:
+        pair.processor = processor
+        for _ in range(2):
+            block(pair, "a")
+            seen = {"begin": free, "expect": free, "turn": [{processor}] * 2, "end": free}
+            assert pair.each("seen") == dict.fromkeys(SIDES, seen)
+            pair.restart()
+        pair.processor = None
+        block(pair, "a")
+        assert pair.each("seen")[BASE]["turn"] == free
+        pair.processor = processor
+        with pytest.raises(ValueError, match="a turn of the"):
+            pair.statistics(Benchmark("a", None, "", {HOST: 0.1}), dict.fromkeys(SIDES), 4, 0.0)
+        pair.each("end", "a")
+        assert pair.each("seen")[CANDIDATE]["end"] == free, "and not after what went wrong"
+
+
+def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_where_it_is_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "identity", lambda device: f"GPU-{device.index}")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, *range(8, 64)})
+    gpus = [torch.device("cuda", number) for number in range(8)]
+    chosen = [timing_processor(gpu) for gpu in gpus]
+    assert chosen == [timing_processor(gpu) for gpu in gpus]
+    assert set(chosen) <= set(range(8, 64))
+    assert len(set(chosen)) >= 6
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7})
+    assert timing_processor(CPU) == 7
+
+
+def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
+    trees: list[Tree],
+) -> None:
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one processor")
+    ahead = Ahead(max(before), 1)
+    try:
+        for beside in (before, before - {max(before)}):  # the second pair is started ahead
+            with ahead(trees, CPU, "ops") as pair:
+                pair.each("begin", "a")
+                assert pair.each("seen")[BASE]["begin"] == [beside] * 2
+        assert os.sched_getaffinity(0) == before
+    finally:
+        ahead.close()
+
+
+# -- processes that fail ----------------------------------------------------------------------
+
+
+def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
+    trees: list[Tree],
+) -> None:
+    with opened(trees, CPU, "ops") as pair:
+        pair.leading = CANDIDATE  # so that the base has the turn that does not count, ahead of all
+        with pytest.raises(SideError, match=r"base: the process .* ended with status 9") as error:
+            block(pair, "turn dies")
+        assert error.value.side == BASE
+        assert not error.value.wrong
+        assert "a last word" in error.value.details
+        before = pair.pids()
+        assert failed(pair)
+        pair.restart()
+        assert not failed(pair)
+        assert not any(map(alive, before))
+        assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
+        hangs = "candidate: candidate did not answer call in 0 s"  # that of who is asked first
+        with pytest.raises(SideError, match=hangs):
+            pair.each("turn", "turn hangs", timeout=0.3)
+        assert failed(pair)
+
+
+def test_a_base_that_does_not_import_is_an_error_of_the_base(trees: list[Tree]) -> None:
+    package = trees[0].root / "tinyllama"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('this base is broken')\n")
+    with pytest.raises(SideError, match="base: ") as error, opened(trees, CPU, "ops"):
+        pytest.fail("it opened")
+    assert "this base is broken" in error.value.details
+
+
+def test_an_interpreter_that_cannot_be_started_is_an_error_of_its_side(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("no interpreter")
+    for python in (script, tmp_path / "nowhere"):
+        pair = Pair([tree(BASE, tmp_path, str(python)), tree(CANDIDATE, tmp_path)], CPU, "ops")
+        assert not pair.workers, "nobody waits for the other side"
+        with pytest.raises(SideError, match="base: base cannot be started"):
+            pair.open()
+        assert pair.failed
+
+
+@pytest.mark.parametrize(
+    ("metrics", "pairs"), [((DEVICE,), 10), ((HOST,), 24), ((DEVICE, HOST), 24)]
+)
+def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> None:
+    benchmark = Benchmark("a", None, "", dict.fromkeys(metrics, 0.1))
+    assert Effort(pairs=10, repeated=24, first=0.0).of(benchmark) == pairs
+
+
+# -- pairs that are started ahead -------------------------------------------------------------
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
+    script = Script()
+    monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
+    return Ahead(0, 2), script
+
+
+def events(script: Script) -> list[tuple[int, str]]:
+    """Of the base: which launch started, was made and closed, in order."""
+    shown = ("start", "make", "kill", "close")
+    return [
+        (at, method) for at, side, method, _ in script.asked if side == BASE and method in shown
+    ]
+
+
+def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
+    ahead: tuple[Ahead, Script],
+) -> None:
+    opener, script = ahead
+    setting = script.setting()
+    for number in (1, 2):
+        with opener((setting.base, setting.candidate), CPU, "ops") as pair:
+            assert pair.preload == ((), Ahead.PRELOAD)[number > 1]
+            assert events(script)[-1] == (number + opener.pairs, "start")
+    opener.close()
+    started = [event for event in events(script) if event[1] not in ("close", "kill")]
+    assert started == [
+        *((1, "start"), (1, "make"), (2, "start"), (3, "start")),
+        *((2, "make"), (4, "start")),
+    ]
+    ended = {how: [at for at, done in events(script) if done == how] for how in ("kill", "close")}
+    assert ended == {"kill": [3, 4], "close": [1, 2, 3, 4]}, "nobody waits for what was not used"
+
+
+def test_a_pair_ends_while_the_next_one_begins_and_before_that_ends(
+    ahead: tuple[Ahead, Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opener, script = ahead
+    setting = script.setting()
+    sides = (setting.base, setting.candidate)
+    begun = threading.Event()
+    close = ScriptedPair.close
+
+    def late(pair: ScriptedPair) -> None:
+        assert begun.wait(20)
+        close(pair)
+
+    monkeypatch.setattr(ScriptedPair, "close", late)
+    with opener(sides, CPU, "ops"):
+        pass
+    with opener(sides, CPU, "ops"):
+        assert (1, "close") not in events(script)
+        begun.set()
+    assert (1, "close") in events(script)
+    opener.close()
+
+
+def test_an_error_closes_the_pair_that_was_used(ahead: tuple[Ahead, Script]) -> None:
+    opener, script = ahead
+    setting = script.setting()
+    with pytest.raises(KeyError) as error:  # noqa: SIM117
+        with opener((setting.base, setting.candidate), CPU, "ops"):
+            raise KeyError
+    assert error.traceback, "which holds the frames"
+    opener.close()
+    assert [at for at, method in events(script) if method == "close"] == [1, 2, 3]
+
+
+def test_a_comparison_with_pairs_started_ahead_is_the_same(ahead: tuple[Ahead, Script]) -> None:
+    opener, script = ahead
+    script.slower("a", device_seconds=1.05)
+    assert script.run(pairs=opener)["a"].outcome.title == "SLOWER"
+    opener.close()
+    each = {at for at, _ in events(script)}
+    assert {at for at, method in events(script) if method == "close"} == each
+
+
+def test_a_machine_with_few_processors_starts_nothing_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    with module.launcher(0) as opener:
+        assert opener is opened
+    for processors, pairs in ((module.PROCESSORS, 2), (16, 4), (128, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=processors: set(range(n)))
+        with ExitStack() as stack:
+            opener = stack.enter_context(module.launcher(0))
+            assert isinstance(opener, Ahead)
+            assert opener.pairs == pairs
+
+
+@pytest.mark.parametrize(
+    ("message", "wrong"),
+    [("WrongResultError: y", True), ("ValueError: an error, no WrongResultError", False)],
+)
+def test_only_what_the_check_raised_is_a_wrong_result(message: str, wrong: bool) -> None:
+    assert SideError(BASE, WorkerError(message)).wrong is wrong
+
+
+def test_a_pair_is_closed_twice_without_harm() -> None:
+    script = Script()
+    setting = script.setting()
+    pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, "ops")
+    pair.close()
+    pair.close()
+
+
+def test_both_sides_hash_alike_and_another_start_otherwise(
+    monkeypatch: pytest.MonkeyPatch, trees: list[Tree]
+) -> None:
+    """What the order of a set does to a time is no difference of the sides."""
+    seen: list[int] = []
+    script = Script()
+
+    def worker(tree: Tree, package: str, device: torch.device, seed: int, preload: Any) -> Any:
+        seen.append(seed)
+        return ScriptedWorker(script, tree, 1)
+
+    monkeypatch.setattr(module, "_worker", worker)
+    pair = Pair(trees, CPU, "ops")
+    pair.restart()
+    assert len(seen) == 4
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+def test_processes_import_ahead_and_have_one_thread_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first backward pass imports for a second; idle threads of one side slow the other's."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(module, "Worker", lambda name, **options: seen.append(options))
+    tree = Tree(BASE, tmp_path, "python", "main", tmp_path)
+    for device in ("cpu", "cuda"):
+        module._worker(tree, "tinyllama.ops", torch.device(device), 7, ["more"])
+    late = {"torch.fx.experimental.symbolic_shapes", "more"}
+    assert all(late <= set(options["preload"]) for options in seen)
+    assert [options["env"].get("OMP_NUM_THREADS") for options in seen] == ["1", None]
+    assert {options["env"]["PYTHONHASHSEED"] for options in seen} == {"7"}
+    assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)

@@ -1,0 +1,340 @@
+"""Each verdict of the gate is a test case, the worst is the exit status, and however a run ends
+there is no green that was not measured."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from correctness_tests.support.gate_answers import died, wrong
+from correctness_tests.support.gate_fakes import CPU, Script
+from correctness_tests.support.gated_suite import GatedSuite, git, lines
+from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.revision import RevisionError
+from tinyllama.harness.gate.session import Session
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.watch import device_lock
+from tinyllama.harness.plugins import gate as plugin
+from tinyllama.harness.records.verdict import Outcome, Verdict
+
+pytest_plugins = ["pytester"]
+
+SLOWER = {"device_seconds": 1.5}
+
+
+# -- verdicts ---------------------------------------------------------------------------------
+
+
+def test_equal_sides_end_with_0_and_a_passed_case_each(gated: GatedSuite) -> None:
+    status, cases = gated.cases()
+    assert status == 0
+    assert cases == {"main~1 a": None, "main~1 b": None}
+
+
+def test_a_slowdown_ends_with_10_and_a_failed_case(gated: GatedSuite) -> None:
+    gated.script.slower("a", **SLOWER)
+    status, cases = gated.cases()
+    assert status == 10
+    assert cases.keys() == {"main~1 a", "main~1 b"}
+    assert cases["main~1 b"] is None
+    assert str(cases["main~1 a"]).startswith("SLOWER a: device_seconds +")
+
+
+def test_the_summary_names_what_is_not_identical_and_the_status(gated: GatedSuite) -> None:
+    gated.script.slower("a", **SLOWER)
+    gated.script.alike("b")
+    found = gated.run()
+    lines(
+        found,
+        "= gate =",
+        "^against main~1: SLOWER a: device_seconds",
+        r"^1 IDENTICAL, 1 SLOWER; the worst verdict is SLOWER \(10\)$",
+    )
+    assert "IDENTICAL b" not in found.stdout.str()
+
+
+@pytest.mark.parametrize("outcome", list(Outcome), ids=lambda outcome: outcome.name)
+def test_every_outcome_is_a_case_that_passes_where_it_is_green(
+    gated: GatedSuite, outcome: Outcome
+) -> None:
+    said = [Verdict("a", outcome, "so it is"), Verdict("b", Outcome.IDENTICAL, "the same")]
+    gated.monkeypatch.setattr(Session, "run", lambda self: said)
+    status, cases = gated.cases()
+    assert status == outcome.status
+    assert (cases["main~1 a"] is None) is (outcome.status == 0) is outcome.green
+    assert cases["main~1 b"] is None
+
+
+def test_no_test_is_run_and_all_are_said_to_be_left_out(gated: GatedSuite) -> None:
+    found = gated.run()
+    lines(found, "2  the gate times both sides itself")
+    assert "a gate runs no test" not in found.stdout.str()
+
+
+@pytest.mark.parametrize("bad", ["main~1", "other"])
+def test_of_two_bases_the_worse_is_the_status_whichever_comes_first(
+    gated: GatedSuite, bad: str
+) -> None:
+    git("branch", "other", "main~1")
+    gated.scripts[bad] = Script("a", device=CPU)
+    gated.scripts[bad].slower("a", **SLOWER)
+    status, cases = gated.cases("--against=other")
+    assert status == 10
+    assert len(cases) == 2 + 1
+    assert "SLOWER a" in str(cases[f"{bad} a"])
+    assert [name for name, message in cases.items() if message] == [f"{bad} a"]
+
+
+def test_verdicts_go_on_after_the_first_that_fails(gated: GatedSuite) -> None:
+    gated.script.slower("a", **SLOWER)
+    gated.script.slower("b", **SLOWER)
+    for args in (["-x"], ["--maxfail=1"]):
+        status, cases = gated.cases(*args)
+        assert status == 10
+        assert len([message for message in cases.values() if message]) == 2
+
+
+# -- ends -------------------------------------------------------------------------------------
+
+
+def test_nothing_to_compare_is_15(gated: GatedSuite) -> None:
+    gated.script.names = {BASE: [], CANDIDATE: []}
+    status, cases = gated.cases()
+    assert status == 15
+    assert all(cases.values())
+
+
+def test_a_session_without_verdicts_is_15(gated: GatedSuite) -> None:
+    gated.monkeypatch.setattr(Session, "run", lambda self: [])
+    status, cases = gated.cases()
+    assert status == 15
+    assert "nothing was compared" in str(cases["gate gate"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 2), (KeyError("a bug of the gate"), 3)]
+)
+def test_a_run_that_does_not_come_to_its_end_is_not_green(
+    gated: GatedSuite, error: BaseException, status: int
+) -> None:
+    gated.script.on(CANDIDATE, "turn", error, launch=3)
+    found, cases = gated.cases("--gate-json", "out.json")
+    assert found == status
+    assert all(cases.values()), "no benchmark passed"
+    assert "it did not come to its end" in str(cases["gate gate"])
+    assert gated.report()["status"] == status
+    (comparison,) = gated.report()["comparisons"]
+    assert not comparison["ended"]
+    assert comparison["benchmarks"]["a"]["blocks"][DEVICE], "what was measured is there"
+
+
+def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(
+    gated: GatedSuite,
+) -> None:
+    git("branch", "other", "main~1")
+    gated.scripts["other"] = Script("a", device=CPU)
+    gated.scripts["other"].on(BASE, "turn", KeyboardInterrupt())
+    status, cases = gated.cases("--against=other", "--gate-json", "out.json")
+    assert status == 2
+    assert "it did not come to its end" in str(cases.pop("gate gate"))
+    assert cases == {"main~1 a": None, "main~1 b": None}
+    assert gated.report()["status"] == 2
+
+
+@pytest.mark.parametrize("args", [[], ["--continue-on-collection-errors"]], ids=" ".join)
+def test_tests_that_cannot_be_collected_are_no_0(gated: GatedSuite, args: list[str]) -> None:
+    gated.write("test_broken.py", "import nothing_of_that_name")
+    found = gated.run("test_broken.py", *args)
+    assert found.ret in (1, 2)
+    lines(found, "it did not come to its end")
+
+
+# -- sides and the device ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("side", "method", "error", "status"),
+    [
+        (BASE, "make", died(), 18),
+        (CANDIDATE, "make", died(), 17),
+        (BASE, "turn", died(), 17),
+        (CANDIDATE, "turn", wrong(), 16),
+    ],
+)
+def test_what_goes_wrong_on_a_side_has_a_status(
+    gated: GatedSuite, side: str, method: str, error: Exception, status: int
+) -> None:
+    gated.script.on(side, method, error)
+    found, cases = gated.cases()
+    assert found == status
+    assert not any(message is None for message in cases.values())
+
+
+def test_a_device_that_is_held_is_busy(gated: GatedSuite) -> None:
+    with device_lock(CPU, 0):
+        status, cases = gated.cases()
+    assert status == 14
+    assert "cpu was held by process" in str(cases["device device"])
+    assert gated.run().ret == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("reason", ["other processes compute", "the GPU is throttled"])
+def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str, reason: str) -> None:
+    gated.monkeypatch.setattr(plugin.Watch, f"{when}_reason", reason)
+    status, cases = gated.cases()
+    assert status == 14
+    assert reason in str(cases["main~1 device"])
+    assert (gated.script.launches > 0) is (when == "after")
+
+
+def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(
+    gated: GatedSuite,
+) -> None:
+    gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
+    status, cases = gated.cases()
+    assert status == 14
+    assert "no sensor (pip install it); mend that, or gate it --unwatched" in str(
+        cases["main~1 device"]
+    )
+    assert gated.script.launches == 0
+    found = gated.run("--unwatched")
+    assert found.ret == 0
+    lines(found, r"unwatched, busy or throttled or not: no sensor \(pip install it\)")
+
+
+@pytest.mark.parametrize("suffix", ["py", "json", "toml"])
+def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite, suffix: str) -> None:
+    """Code, tables of configurations, and lists such as that of what is accepted."""
+
+    def edit(benchmark: str) -> int:
+        gated.write(f"tinyllama/changed.{suffix}", "x = 2\n")
+        return 7
+
+    gated.script.on(CANDIDATE, "inputs", edit)
+    status, cases = gated.cases()
+    assert status == 15
+    assert list(cases) == ["main~1 main~1"]
+    assert "was edited while it was compared" in str(cases["main~1 main~1"])
+
+
+def test_a_base_that_cannot_be_unpacked_is_none(gated: GatedSuite) -> None:
+    def full(*args: Any) -> Path:
+        raise RevisionError("no space left")
+
+    gated.monkeypatch.setattr(comparison, "check_out", full)
+    status, cases = gated.cases()
+    assert status == 18
+    assert "no space left" in str(cases["main~1 main~1"])
+
+
+# -- what a file accepts ----------------------------------------------------------------------
+
+ENTRY = '[[accepted]]\nbenchmark = "{}"\namount = 0.9\nreason = "so"\nrelease = "{}"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "text"),
+    [
+        (ENTRY.format("a", "99.0"), 0, None),
+        (ENTRY.format("b", "99.0"), 10, "SLOWER a"),
+        (ENTRY.format("gone", "99.0"), 15, "there is no such benchmark"),
+        (ENTRY.format("a", "0.0.1"), 15, "it was accepted until 0.0.1"),
+        ("[[accepted]", 15, "cannot be read as TOML"),
+        ('[[accepted]]\nbenchmark = "a"\n', 15, "it lacks 'reason'"),
+    ],
+)
+def test_what_is_accepted_is_read_from_the_candidates_file(
+    gated: GatedSuite, content: str, status: int, text: str | None
+) -> None:
+    gated.script.slower("a", **SLOWER)
+    gated.write("accepted_slowdowns.toml", content)
+    found, cases = gated.cases()
+    assert found == status
+    assert text is None or text in " ".join(filter(None, cases.values()))
+
+
+def test_what_the_base_accepts_already_is_not_accepted_again(gated: GatedSuite) -> None:
+    gated.script.slower("a", **SLOWER)
+    gated.write("accepted_slowdowns.toml", ENTRY.format("a", "99.0"))
+    gated.commit("accepted")
+    gated.write("tinyllama/changed.py", "x = 3\n")
+    assert gated.run(against="main").ret == 10
+    assert gated.run(against="main~1").ret == 0
+
+
+def test_a_broken_file_of_the_base_is_an_error(gated: GatedSuite) -> None:
+    gated.write("accepted_slowdowns.toml", "[[accepted]")
+    gated.commit("broken")
+    (gated.path / "accepted_slowdowns.toml").unlink()
+    assert gated.run(against="main").ret == 15
+
+
+# -- the report -------------------------------------------------------------------------------
+
+
+def test_the_report_has_the_status_the_verdicts_and_all_figures(gated: GatedSuite) -> None:
+    gated.script.slower("a", **SLOWER)
+    assert gated.run("--gate-json", "out.json").ret == 10
+    report = gated.report()
+    assert report["status"] == 10
+    assert [(v["against"], v["name"], v["outcome"]) for v in report["verdicts"]] == [
+        ("main~1", "a", "SLOWER"),
+        ("main~1", "b", "SAME"),
+    ]
+    (compared,) = report["comparisons"]
+    assert compared["against"] == "main~1"
+    assert compared["benchmarks"].keys() == {"a", "b"}
+
+
+def test_the_summary_says_where_the_time_went(gated: GatedSuite) -> None:
+    said = gated.run("--gate-json", "out.json")
+    (compared,) = gated.report()["comparisons"]
+    assert compared["blocks"] > 0
+    took = ", ".join(f"{name} {took:.0f} s" for name, took in compared["seconds"].items())
+    lines(said, f"against main~1: {took}; {compared['blocks']} blocks, 0 of them discarded")
+
+
+def test_the_summary_says_what_cannot_be_timed_here(gated: GatedSuite) -> None:
+    gated.script.on(CANDIDATE, "left_out", {"triton is not installed": 14})
+    said = gated.run("--gate-json", "out.json")
+    lines(said, "against main~1: 14 providers not timed: triton is not installed; prepare")
+    assert gated.report()["comparisons"][0]["left_out"] == {"triton is not installed": 14}
+
+
+def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
+    def full(*args: Any) -> None:
+        raise OSError("no space left")
+
+    gated.monkeypatch.setattr(plugin, "replace_text", full)
+    found = gated.run("--gate-json", "out.json")
+    assert found.ret == 15
+    lines(found, "out.json could not be written: no space left")
+
+
+def test_a_report_of_an_earlier_run_does_not_stay(gated: GatedSuite) -> None:
+    assert gated.run("--gate-json", "out.json").ret == 0
+    gated.script.on(BASE, "make", died())
+    assert gated.run("--gate-json", "out.json").ret == 18
+    report = gated.report()
+    assert report["status"] == 18
+    assert not any(one["outcome"] in ("SAME", "IDENTICAL") for one in report["verdicts"])
+
+
+def test_a_report_of_an_earlier_run_does_not_stay_where_nothing_can_be_asked(
+    gated: GatedSuite,
+) -> None:
+    assert gated.run("--gate-json", "out.json").ret == 0
+    assert gated.run("--gate-json", "out.json", against="nobody").ret == 4
+    assert not (gated.path / "out.json").exists()
+
+
+def test_the_repository_stays_as_it_is(gated: GatedSuite) -> None:
+    before = {p: stat.S_IFMT(p.stat().st_mode) for p in (gated.path / ".git").rglob("*")}
+    gated.run()
+    assert {p: stat.S_IFMT(p.stat().st_mode) for p in (gated.path / ".git").rglob("*")} == before
+    assert git("status", "--porcelain") == ""

@@ -1,0 +1,286 @@
+"""What a side says that it has, and what it does when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tinyllama
+from correctness_tests.support.contenders import FILES, PACKAGE
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.gate import side as module
+from tinyllama.harness.gate.pair import FACTORY, READY
+from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.measure import cache
+from tinyllama.harness.measure.op_contender import Timed, ops_of
+from tinyllama.harness.records.results import versions
+from tinyllama.ops import OPS
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+WEIGHED = "weigh_rows-eager-N16D64-fp32/forward+backward"
+
+
+@pytest.fixture
+def weigh() -> Iterator[Op]:
+    """The toy op, which may be changed."""
+    op = ops_of(PACKAGE, FILES)["weigh_rows"]
+    before = op.timed, dict(op.slowdowns), dict(op.providers)
+    yield op
+    op.timed, op.slowdowns, op.providers = before
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch) -> Side:
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    return Side("cpu", PACKAGE, FILES)
+
+
+def names(device: torch.device = CPU) -> list[str]:
+    return [one.name for one in declared(device, PACKAGE, FILES)]
+
+
+# -- what there is ----------------------------------------------------------------------------
+
+
+def test_on_a_cpu_every_provider_that_it_runs_is_listed_on_the_smallest_case() -> None:
+    found = {(one.timed.op, one.timed.provider): one for one in declared(CPU, PACKAGE, FILES)}
+    for op in OPS.values():
+        for provider in op.providers.values():
+            listed = (op.name, provider.name) in found
+            assert listed == bool(op.timed and "triton" not in provider.requires), provider
+    assert {one.timed.case for one in found.values()} == {0}
+    assert {one.timed.dtype for one in found.values()} == {"fp32"}
+
+
+def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "cannot", lambda need, device: None)
+    monkeypatch.setattr(module, "untimed", lambda *args: None)
+    found = declared(GPU, PACKAGE)
+    assert {one.timed.provider for one in found} >= {"eager", "triton"}
+    assert {one.timed.op for one in found} >= {"adamw", "rms_norm"}
+    cases: dict[tuple[str, str], dict[str, int]] = {}
+    for one in found:
+        assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")
+        op = OPS[one.timed.op]
+        stated = {**ON_GPU, **op.slowdowns, **op[one.timed.provider].slowdowns}
+        assert all(slowdown == stated[metric] for metric, slowdown in one.slowdowns.items())
+        case = dict.fromkeys(one.slowdowns, one.timed.case)
+        cases.setdefault((one.timed.op, one.timed.provider), {}).update(case)
+    small = cases.pop(("swiglu", "naive"))
+    assert small[DEVICE] < len(OPS["swiglu"].timed) - 1, "the largest is not for it"
+    assert small[HOST] == 0
+    for (name, _), case in cases.items():
+        assert case == {DEVICE: len(OPS[name].timed) - 1, HOST: 0}
+
+
+def test_where_one_case_is_timed_both_times_are_of_that(
+    weigh: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cannot", lambda need, device: None)
+    monkeypatch.setattr(module, "untimed", lambda *args: None)
+    weigh.timed = weigh.timed[:1]
+    weigh.providers = {"eager": weigh.providers["eager"]}
+    (one,) = (one for one in declared(GPU, PACKAGE, FILES) if one.timed.op == "weigh_rows")
+    assert one.slowdowns == ON_GPU
+
+
+def test_a_name_says_op_provider_case_type_and_passes_and_is_there_once() -> None:
+    assert WEIGHED in names()
+    assert len(set(names())) == len(names())
+    assert all(one.module == OPS[one.timed.op].module for one in declared(CPU, PACKAGE))
+
+
+def test_what_no_benchmark_is_made_of_is_counted_with_its_reason(weigh: Op) -> None:
+    every = [p for op in ops_of(PACKAGE, FILES).values() for p in op.providers.values()]
+    before = left_out(CPU, PACKAGE, FILES)
+    interpreted = "on a CPU its kernels are interpreted, and no time counts"
+    assert before[interpreted] == sum("triton" in one.requires for one in every) > 0
+    weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
+    more = left_out(CPU, PACKAGE, FILES) - before
+    assert more == {"its calls wait for the device: no device time can be told apart": 1}
+    assert Side("cpu", PACKAGE, FILES).left_out() == dict(before + more)
+
+
+def test_a_provider_says_which_file_registered_it(weigh: Op) -> None:
+    (one,) = (one for one in declared(CPU, PACKAGE, FILES) if one.name == WEIGHED)
+    assert one.registered == weigh.module == one.module
+    code = "op.provider('elsewhere')(op['eager'].call)"
+    exec(code, {"op": weigh, "__name__": "ops.of_another_file"})
+    others = [one for one in declared(CPU, PACKAGE, FILES) if "-elsewhere-" in one.name]
+    assert [(one.module, one.registered) for one in others] == [
+        (weigh.module, "ops.of_another_file")
+    ]
+
+
+def test_what_waits_or_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
+    eager = weigh.providers["eager"]
+    weigh.providers["waits"] = replace(eager, name="waits", waits=True)
+    weigh.providers["half"] = replace(eager, name="half", dtypes=(torch.bfloat16,))
+    weigh.providers["small"] = replace(eager, name="small", supports=lambda dims: "too large")
+    assert [name for name in names() if name.startswith("weigh")] == [
+        WEIGHED,
+        WEIGHED.replace("eager", "float32_only"),
+    ]
+
+
+def test_an_op_without_timed_cases_has_no_benchmark(weigh: Op) -> None:
+    weigh.timed = ()
+    assert not any(name.startswith("weigh") for name in names())
+
+
+# -- tolerances -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "on_cpu", "on_gpu"),
+    [
+        ({}, ON_CPU, ON_GPU),
+        ({DEVICE: 0.01}, ON_CPU, {**ON_GPU, DEVICE: 0.01}),  # a CPU is not as quiet
+        ({DEVICE: 0.3}, {DEVICE: 0.3}, {**ON_GPU, DEVICE: 0.3}),
+        ({HOST: 0.05}, ON_CPU, {**ON_GPU, HOST: 0.05}),
+    ],
+)
+@pytest.mark.parametrize("who", ["op", "provider"])
+def test_tolerances_are_those_that_an_op_or_its_provider_states(
+    weigh: Op,
+    monkeypatch: pytest.MonkeyPatch,
+    who: str,
+    stated: Mapping[str, float],
+    on_cpu: Mapping[str, float],
+    on_gpu: Mapping[str, float],
+) -> None:
+    monkeypatch.setattr(module, "cannot", lambda need, device: None)
+    monkeypatch.setattr(module, "untimed", lambda *args: None)
+    if who == "op":
+        weigh.slowdowns = stated
+    else:
+        weigh.slowdowns = dict.fromkeys(stated, 0.5)
+        weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
+    for device, wanted in ((CPU, on_cpu), (GPU, on_gpu)):
+        found: dict[str, float] = {}
+        for one in declared(device, PACKAGE, FILES):
+            if (one.timed.op, one.timed.provider) == ("weigh_rows", "eager"):
+                found.update(one.slowdowns)
+        assert found == wanted
+
+
+def test_the_instrument_can_be_laid_over_a_base_whose_providers_state_nothing(weigh: Op) -> None:
+    weigh.providers["eager"] = replace(weigh.providers["eager"])
+    vars(weigh.providers["eager"]).pop("slowdowns")
+    found = {one.name: one.slowdowns for one in declared(CPU, PACKAGE, FILES)}
+    assert found[WEIGHED] == ON_CPU
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"device_second": 0.01}, {DEVICE: 0}, {DEVICE: -0.1}, {HOST: float("nan")}, {DEVICE: "1%"}],
+    ids=str,
+)
+def test_a_tolerance_of_nothing_known_or_that_is_none_is_an_error(
+    weigh: Op, stated: dict[str, Any]
+) -> None:
+    weigh.slowdowns = stated
+    with pytest.raises(ValueError, match="op 'weigh_rows': slowdowns of '"):
+        declared(CPU, PACKAGE, FILES)
+    weigh.slowdowns = {}
+    weigh.providers["eager"] = replace(weigh.providers["eager"], slowdowns=stated)
+    with pytest.raises(ValueError, match="weigh_rows-eager: slowdowns of '"):
+        declared(CPU, PACKAGE, FILES)
+
+
+# -- what it is asked -------------------------------------------------------------------------
+
+
+def test_a_side_says_which_code_it_is_by_what_on_what(side: Side) -> None:
+    said = side.identity()
+    assert said["root"] == str(Path(tinyllama.__file__).resolve().parents[1])
+    assert said["versions"] == versions()
+    assert said["device"]
+
+
+def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> None:
+    assert 0 < side.begin(WEIGHED) < 60
+    assert isinstance(side.inputs(WEIGHED), int)
+    side.expect(WEIGHED, side.verify(WEIGHED), warm_up=0.0)
+    assert side.turn(WEIGHED)[DEVICE] > 0
+    assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
+    assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
+    profiles = side.profiles(WEIGHED, 3)
+    assert [profile["resources"] for profile in profiles] == [{}] * 3
+    assert all(any("mul" in name for name in profile["kernels"]) for profile in profiles)
+    side.end(WEIGHED)
+    with pytest.raises(KeyError):
+        side.turn(WEIGHED)
+
+
+def test_a_benchmark_that_a_side_lacks_is_an_error(side: Side) -> None:
+    with pytest.raises(ValueError, match="there is no benchmark 'gone'"):
+        side.begin("gone")
+
+
+def test_a_side_times_its_own_case_of_that_name(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place among the timed cases may not be that of the other side."""
+    here = Benchmark(WEIGHED, Timed("weigh_rows", "float32_only", 0, "fp32"), "", {})
+    monkeypatch.setattr(module, "declared", lambda *args: [here])
+    side.begin(WEIGHED)
+    assert side.subjects[WEIGHED].case.provider.name == "float32_only"
+
+
+@pytest.mark.gpu
+def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> None:
+    name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
+    try:
+        worker.make("side", FACTORY, device=str(gpu), timeout=READY)
+        for asked in (("multiply",), ("begin", name)):
+            worker.call("side", *asked, timeout=READY)
+        assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
+    finally:
+        worker.close()
+
+
+def test_only_what_is_named_has_work_added() -> None:
+    side = Side("cpu", PACKAGE, FILES, slowed={WEIGHED: 0.5})
+    other = WEIGHED.replace("eager", "float32_only")
+    side.begin(WEIGHED)
+    side.begin(other)
+    assert side.subjects[WEIGHED].share == 0.5
+    assert side.subjects[other].share == 0
+
+
+def test_more_benchmarks_come_from_a_function_where_there_is_one(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.more = f"{__name__}:more"
+    assert side.benchmarks()[-1] == MORE
+    assert side.begin("more") > 0
+    assert isinstance(side.subjects["more"], Counter)
+    side.more = "correctness_tests.no_such_module:more"
+    assert MORE not in side.benchmarks()
+
+
+class Counter:
+    """A subject that is no op's."""
+
+    def __init__(self, timed: str, device: str) -> None:
+        assert (timed, device) == ("anything", "cpu")
+
+    def run_once(self) -> None:
+        pass
+
+
+MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
+
+
+def more(device: torch.device) -> list[Benchmark]:
+    return [MORE]

@@ -1,0 +1,192 @@
+"""Training steps that the gate times: every gradient of one is held to float64, and each loss to
+that of the verified run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.bench import gated as module
+from tinyllama.bench.gated import StepSubject, TimedStep, Verified, benchmarks
+from tinyllama.harness.gate.comparison import STEPS
+from tinyllama.harness.gate.side import ON_CPU, Side
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.measure.op_contender import WrongResultError
+
+CPU = torch.device("cpu")
+TIMED = TimedStep("v1", "tiny-fp32")
+NAME = "step-v1-tiny-fp32/forward+backward+update"
+SETTINGS = {"weight_decay": 1.0, "beta1": 0.8, "beta2": 0.99, "eps": 1e-4}  # none of the defaults
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verified]:
+    """A verified run of some steps."""
+    monkeypatch.setattr(module, "VERIFIED", 32)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield StepSubject(TIMED, "cpu").verify()
+    torch.set_num_threads(threads)
+
+
+def started() -> StepSubject:
+    made = StepSubject(TIMED, "cpu")
+    made.run_once()
+    return made
+
+
+def turns(made: StepSubject) -> None:
+    for _ in range(8):
+        made.gated_turn()
+
+
+def test_a_cpu_times_one_step_beside_the_ops() -> None:
+    (one,) = benchmarks(CPU)
+    assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, ON_CPU)
+    assert NAME in [each.name for each in Side("cpu", more=STEPS).benchmarks()]
+    assert NAME not in [each.name for each in Side("cpu").benchmarks()]
+
+
+def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(
+    proven: Verified,
+) -> None:
+    assert len(proven.losses) == module.VERIFIED
+    made = started()
+    made.expect(proven)
+    for _ in range(2):
+        assert 0 < made.gated_turn()[DEVICE] < 60
+    assert made.step.loss_series() == pytest.approx(
+        proven.losses[: len(made.step.losses)], rel=1e-6
+    )
+
+
+def test_runs_begin_with_the_same_batches_and_the_same_model() -> None:
+    made = started()
+    assert made.input_digest() == started().input_digest()
+    other = started()
+    other.step.batches = other.step.batches.flip(0)
+    assert made.input_digest() != other.input_digest()
+    for attribute, changes in (("shape", {"num_kv_heads": 4}), ("config", {"accumulate": 2})):
+        other = started()
+        setattr(other.step, attribute, replace(getattr(other.step, attribute), **changes))
+        assert made.input_digest() != other.input_digest(), changes
+    smaller = started()
+    left = {name: p for name, p in smaller.step.parameters.items() if name != "layers.1.w_q"}
+    smaller.step.parameters = left
+    assert made.input_digest() != smaller.input_digest()
+
+
+@pytest.mark.parametrize("wrong", ["none", "one left out", "counted twice", "lr", *SETTINGS])
+def test_a_step_whose_update_is_not_adamw_is_no_proof(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """Its gradients are right, and its losses are those of any run of the same code."""
+    monkeypatch.setattr(module, "VERIFIED", 4)
+    made = started()
+    made._check_update()
+    optimizer = made.step.training.optimizer
+    step = type(optimizer).step
+
+    @torch.no_grad()
+    def wrongly(self: Any, closure: Any = None) -> None:
+        if wrong == "one left out":
+            self.update_part(range(1, len(self.parameters)))
+            self.count_step()
+        elif wrong == "counted twice":
+            step(self)
+            self.steps.add_(1)
+
+    if wrong in SETTINGS:
+        optimizer.settings[wrong] = SETTINGS[wrong]
+    elif wrong == "lr":
+        optimizer.set_lr(1.05 * float(optimizer.lr))
+    else:
+        monkeypatch.setattr(type(optimizer), "step", wrongly)
+    with pytest.raises(WrongResultError, match=r"is not AdamW's|steps are counted"):
+        made.verify()
+
+
+def test_a_gradient_that_is_gone_after_its_step_is_no_proof() -> None:
+    made = started()
+    forget = partial(setattr, made.step.parameters["embedding"], "grad", None)
+    following = made.step.next
+    made.step.next = lambda: (following(), forget())[0]  # type: ignore[method-assign]
+    with pytest.raises(WrongResultError, match="no gradient after its step"):
+        made._check_update()
+
+
+def test_work_that_is_added_takes_a_share_of_each_step(
+    proven: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = started()
+    added: list[float] = []
+    made.expect(proven)
+    monkeypatch.setattr(module, "linger", added.append)
+    made.gated_turn()
+    assert not added
+    made.slow_down(0.5)
+    took = made.gated_turn()[DEVICE]
+    assert len(added) == module.CALLS
+    assert min(added) == pytest.approx(0.5 * took, rel=0.2)
+
+
+def test_warming_up_leaves_steps_to_be_timed(proven: Verified) -> None:
+    made = started()
+    made.expect(proven)
+    made.warm_up(60.0)
+    assert len(made.step.losses) == module.VERIFIED // 2
+
+
+def test_a_step_whose_gradients_are_wrong_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started()
+
+    def wrong(allowed: object) -> None:
+        raise AssertionError("the gradient of embedding is off")
+
+    monkeypatch.setattr(made.step, "check_gradients", wrong)
+    with pytest.raises(WrongResultError, match="the gradient of embedding"):
+        made.verify()
+    with pytest.raises(WrongResultError, match="the gradient of embedding"):
+        made.expect(Verified({}, [1.0] * 100))
+
+
+def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: Verified) -> None:
+    assert len(proven.allowed) == len(started().step.parameters)
+    for name in ("embedding", "layers.0.w_q"):
+        made = started()
+        made.step.parameters[name].register_hook(lambda gradient: 1.01 * gradient)
+        with pytest.raises(WrongResultError, match=f"1 of .* no right gradient: {name}"):
+            made.expect(proven)
+
+
+@pytest.mark.parametrize("wrong", [1.05, 0.95, math.nan])
+def test_a_timed_step_with_another_loss_gives_no_time(proven: Verified, wrong: float) -> None:
+    made = started()
+    losses = [*proven.losses[:4], *(loss * wrong for loss in proven.losses[4:])]
+    made.expect(replace(proven, losses=losses))
+    with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
+        turns(made)
+
+
+@pytest.mark.parametrize("place", range(1 + module.CALLS))
+def test_every_step_of_a_turn_is_held_to_the_verified_run(proven: Verified, place: int) -> None:
+    made = started()
+    made.expect(proven)
+    losses = list(proven.losses)
+    losses[len(made.step.losses) + place] *= 1.05
+    made.losses = losses
+    with pytest.raises(WrongResultError, match=r"the loss is .*, verified was"):
+        made.gated_turn()
+
+
+def test_no_more_steps_are_timed_than_were_verified(proven: Verified) -> None:
+    made = started()
+    made.expect(replace(proven, losses=proven.losses[:4]))
+    with pytest.raises(WrongResultError, match="the verified run has 4"):
+        turns(made)

@@ -1,0 +1,362 @@
+"""What is timed inside a worker: right results, held bit for bit in every timed call, on inputs
+that two seeds give by turns."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import Call, weighed
+from correctness_tests.support.gate_subjects import Make, Turning, nudged, ready
+from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.gate import subject as module
+from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, SEEDS, Subject
+from tinyllama.harness.measure.op_contender import WrongResultError
+
+RESULTS = {"y", "grad x", "grad weight"}
+
+
+# -- right ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
+    subject: Make, device: torch.device, dtype: str
+) -> None:
+    made = subject(dtype=dtype)
+    proofs = made.verify()
+    assert [set(proof) for proof in proofs] == [RESULTS] * SEEDS
+    assert proofs[0]["y"] != proofs[1]["y"], "the seeds give other inputs"
+    made.expect(proofs)
+    for _ in range(6):
+        seconds = made.gated_turn()
+        assert set(seconds) == ({DEVICE} if device.type == "cpu" else {DEVICE, HOST})
+        assert all(0 < value < 1 for value in seconds.values())
+
+
+def test_two_subjects_prove_the_same(subject: Make) -> None:
+    assert subject().verify() == subject().verify()
+    subject().expect(subject().verify())
+
+
+def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
+    seen: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(x.detach().sum())  # and nobody waits for it here
+        return weighed(x, weight)
+
+    made = ready(subject(call))
+    seen.clear()
+    for _ in range(6):
+        made.gated_turn()
+    sums = [total.item() for total in seen]
+    assert len(set(sums)) == SEEDS
+    assert all(one != after for one, after in itertools.pairwise(sums))
+
+
+def test_inputs_of_repeated_calls_lie_where_they_lay_in_the_turn_before(subject: Make) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append((x.data_ptr(), weight.data_ptr()))
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    turns = []
+    for _ in range(3):
+        seen.clear()
+        made.gated_turn()
+        turns.append(list(seen))
+        taken = torch.empty(1000)  # and nothing else may come to lie there
+    assert turns[0] == turns[1] == turns[2], taken
+    assert len(set(turns[0])) == 1 + CALLS
+
+
+def test_a_call_that_spoils_its_inputs_is_wrong_and_does_not_spoil_the_next(
+    subject: Make,
+) -> None:
+    spoiled = torch.tensor([1.0])
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight.clone())
+        weight.detach().mul_(spoiled.to(weight))
+        return y
+
+    made = ready(subject(call))
+    spoiled.zero_()
+    for _ in range(4):
+        made.gated_turn()
+    with pytest.raises(WrongResultError, match="forward changed its input weight"):
+        made.verify()
+
+
+@pytest.mark.parametrize("metrics", [(DEVICE,), (HOST,), (DEVICE, HOST)], ids=" ".join)
+def test_it_gives_the_times_it_was_asked_for(
+    subject: Make, device: torch.device, metrics: tuple[str, ...]
+) -> None:
+    seconds = ready(subject(metrics=metrics)).gated_turn()
+    assert set(seconds) == ({DEVICE} if device.type == "cpu" else set(metrics))
+
+
+def test_of_repeated_calls_the_fastest_counts_but_for_the_first(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first takes no time; of the others those in the middle take the least."""
+    left: list[float] = []
+    now = [0.0]
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        now[0] += left.pop() if left else 0.0
+        return weighed(x, weight)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    made = ready(subject(call, metrics=(HOST,)))
+    left[:] = [0.06, 0.05, 0.025, 0.02, 0.04, 0.03, 0.0]  # the last one first
+    assert len(left) == 1 + CALLS
+    (seconds,) = made.gated_turn().values()
+    assert not left
+    assert seconds == pytest.approx(0.0225), "the mean of 20 and 25 ms, one on each seed's inputs"
+
+
+def test_what_is_slow_on_the_inputs_of_one_seed_alone_is_seen(subject: Make) -> None:
+    rests: list[float] = []
+    sums: list[float] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if rests and x.sum().item() == sums[0]:
+            time.sleep(rests[0])
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    made.round = 0
+    sums.append(made._drawn().args["x"].sum().item())
+    rests.append(0.02)
+    (seconds,) = made.gated_turn().values()
+    assert 0.01 <= seconds < 0.02
+
+
+class _Passing(torch.autograd.Function):
+    """A tensor as it is; keeps in which thread its gradient passed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, threads: list[int]) -> torch.Tensor:
+        ctx.threads = threads
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.threads.append(threading.get_ident())
+        return gradients[0], None
+
+
+def test_the_backward_pass_works_in_the_thread_of_its_caller(subject: Make) -> None:
+    """On a CPU it does anyway: what would start another thread is switched off."""
+    threads: list[int] = []
+    switches: list[bool] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        switches.append(torch._C._is_multithreading_enabled())
+        return weighed(_Passing.apply(x, threads), weight)
+
+    made = ready(subject(call))
+    threads.clear()
+    switches.clear()  # of what is verified, which is not timed
+    made.warm_up(0.0)
+    made.gated_turn()
+    made.counted()
+    assert len(threads) == len(switches) >= 1 + CALLS
+    assert set(threads) == {threading.get_ident()}
+    assert not any(switches)
+    assert torch._C._is_multithreading_enabled(), "and a caller's are as they were"
+
+
+def test_inputs_are_ready_before_the_first_of_repeated_calls(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        happened.append("call")
+        return weighed(x, weight)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    draw = made._drawn
+
+    def drawn() -> Inputs:
+        happened.append("drawn")
+        return draw()
+
+    monkeypatch.setattr(made, "_drawn", drawn)
+    happened.clear()
+    made.gated_turn()
+    assert happened == ["drawn"] * (1 + CALLS) + ["call"] * (1 + CALLS)
+
+
+# -- wrong ------------------------------------------------------------------------------------
+
+WRONG: dict[str, Call] = {
+    "zeros": lambda x, w: weighed(x, w) * 0,
+    "2% too large": lambda x, w: weighed(x, w) * 1.02,
+    "nan": lambda x, w: weighed(x, w) + torch.where(x == x.max(), torch.nan, 0.0),
+    "infinite": lambda x, w: weighed(x, w) + torch.where(x == x.max(), torch.inf, 0.0),
+    "the last row": lambda x, w: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])),
+    "rows swapped": lambda x, w: weighed(x.flip(0), w),
+    "no gradient of weight": lambda x, w: weighed(x, w.detach()),
+    "half the gradient of weight": lambda x, w: weighed(x, w / 2 + w.detach() / 2),
+    "another type": lambda x, w: weighed(x.double(), w.double()),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_result_is_no_proof(subject: Make, fault: str) -> None:
+    made = subject(WRONG[fault])
+    with pytest.raises(WrongResultError):
+        made.verify()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_one_row_among_many_is_seen(subject: Make, dtype: str) -> None:
+    """Of 32768; over the whole tensor its error is a third of what bf16's rounding allows."""
+    made = subject(WRONG["the last row"], dtype, case=1)
+    with pytest.raises(WrongResultError, match=r"y: error .* in a row"):
+        made.verify()
+
+
+def test_a_shape_that_broadcasts_is_no_result(subject: Make) -> None:
+    made = subject(lambda x, w: weighed(x, w))
+    made._one_call = lambda seed: {  # type: ignore[method-assign]
+        name: value.unsqueeze(0) for name, value in Subject._one_call(made, seed).items()
+    }
+    with pytest.raises(WrongResultError, match="unlike eager's"):
+        made.verify()
+
+
+def test_an_error_that_overflows_allows_nothing(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = subject()
+    monkeypatch.setattr(module, "SLACK", torch.inf)
+    with pytest.raises(WrongResultError, match="inf"):
+        made.verify()
+
+
+# -- wrong where it is timed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("right", [0, 3], ids=["the first", "a later"])
+def test_a_timed_call_that_is_wrong_gives_no_time(subject: Make, fault: str, right: int) -> None:
+    call = Turning(WRONG[fault])
+    made = ready(subject(call))
+    for _ in range(right):
+        made.gated_turn()
+    call.turned = True
+    with pytest.raises(WrongResultError):
+        made.gated_turn()
+
+
+@pytest.mark.parametrize("when", ["at once", "where it is timed"])
+def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, when: str) -> None:
+    kept: list[torch.Tensor] = []
+
+    def again(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight)
+        kept.append(y.detach())
+        return y + (kept[-2] - y.detach()) if len(kept) > 1 else y
+
+    call = Turning(again)
+    made = subject(call)
+    if when == "at once":
+        call.turned = True
+        with pytest.raises(WrongResultError, match="y: error"):
+            made.verify()
+    else:
+        ready(made)
+        call.turned = True
+        made.run_once()  # and so there is one that is kept
+        with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
+            made.gated_turn()
+
+
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_a_result_kept_for_the_address_of_its_input_is_wrong(subject: Make, between: int) -> None:
+    """Whatever number of calls there is between the turns, the device's or none."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def by_address(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = weighed(x, weight)
+        return y + (kept.setdefault(x.data_ptr(), y.detach()) - y.detach())
+
+    call = Turning(by_address)
+    made = ready(subject(call, metrics=(HOST,)))
+    call.turned = True
+    made.gated_turn()
+    for _ in range(between):
+        made._fresh()
+    with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
+        made.gated_turn()
+
+
+@pytest.mark.parametrize("place", range(1 + CALLS))
+def test_each_of_the_repeated_calls_is_checked(subject: Make, place: int) -> None:
+    count = itertools.count()
+    begun: list[bool] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wrong = bool(begun) and next(count) == place
+        return weighed(x, weight) * (1.02 if wrong else 1.0)
+
+    made = ready(subject(call, metrics=(HOST,)))
+    begun.append(True)
+    with pytest.raises(WrongResultError, match="of a timed call is not, bit for bit"):
+        made.gated_turn()
+
+
+def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
+    proofs = subject().verify()
+    assert subject(nudged).verify() != proofs, "right, and other bits"
+    with pytest.raises(WrongResultError, match="y: its bits are not those"):
+        subject(nudged).expect(proofs)
+    call = Turning(nudged)
+    made = ready(subject(call))
+    call.turned = True
+    with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
+        made.gated_turn()
+
+
+def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subject: Make) -> None:
+    loose = {"deterministic": frozenset[str]()}
+    proofs = subject(**loose).verify()
+    made = subject(nudged, **loose)
+    made.expect(proofs)
+    made.gated_turn()
+    with pytest.raises(WrongResultError, match="y: its bits is too far off"):
+        subject(WRONG["2% too large"], **loose).expect(proofs)
+    call = Turning(WRONG["2% too large"])
+    made = ready(subject(call, **loose))
+    call.turned = True
+    with pytest.raises(WrongResultError, match="from what was verified, allowed"):
+        made.gated_turn()
+
+
+def test_a_result_that_was_proven_and_is_not_given_is_wrong(subject: Make) -> None:
+    proofs = subject().verify()
+    for proof in proofs:
+        proof["grad more"] = proof["y"]
+    with pytest.raises(WrongResultError, match="grad more"):
+        subject().expect(proofs)
+
+
+def test_nothing_is_timed_before_it_is_expected(subject: Make) -> None:
+    made = subject()
+    made.verify()
+    with pytest.raises(KeyError):
+        made.gated_turn()

@@ -1,0 +1,220 @@
+"""Branches whose worth is known: that they still are what they say, and what is made of the gate's
+words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ROOT
+from tinyllama.harness.gate.comparison import benchmarks_of, sources
+from tinyllama.harness.gate.noise import noise_path
+from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.machine.device import device_name
+from tools import try_gate
+from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
+
+CPU = torch.device("cpu")
+CHANGED = {"slower-kernel": "rms_norm_kernels.py", "slower-host": "rms_norm.py"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("tried") / "base"
+    copied(ROOT, copy)
+    return copy
+
+
+@pytest.fixture(scope="module", params=BRANCHES)
+def branch(request: pytest.FixtureRequest, base: Path) -> tuple[str, Path]:
+    """Its name, and a tree in which it is checked out."""
+    copy = base.with_name(request.param)
+    subprocess.run(["git", "clone", "--quiet", str(base), str(copy)], check=True)
+    branched(copy, request.param)
+    return request.param, copy
+
+
+@pytest.fixture(scope="module")
+def declared() -> list[Benchmark]:
+    return benchmarks_of(ROOT, CPU)
+
+
+def tree(root: Path) -> Tree:
+    return Tree(root.name, root, sys.executable, root.name, root / "caches")
+
+
+def test_a_branch_changes_what_it_says_and_nothing_else(
+    branch: tuple[str, Path], base: Path, declared: list[Benchmark]
+) -> None:
+    name, root = branch
+    changed = {one.name for one in declared if sources(tree(base), one) != sources(tree(root), one)}
+    every = {one.name for one in declared}
+    if name in CHANGED:
+        assert any(one.startswith("rms_norm-") for one in changed)
+        assert not any(one.startswith(("silu_mul-", "adamw-")) for one in changed)
+    else:
+        assert changed == (set() if name == "comments" else every)
+
+
+def test_a_branch_is_right(branch: tuple[str, Path]) -> None:
+    """It is to be stopped for its time alone."""
+    _, root = branch
+    code = (
+        "import torch, tinyllama; from tinyllama.ops import OPS; op = OPS['rms_norm'];"
+        "torch.manual_seed(0); x, w = torch.randn(3, 27, 24), torch.randn(24);"
+        "a, b = (op[p].call(x, w, eps=1e-5) for p in ('eager', 'triton'));"
+        "torch.testing.assert_close(a, b); print(tinyllama.__file__)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(root), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(root) in done.stdout
+
+
+def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one two two")
+    Edit("a.py", "one", "1").apply(tmp_path)
+    Edit("a.py", "two", "2", first=True).apply(tmp_path)
+    assert (tmp_path / "a.py").read_text() == "1 2 two"
+    for file, old in (("a.py", "one"), ("a.py", "t"), ("b.py", "one")):
+        (tmp_path / "a.py").write_text("two t")
+        with pytest.raises(EditError, match=f"{file} has '{old}'"):
+            Edit(file, old, "").apply(tmp_path)
+
+
+# -- what is made of the gate's words -----------------------------------------------------------
+
+
+def told(metric: str = "device_seconds", outcome: str = "SLOWER", moved: str = "") -> Any:
+    """What ``--gate-json`` holds: one benchmark that is SLOWER, and one that is the same."""
+    name = "rms_norm-triton-N8-bf16/forward+backward"
+    figures = [{"metric": metric, "outcome": "SLOWER"}, {"metric": "kernels", "outcome": "SAME"}]
+    one = {"outcome": outcome, "figures": figures, "text": "a\nb", "moved": [moved]}
+    same = {"outcome": "SAME", "figures": [], "text": "", "moved": []}
+    return {
+        "verdicts": [{"outcome": outcome}, {"outcome": "SAME"}, {"outcome": "SAME"}],
+        "comparisons": [{"benchmarks": {name: one, "other": same}, "seconds": {"time": 8.04}}],
+    }
+
+
+def run(status: int, content: Any, seconds: float = 10.0) -> dict[str, Any]:
+    outcomes = {one["outcome"]: 1 for one in content["verdicts"]}
+    slower = try_gate.slower(content)
+    return {"status": status, "outcomes": outcomes, "slower": slower, "seconds": seconds}
+
+
+def test_a_slower_kernel_is_to_be_named() -> None:
+    kernel, host = BRANCHES["slower-kernel"], BRANCHES["slower-host"]
+    right = told(moved="rms_norm_forward: 9.0 us in 1 -> 9.7 us in 1")
+    assert not kernel.wrong(run(10, right))
+    assert "rms_norm_forward" in kernel.wrong(run(10, told(moved="fill: 1 us")))[0]
+    assert (
+        "device_seconds" in kernel.wrong(run(10, told("host_seconds", moved="rms_norm_forward")))[0]
+    )
+    assert not host.wrong(run(10, told("host_seconds")))
+    assert "host_seconds" in host.wrong(run(10, right))[0]
+    assert kernel.wrong(run(10, right, seconds=181.0)) == ["it took 181 s, not 180"]
+    assert "INCONCLUSIVE" in kernel.wrong(run(11, told(outcome="INCONCLUSIVE")))[0]
+
+
+def test_what_is_not_slower_is_to_be_green() -> None:
+    same = {"verdicts": [{"outcome": "SAME"}], "comparisons": []}
+    assert not BRANCHES["everything"].wrong(run(0, same))
+    assert BRANCHES["comments"].wrong(run(0, same)) == ["some are SAME"]
+    assert BRANCHES["everything"].wrong(run(10, told()))[0] == "some are SLOWER"
+    assert BRANCHES["slower-host"].wrong(run(0, same))[0] == "status 0"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is one; the gate answers from a script, and no tree is copied."""
+    monkeypatch.setattr(try_gate, "cannot", lambda need, device: None)
+    monkeypatch.setattr(try_gate, "default_device", lambda: CPU)
+    monkeypatch.setattr(try_gate, "copied", lambda root, copy: copy.mkdir())
+    monkeypatch.setattr(try_gate, "branched", lambda copy, name: None)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, Any]) -> list[list[str]]:
+    """The commands that are run, each of which gives the next answer."""
+    asked: list[list[str]] = []
+    waiting = list(answers)
+
+    def answer(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        assert options["env"]["PYTHONPATH"].startswith(str(options["cwd"]))
+        assert "TINYLLAMA_COMMIT" not in options["env"]
+        status, content = waiting.pop(0)
+        if content is not None:
+            Path(command[command.index("--gate-json") + 1]).write_text(json.dumps(content))
+        return subprocess.CompletedProcess(command, status, "the last word\n", "")
+
+    monkeypatch.setattr(try_gate.subprocess, "run", answer)
+    monkeypatch.setattr(try_gate, "current_commit", lambda: "c0ffee")
+    return asked
+
+
+@pytest.mark.usefixtures("gpu")
+def test_runs_add_up_in_the_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = noise_path(tmp_path, device_name(CPU)).with_name(try_gate.FILE)
+    right = told("host_seconds")
+    asked = answering(monkeypatch, (10, right), (10, right), (10, told()))
+    arguments = ["--only", "slower-host", "--record", "--results-dir", str(tmp_path)]
+    assert try_gate.main([*arguments, "--times", "2"]) == 0
+    assert "slower-host: status 10 in 0 s: 1 SLOWER, 2 SAME" in capsys.readouterr().out
+    assert try_gate.main(arguments) == 1
+    assert "WRONG: host_seconds of rms_norm-triton-* is not named" in capsys.readouterr().out
+    runs = try_gate.load(path)
+    assert [(one["branch"], one["status"]) for one in runs] == [("slower-host", 10)] * 3
+    assert runs[0]["outcomes"] == {"SLOWER": 1, "SAME": 2}
+    assert runs[0]["slower"][0]["metrics"] == ["host_seconds"]
+    assert runs[0]["stages"] == {"time": 8.0}
+    assert [bool(try_gate.wrong(one)) for one in runs] == [False, False, True]
+    for command in asked:
+        assert command[command.index("--against") + 1] == try_gate.BASE
+        assert command[command.index("--results-dir") + 1] == str(tmp_path)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_cannot_be_tried_is_said_and_nothing_is_stored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = answering(monkeypatch, (4, None))
+    arguments = ["--only", "comments", "--record", "--results-dir", str(tmp_path)]
+    assert try_gate.main(arguments) == 2
+    assert "the gate wrote nothing: the last word" in capsys.readouterr().err
+    path = noise_path(tmp_path, device_name(CPU)).with_name(try_gate.FILE)
+    assert not path.exists()
+    path.parent.mkdir(parents=True)
+    for content in ("{", "{}", "[1]"):
+        path.write_text(content)
+        assert try_gate.main(arguments) == 2
+        assert f"{path} holds no runs" in capsys.readouterr().err
+    assert try_gate.main(["--only", "nope"]) == 2
+    assert "'nope' is no branch: use some of comments" in capsys.readouterr().err
+    assert try_gate.main(["--times", "0"]) == 2
+    assert len(asked) == 1
+    (tmp_path / "file").write_text("")
+    assert try_gate.main(["--record", "--results-dir", str(tmp_path / "file")]) == 2
+    assert "name a folder that can be written" in capsys.readouterr().err
+
+    def no_checkout(root: Path, copy: Path) -> None:
+        raise subprocess.CalledProcessError(128, ["git", "ls-files"])
+
+    monkeypatch.setattr(try_gate, "copied", no_checkout)
+    assert try_gate.main([]) == 2
+    assert "git ls-files: status 128: this needs a git checkout" in capsys.readouterr().err
+    monkeypatch.setattr(try_gate, "cannot", lambda need, device: "no GPU here")
+    assert try_gate.main([]) == 2
+    assert "no GPU here" in capsys.readouterr().err

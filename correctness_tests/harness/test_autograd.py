@@ -1,0 +1,177 @@
+"""From a forward and a backward the harness derives an autograd function and a custom op."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.ops import OPS
+
+
+def scaled_pair(name: str) -> Op:
+    """y = x * weight * factor and z = x + 1: two outputs, a parameter, a saved tensor."""
+    op = Op(
+        name,
+        inputs={"x": Tensor("B D", grad=True), "weight": Tensor("D", grad=True)},
+        params={"factor": 3.0},
+        outputs={"y": "B D", "z": "B D"},
+        cases=[Case(B=3, D=8), Case(B=1, D=5)],
+    )
+
+    @op.reference
+    def eager(x: torch.Tensor, weight: torch.Tensor, factor: float = 3.0) -> Any:
+        return x * weight * factor, x + 1
+
+    @op.provider("manual", saved={"scaled": Tensor("D")}, keep=("x",))
+    class Manual:
+        @staticmethod
+        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
+            scaled = weight * factor
+            y = torch.empty_like(x)
+            y.copy_(x * scaled)
+            return y, x + 1, scaled
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
+            dy, dz = grads
+            dx = torch.zeros_like(kept["x"]) if dz is None else dz.clone()
+            dw = torch.zeros_like(saved["scaled"])
+            if dy is not None:
+                dx += dy * saved["scaled"]
+                dw += (dy * kept["x"]).float().sum(0) * factor
+            return {"x": dx, "weight": dw}
+
+    return op
+
+
+PAIR = scaled_pair("pair")
+
+
+def test_derived_provider_passes_the_cases_of_its_op() -> None:
+    cases = list(op_cases([PAIR], providers=["manual"]))
+    assert any(case.absent == "y" for case in cases)
+    for case in cases:
+        assert all(c.passed for c in case.compare()), str(case)
+
+
+def test_an_unwritten_tail_shows_as_nan() -> None:
+    with PoisonedMemory():
+        assert torch.empty(3).isnan().all()
+        assert torch.empty_like(torch.ones(2)).isnan().all()
+        assert torch.empty_strided((2, 3), (1, 2)).isnan().all()
+        assert torch.ones(2).new_empty(2).isnan().all()
+        assert torch.ones(2).new_empty_strided((2, 3), (1, 2)).isnan().all()
+        assert torch.empty(2, dtype=torch.int32).eq(2**31 - 1).all()
+    assert not torch.zeros(3).isnan().any()
+
+
+def test_a_second_derivative_raises_and_is_not_silently_detached() -> None:
+    inputs = make_inputs(PAIR, PAIR.cases[0], torch.float32).args
+    x, weight = (value.requires_grad_() for value in inputs.values())
+    y, _ = PAIR(x, weight, provider="manual")
+    with pytest.raises(RuntimeError, match="pair-manual has no second derivative"):
+        torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
+def test_a_lost_gradient_is_an_error() -> None:
+    op = scaled_pair("forgetful")
+
+    @op.provider("lossy", keep=("x", "weight"))
+    class Lossy:
+        @staticmethod
+        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
+            return x * weight * factor, x + 1
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
+            return {"x": torch.ones_like(kept["x"])}
+
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    y, _ = op(x, weight, provider="lossy")
+    with pytest.raises(RuntimeError, match=r"no gradient for \['weight'\]"):
+        y.sum().backward()
+
+
+def test_forward_must_return_what_is_declared() -> None:
+    op = scaled_pair("short")
+
+    @op.provider("one", keep=("x",))
+    class One:
+        @staticmethod
+        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
+            return x
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
+            return {}
+
+    with pytest.raises(TypeError, match="returned 1 tensors, declared are 2"):
+        op(torch.ones(1, 1), torch.ones(1), provider="one")
+
+
+def test_the_custom_op_is_sound_for_the_compiler() -> None:
+    """opcheck: schema, fake version, autograd registration, and tracing agree with the op."""
+    derived = PAIR["manual"].derived
+    assert derived is not None
+    x = torch.randn(3, 8, requires_grad=True)
+    weight = torch.randn(8, requires_grad=True)
+    custom_op: Any = derived.custom_op
+    torch.library.opcheck(custom_op, (x, weight, 3.0))
+
+
+def test_compiled_and_eager_agree() -> None:
+    """Under torch.compile the custom op runs, in one graph, with the same gradients."""
+
+    def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y, z = PAIR["manual"](x, weight, factor=2.0)
+        return (y * z).sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (loss, compiled):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        value = function(x, weight)
+        value.backward()
+        results.append((value.detach(), x.grad, weight.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+SECOND = [
+    pytest.param(op, provider, id=str(provider))
+    for op in OPS.values()
+    if op.differentiable
+    for provider in op.providers.values()
+]
+
+
+@pytest.mark.parametrize(("op", "provider"), SECOND)
+def test_double_backward_is_right_or_raises(op: Op, provider: Any) -> None:
+    """A provider that supports second derivatives gives the reference's; another raises."""
+
+    def second(call: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        inputs = make_inputs(op, op.cases[0], dtype)
+        args = {k: v.requires_grad_(k in op.differentiable) for k, v in inputs.args.items()}
+        outputs = call(*args.values(), **inputs.params)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        leaves = [args[name] for name in op.differentiable]
+        first = torch.autograd.grad([y.square().sum() for y in outputs], leaves, create_graph=True)
+        found = torch.autograd.grad(
+            [g.square().sum() for g in first if g.requires_grad], leaves, allow_unused=True
+        )
+        return [g for g in found if g is not None]
+
+    if not provider.double_backward:
+        with pytest.raises(RuntimeError, match=r"derivative|differentiate|double backward"):
+            second(provider.call, torch.float32)
+        return
+    expected = second(op["eager"].call, torch.float64)
+    got = second(provider.call, torch.float32)
+    assert len(got) == len(expected) > 0
+    for one, other in zip(got, expected, strict=True):
+        assert (one.double() - other).norm() <= 1e-4 * other.norm()
+        assert other.norm() > 0

@@ -1,0 +1,316 @@
+"""The plugin for timings: what is compared is what is expected, and no way around it is green.
+
+Each test runs a suite of two groups whose timings come from a file.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from correctness_tests.support.commands import ENVIRONMENT
+from correctness_tests.support.timed_suite import COMPARE, SUITE, Suite, lines
+from tinyllama.harness.records import results
+
+pytest_plugins = ["pytester"]
+
+
+# -- the verdict ------------------------------------------------------------------------------
+
+
+def test_without_a_baseline_it_is_12_and_recorded_and_then_0(suite: Suite) -> None:
+    found = suite.run(COMPARE)
+    assert found.ret == 12
+    lines(found, "NO BASELINE one: ", "recorded .*one.json$", r"exit status 12; .*NO BASELINE")
+    assert [(r["group"], r["complete"]) for r in suite.records()] == [("one", True), ("two", True)]
+    found = suite.run(COMPARE)
+    assert found.ret == 0
+    lines(found, r"SAME one/a: seconds 1\.000 times")
+    assert len(suite.records()) == 4
+
+
+def test_a_slowdown_is_10_and_never_becomes_the_baseline(baseline: Suite) -> None:
+    baseline.measure(1.2)
+    for _ in range(2):
+        found = baseline.run(COMPARE)
+        assert found.ret == 10
+        lines(found, r"SLOWER one/a: seconds 1\.200 times", "not recorded one: no baseline")
+        assert len(baseline.records()) == 2
+    found = baseline.run(COMPARE, "--record")
+    assert found.ret == 10
+    assert sorted(r["complete"] for r in baseline.records()) == [False, False, True, True]
+    assert baseline.run(COMPARE).ret == 10
+    assert baseline.run("--record").ret == 0, "--record alone accepts a slowdown"
+    assert baseline.run(COMPARE).ret == 0
+
+
+def test_a_speed_up_is_0_and_the_next_baseline(baseline: Suite) -> None:
+    baseline.measure(0.5)
+    found = baseline.run(COMPARE)
+    assert found.ret == 0
+    lines(found, "FASTER one/a")
+    baseline.measure(1.0)
+    assert baseline.run(COMPARE).ret == 10
+
+
+def test_quartiles_that_overlap_are_11(baseline: Suite) -> None:
+    figures = json.loads(Path("figures.json").read_text())
+    figures["one"]["one/a"] = {"seconds": 1.2, "seconds_quartiles": [0.9, 1.5]}
+    Path("figures.json").write_text(json.dumps(figures))
+    assert baseline.run(COMPARE).ret == 11
+    assert sum(record["group"] == "one" for record in baseline.records()) == 1
+
+
+@pytest.mark.parametrize(("statement", "failed"), [("assert True", False), ("assert False", True)])
+def test_the_table_says_whether_a_run_that_is_not_recorded_failed(
+    suite: Suite, statement: str, failed: bool
+) -> None:
+    suite.right(statement)
+    text = suite.run().stdout.str()
+    assert "ladder" in text
+    assert ("INCOMPLETE" in text) is failed
+
+
+def test_a_missed_target_fails_the_run_and_the_record_says_so(suite: Suite) -> None:
+    suite.target('missed = ["v3 speed >= 2: measured 1"]; assert not missed, "\\n".join(missed)')
+    found = suite.run("--record")
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    lines(found, "^MISSED one: v3 speed >= 2: measured 1$")
+    said = [(r["complete"], r["missed"]) for r in suite.records()]
+    assert said == [(True, ["v3 speed >= 2: measured 1"])] * 2, "it was measured whole"
+    suite.target("assert True")
+    assert suite.run(COMPARE).ret == 0
+    assert sum(r["missed"] == [] for r in suite.records()) == 2
+
+
+@pytest.mark.parametrize("statement", ["raise ValueError('no entry')", "pytest.skip('not here')"])
+def test_a_target_that_cannot_be_told_leaves_no_whole_record(suite: Suite, statement: str) -> None:
+    suite.target(statement)
+    assert suite.run("--record").ret != 0
+    assert [(r["complete"], r["missed"]) for r in suite.records()] == [(False, [])] * 2
+
+
+def test_what_its_tests_hold_needs_nothing_to_compare(suite: Suite) -> None:
+    path = Path("figures.json")
+    path.write_text(json.dumps({"one": {"one/v1": {"losses": [3.0, 2.0]}}}))
+    suite.expect("one")
+    assert suite.run("--record").ret == 15
+    suite.pytester.makepyfile(
+        test_timed=SUITE.replace('"op"', '"curve"').replace("{right}", "pass")
+    )
+    found = suite.run("--record")
+    assert found.ret == 0
+    lines(found, "SAME one: held by its tests")
+    assert sorted(r["complete"] for r in suite.records()) == [False, True]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), 0, -1.0, "fast", None])
+def test_what_is_no_measurement_is_never_green(baseline: Suite, seconds: Any) -> None:
+    baseline.measure(seconds)
+    assert baseline.run(COMPARE).ret == 15
+    found = baseline.run("--record")
+    assert found.ret == 15
+    assert sum(record["complete"] for record in baseline.records()) == 2
+
+
+def test_every_comparison_is_a_test_case_of_junit(baseline: Suite) -> None:
+    baseline.measure(1.2)
+    found = baseline.run(COMPARE, "--junitxml", "out.xml")
+    found.assert_outcomes(passed=4 + 2, failed=2)
+    suite = ElementTree.parse("out.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("8", "2")
+    cases = {f"{case.get('classname')} {case.get('name')}": case for case in suite}
+    failure = cases["compare.one one/a"].find("failure")
+    assert failure is not None
+    assert "SLOWER one/a: seconds 1.200 times" in failure.get("message", "")
+    assert cases["compare.one one/b"].find("failure") is None
+
+
+# -- missing and new --------------------------------------------------------------------------
+
+
+def test_a_new_benchmark_is_12_and_recorded(baseline: Suite) -> None:
+    baseline.measure(names="abc")
+    found = baseline.run(COMPARE)
+    assert found.ret == 12
+    lines(found, "NO BASELINE one/c: seconds is new")
+    assert baseline.run(COMPARE).ret == 0
+
+
+def test_a_missing_benchmark_is_15_until_it_is_recorded_without(baseline: Suite) -> None:
+    baseline.measure(names="a")
+    for _ in range(2):
+        found = baseline.run(COMPARE)
+        assert found.ret == 15
+        lines(found, "MISSING one/b: in the baseline, not in this run")
+    assert baseline.run("--record").ret == 0
+    assert baseline.run(COMPARE).ret == 0
+
+
+@pytest.mark.parametrize("option", [COMPARE, "--record"])
+def test_a_missing_group_is_15(suite: Suite, option: str) -> None:
+    suite.measure(groups="one")
+    for _ in range(2):
+        found = suite.run(option)
+        assert found.ret == 15
+        lines(found, "MISSING two: expected, and not measured to its end")
+
+
+@pytest.mark.parametrize("option", [COMPARE, "--record"])
+def test_a_run_that_expects_or_collects_nothing_is_15(suite: Suite, option: str) -> None:
+    suite.measure(groups="")
+    assert suite.run(option, "-k", "nothing").ret == 15
+    suite.expect()
+    found = suite.run(option)
+    assert found.ret == 15
+    lines(found, "MISSING groups: no groups are declared")
+
+
+def test_a_group_nobody_expects_is_an_error(suite: Suite) -> None:
+    suite.expect("one")
+    assert suite.run(COMPARE).ret == 1
+    assert suite.run().ret == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("pytest.skip('no such card')", "SKIPPED: no such card"),
+        ("pytest.xfail('known')", "SKIPPED: xfail"),
+    ],
+)
+def test_a_skipped_benchmark_is_15(baseline: Suite, statement: str, text: str) -> None:
+    baseline.right(statement)
+    found = baseline.run(COMPARE)
+    assert found.ret == 15
+    lines(found, rf"MISSING test_timed.py::test_it_is_right\[one\]: {text}")
+    assert len(baseline.records()) == 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["-k", "fast"],
+        ["-k", "one"],
+        ["-k", "nothing"],
+        ["--deselect", "test_timed.py::test_it_is_right"],
+        ["--benchmark-only"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("option", [COMPARE, "--record"])
+def test_what_was_not_run_is_15_and_no_baseline(
+    baseline: Suite, args: list[str], option: str
+) -> None:
+    found = baseline.run(option, *args)
+    assert found.ret == 15
+    complete = sorted(record["group"] for record in baseline.records() if record["complete"])
+    assert complete == sorted(["one", "two", *(["one"] if args == ["-k", "one"] else [])])
+
+
+def test_tests_chosen_by_name_may_not_be_all(baseline: Suite) -> None:
+    args = ["test_timed.py::test_it_is_right", "test_timed.py::test_it_is_fast", "--device", "cpu"]
+    found = baseline.pytester.runpytest_inprocess(*args, COMPARE)
+    assert found.ret == 15
+    lines(found, "chosen one by one, perhaps not all: choose with --groups")
+
+
+def test_slow_benchmarks_may_be_left_out_but_not_what_they_measured(baseline: Suite) -> None:
+    text = Path("test_timed.py").read_text()
+    Path("test_timed.py").write_text(
+        text.replace("def test_it_is_fast", "@pytest.mark.slow('an hour')\ndef test_it_is_fast")
+    )
+    assert baseline.run(COMPARE).ret == 0
+    assert baseline.run(COMPARE, "-m", "slow").ret == 15
+    baseline.measure(names="a")
+    assert baseline.run(COMPARE).ret == 15
+
+
+# -- failures and crashes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [COMPARE, "--record"])
+@pytest.mark.parametrize("args", [[], ["-x"], ["--maxfail", "1"]], ids=["", "x", "maxfail"])
+def test_timings_of_a_failed_test_are_no_baseline(
+    suite: Suite, option: str, args: list[str]
+) -> None:
+    suite.right("assert group.record.group != 'two'")
+    assert suite.run(option, *args).ret == pytest.ExitCode.TESTS_FAILED
+    assert [r["group"] for r in suite.records() if r["complete"]] == ["one"]
+    suite.right()
+    found = suite.run(COMPARE)
+    assert found.ret == 12
+    lines(found, "NO BASELINE two")
+
+
+def test_a_failure_keeps_its_status_and_the_verdict_is_said(baseline: Suite) -> None:
+    baseline.measure(1.2)
+    baseline.right("assert group.record.group != 'two'")
+    found = baseline.run(COMPARE)
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    lines(found, "SLOWER one/a", r"exit status 1; the worst verdict is SLOWER \(10\)")
+
+
+@pytest.mark.parametrize("scope", ["function", "module"])
+def test_an_error_while_tearing_down_the_last_test_counts(suite: Suite, scope: str) -> None:
+    text = Path("test_timed.py").read_text() + (
+        f"\n@pytest.fixture(scope='{scope}')\ndef broken(group):\n    yield\n"
+        "    assert group.record.group != 'two'\n"
+        "\ndef test_last(group, broken): pass\n"
+    )
+    Path("test_timed.py").write_text(text)
+    assert suite.run(COMPARE).ret == pytest.ExitCode.TESTS_FAILED
+    assert [r["group"] for r in suite.records() if r["complete"]] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "status"),
+    [("raise KeyboardInterrupt", 2), ("pytest.exit('now', returncode=0)", 15)],
+)
+def test_an_interrupted_run_keeps_what_was_finished_only(
+    suite: Suite, statement: str, status: int
+) -> None:
+    suite.right(f"\n    if group.record.group == 'two': {statement}")
+    found = suite.run(COMPARE)
+    assert found.ret == status
+    assert [(r["group"], r["complete"]) for r in suite.records()] == [("one", True)]
+    lines(found, "MISSING two: expected, and not measured to its end")
+
+
+def test_a_crash_loses_only_the_group_that_was_measured(suite: Suite) -> None:
+    suite.right("\n    if group.record.group == 'two': os._exit(9)")
+    argv = ["-m", "pytest", "test_timed.py", "--device", "cpu", "--record"]
+    done = subprocess.run([sys.executable, *argv], env=ENVIRONMENT, check=False)
+    assert done.returncode == 9
+    assert [(r["group"], r["complete"]) for r in suite.records()] == [("one", True)]
+
+
+def test_a_record_that_cannot_be_saved_is_15(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(results, "save", full)
+    for option in (COMPARE, "--record"):
+        found = suite.run(option)
+        assert found.ret == 15
+        lines(found, "MISSING one: it could not be recorded: no space left")
+
+
+@pytest.mark.parametrize("reasons", [["another process"], [None, "throttled"]])
+def test_a_disturbed_group_is_14_and_no_baseline(suite: Suite, reasons: list[str | None]) -> None:
+    for option in (COMPARE, "--record"):
+        suite.disturb(list(reasons))
+        found = suite.run(option, "--groups", "one")
+        assert found.ret == 14
+        lines(found, f"BUSY one: {reasons[-1]}")
+    assert not any(record["complete"] for record in suite.records())
+    suite.disturb(list(reasons))
+    found = suite.run()
+    assert found.ret == 0
+    lines(found, f"BUSY one: {reasons[-1]}")

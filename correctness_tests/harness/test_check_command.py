@@ -1,0 +1,156 @@
+"""``tinyllama check``: a verdict for each check, on files that are right, wrong, or deadly."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tinyllama.cli import main
+from tinyllama.harness.correct.checks import CHECKS
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+GPU_ONLY = {"captured", "side stream"}
+DIES = """
+import os
+import torch
+from tinyllama.ops.rope import rope
+
+@rope.provider("dies")
+def dies(q, k, cos, sin):
+    if not q.is_contiguous():
+        os._exit(7)
+    return rope["eager"].call(q, k, cos, sin)
+"""
+
+
+def verdicts(path: Path, tmp_path: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """The exit status, and provider -> check -> outcome."""
+    out = tmp_path / "found.json"
+    status = main(["check", str(path), "--device", "cpu", "--json", str(out), *options])
+    found = json.loads(out.read_text())
+    return status, {
+        provider: {one["check"]: one["outcome"] for one in findings}
+        for provider, findings in found.items()
+    }
+
+
+def test_a_right_file_holds_every_check(tmp_path: Path) -> None:
+    status, found = verdicts(EXAMPLES / "softmax.py", tmp_path)
+    assert status == 0
+    assert list(found) == ["softmax-eager", "softmax-triton"]
+    kernels = found["softmax-triton"]
+    unsupported = {check for check, outcome in kernels.items() if outcome != "passed"}
+    assert unsupported == GPU_ONLY | {"absent gradients"}  # it has one output
+    assert set(kernels) == set(CHECKS)
+
+
+def test_a_wrong_file_fails_the_checks_that_are_about_its_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    junit = tmp_path / "found.xml"
+    status, found = verdicts(EXAMPLES / "rms_norm_hasty.py", tmp_path, "--junit", str(junit))
+    assert status == 1
+    bad = {check for check, outcome in found["rms_norm-hasty"].items() if outcome == "failed"}
+    assert bad == {"gradient layouts", "compiled"}  # torch's own check sums, too
+    assert "gradient layouts" in capsys.readouterr().out
+    (suite,) = ElementTree.parse(junit).getroot()
+    assert (suite.get("name"), suite.get("failures")) == ("rms_norm-hasty", "2")
+    failure = next(suite.iter("failure"))
+    assert "grad x" in str(failure.text)
+
+
+@pytest.mark.parametrize("traits", ['requires=("gpu",)', 'supports=lambda dims: "no"'])
+def test_where_nothing_can_be_checked_nothing_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], traits: str
+) -> None:
+    path = tmp_path / "unable.py"
+    path.write_text(
+        "from tinyllama.ops.rope import rope\n"
+        f"rope.provider('unable', {traits})(rope['eager'].call)\n"
+    )
+    status, found = verdicts(path, tmp_path)
+    assert set(found["rope-unable"].values()) == {"unsupported"}
+    assert status == 1
+    assert "rope-unable: nothing could be checked here" in capsys.readouterr().out
+
+
+def test_a_file_that_ends_its_process_is_a_finding_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "dies.py"
+    path.write_text(DIES)
+    only = "outputs,input layouts,scaled upstream"
+    status, found = verdicts(path, tmp_path, "--only", only)
+    assert status == 1
+    assert found["rope-dies"] == {
+        "outputs": "crashed",
+        "input layouts": "crashed",
+        "scaled upstream": "passed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (None, [], "no file"),
+        ("x = 1", [], "declares no op and no provider"),
+        ("import tinyllama_that_is_not_there", [], "No module named"),
+        ("", ["--only", "speed"], "--only 'speed' is no check"),
+        ("", ["--device", "tpu"], "device 'tpu' is unknown"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_error(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    options: list[str],
+    message: str,
+) -> None:
+    path = tmp_path / "some.py"
+    if text is not None:
+        path.write_text(text)
+    assert main(["check", str(path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = = 2\n", ":2: SyntaxError: invalid syntax"),
+        ("def name():\n    return nobody\n\n\nname()\n", ":2: NameError: name 'nobody' is not"),
+        ("import json\n\njson.loads('{')\n", ":3: JSONDecodeError: Expecting property name"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    path = tmp_path / "some.py"
+    path.write_text(text)
+    assert main(["check", str(path), "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"error: {path}{message}" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--json {tmp}/x --junit {tmp}/x", "--json and --junit are both '{tmp}/x': name two files"),
+        ("--json {tmp}/some.py", "FILE and --json are both '{tmp}/some.py': name two files"),
+        ("--junit {tmp}/some.py", "FILE and --junit are both '{tmp}/some.py': name two files"),
+        ("--json {tmp}/pipe", "--json '{tmp}/pipe' is a pipe or a device"),
+    ],
+)
+def test_an_output_that_would_be_lost_or_take_anothers_place_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    path = tmp_path / "some.py"
+    path.write_text("x = 1")
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["check", str(path), *options.format(tmp=tmp_path).split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(tmp=tmp_path) in line
+    assert path.read_text() == "x = 1"

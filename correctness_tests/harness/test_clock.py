@@ -1,0 +1,276 @@
+"""The two clocks: device time is the device's, host time is the host's, or there is no reading.
+
+The queue is simulated, on a host clock of its own: what is true of a call is then known.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tinyllama.harness.measure.clock import (
+    LONGEST_SPIN,
+    OVERHEAD_READINGS,
+    Clock,
+    HostQueue,
+    NotQueuedError,
+    queue_of,
+    wall_seconds,
+)
+
+pytest_plugins = ["pytester"]
+
+US = 1e-6
+KERNEL, DELAY = 5 * US, 100 * US
+
+
+class SimulatedQueue:
+    """A device that does in order what a host asks for, and two clocks that nothing disturbs.
+
+    launch: host seconds that each request costs. marking: device seconds that a mark costs.
+    uneven: each request costs something else, and the device hears of it somewhere on the way,
+    not at its start.
+    """
+
+    def __init__(
+        self,
+        launch: float = 1 * US,
+        uneven: random.Random | None = None,
+        marking: float = 0.0,
+    ) -> None:
+        self.launch, self.uneven, self.marking = launch, uneven, marking
+        self.host = 0.0
+        self.free = 0.0  # when the device will have done all that was asked for
+        self.spins: list[float] = []
+
+    def enqueue(self, seconds: float) -> float:
+        """Ask for work of some length; when the device will have done it."""
+        asked, cost = self.host, self.launch
+        if self.uneven is not None:
+            cost *= self.uneven.uniform(0.1, 4)
+            asked += self.uneven.choice((0.0, self.uneven.random(), 1.0)) * cost
+        self.host += cost
+        self.free = max(self.free, asked) + seconds
+        return self.free
+
+    def now(self) -> float:
+        return self.host
+
+    def mark(self) -> float:
+        return self.enqueue(self.marking)
+
+    def spin(self, seconds: float) -> None:
+        self.spins.append(seconds)
+        self.enqueue(seconds)
+
+    def elapsed(self, earlier: float, later: float) -> float:
+        self.host = max(self.host, later)
+        return later - earlier
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.free)
+
+    def call(self, delay: float = DELAY, kernel: float = KERNEL) -> Callable[[], None]:
+        """A call that keeps the host busy and then launches a kernel."""
+
+        def one() -> None:
+            self.host += delay
+            self.enqueue(kernel)
+
+        return one
+
+
+def test_a_short_kernel_behind_a_slow_host_reads_both() -> None:
+    queue = SimulatedQueue(launch=0.0)
+    reading = Clock(queue, spin_seconds=1e-3).read(queue.call())
+    assert reading.queued
+    assert reading.device == pytest.approx(KERNEL)
+    assert reading.host == pytest.approx(DELAY)
+
+
+def test_a_pair_of_events_without_a_spin_reads_the_host() -> None:
+    """The fault that the spin repairs: the idle device waits for the launch inside the pair."""
+    queue = SimulatedQueue()
+    start = queue.mark()
+    queue.call()()
+    assert queue.elapsed(start, queue.mark()) > DELAY
+    clock = Clock(queue, spin_seconds=0.0)
+    stamp = clock()
+    queue.call()()
+    reading = clock().since(stamp)
+    assert not reading.queued
+    assert reading.device > DELAY
+
+
+def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> None:
+    """``before`` runs ahead of each try and is not in the reading."""
+    queue = SimulatedQueue()
+    tries: list[int] = []
+
+    def before() -> None:
+        tries.append(len(queue.spins))
+        queue.host += 1.0
+        queue.enqueue(1.0)
+
+    clock = Clock(queue, spin_seconds=10 * US)
+    assert clock.overhead == 0, "marks cost nothing here, and are not asked about below"
+    queue.spins.clear()
+    reading = clock.read(queue.call(), before)
+    assert reading.queued
+    assert reading.device == pytest.approx(KERNEL)
+    assert reading.host == pytest.approx(DELAY + queue.launch)
+    assert len(tries) >= 2
+    assert tries == list(range(len(queue.spins))), "one spin a try, ahead of the call"
+    assert queue.spins[0] == 10 * US
+    assert clock.spin_seconds > DELAY, "the length that sufficed is kept for the next reading"
+    before_next = len(tries)
+    clock.read(queue.call(), before)
+    assert len(tries) == before_next + 1
+
+
+def test_a_spin_that_is_much_too_long_is_shortened_to_what_calls_need() -> None:
+    """One that was slow once does not make all that come after it wait."""
+    queue = SimulatedQueue()
+    clock = Clock(queue)
+    assert clock.overhead == 0
+    clock.read(queue.call(delay=400 * DELAY))
+    long = clock.spin_seconds
+    assert long > 400 * DELAY
+    queue.spins.clear()
+    for _ in range(40):
+        clock.read(queue.call())
+    assert len(queue.spins) == 40, "each at the first try"
+    assert queue.spins == sorted(queue.spins, reverse=True)
+    assert clock.spin_seconds == pytest.approx(2 * (DELAY + queue.launch))
+    for _ in range(40):
+        clock.read(queue.call(delay=0.0))
+    assert clock.spin_seconds == 1e-4, "and never below what it began with"
+
+
+def test_calls_of_which_one_takes_the_host_twice_as_long_are_read_at_the_first_try() -> None:
+    queue = SimulatedQueue()
+    clock = Clock(queue)
+    calls = [queue.call(), queue.call(delay=2 * DELAY)]
+    for call in 10 * calls:
+        clock.read(call)
+    queue.spins.clear()
+    for call in 10 * calls:
+        assert clock.read(call).queued
+    assert len(queue.spins) == 20
+
+
+def test_what_marks_cost_is_taken_off() -> None:
+    queue = SimulatedQueue(marking=2 * US)
+    clock = Clock(queue)
+    start = clock()
+    queue.call(delay=0.0)()
+    assert clock() - start == pytest.approx(KERNEL + 2 * US), "a bare pair of stamps has it"
+    assert clock.read(queue.call()).device == pytest.approx(KERNEL)
+
+
+def test_a_mark_that_was_slow_once_is_not_what_marks_cost() -> None:
+    """More than they cost would be taken off each call."""
+    queue = SimulatedQueue(marking=2 * US)
+    marks = 0
+
+    def mark() -> float:
+        nonlocal marks
+        marks += 1
+        return queue.enqueue(50 * US if marks == 7 else 2 * US)  # each reading ends in its third
+
+    queue.mark = mark  # type: ignore[method-assign]
+    clock = Clock(queue)
+    assert clock.overhead == pytest.approx(2 * US)
+    assert marks == 4 * OVERHEAD_READINGS, "the slow one was read"
+
+
+def test_a_call_that_waits_for_the_device_has_no_device_time() -> None:
+    queue = SimulatedQueue()
+
+    def call() -> None:
+        queue.enqueue(KERNEL)
+        queue.synchronize()
+        queue.enqueue(KERNEL)
+
+    with pytest.raises(NotQueuedError, match="the call waits for the device"):
+        Clock(queue).read(call)
+    assert max(queue.spins) == LONGEST_SPIN
+    assert len(queue.spins) < 40, "spins grow quickly"
+
+
+def test_a_host_slower_than_the_longest_spin_has_no_device_time() -> None:
+    queue = SimulatedQueue()
+    with pytest.raises(NotQueuedError):
+        Clock(queue).read(queue.call(delay=2 * LONGEST_SPIN))
+
+
+@pytest.mark.parametrize("spin", [200 * US, 1e-3, 0.2])
+def test_the_length_of_the_spin_is_not_in_the_reading(spin: float) -> None:
+    queue = SimulatedQueue(launch=0.0)
+    reading = Clock(queue, spin_seconds=spin).read(queue.call())
+    assert (reading.device, reading.host) == pytest.approx((KERNEL, DELAY))
+
+
+def test_queued_is_never_claimed_of_a_device_that_waited() -> None:
+    """Around the length at which the spin just suffices, where launches cost as much as work."""
+    draw = random.Random(0)
+    claimed = 0
+    for _ in range(5000):
+        queue = SimulatedQueue(draw.uniform(1, 20) * US, uneven=draw)
+        clock = Clock(queue, spin_seconds=draw.uniform(80, 180) * US)
+        start = clock()
+        queue.call()()
+        reading = clock().since(start)
+        claimed += reading.queued
+        if reading.queued:
+            assert reading.device == pytest.approx(KERNEL)
+    assert 500 < claimed < 4500, "both outcomes were seen"
+
+
+def test_stamps_subtract_to_device_seconds() -> None:
+    queue = SimulatedQueue()
+    clock = Clock(queue, spin_seconds=1e-3)
+    start = clock()
+    queue.call()()
+    assert clock() - start == pytest.approx(KERNEL)
+
+
+def test_a_clock_is_a_timer_of_pytest_benchmark(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # there it would time nothing
+    pytester.makepyfile(
+        """
+        import pytest
+        from correctness_tests.harness.test_clock import KERNEL, Clock, SimulatedQueue
+
+        QUEUE = SimulatedQueue()
+        CLOCK = Clock(QUEUE, spin_seconds=1e-3)
+
+        @pytest.mark.benchmark(timer=CLOCK)
+        def test_it(benchmark):
+            benchmark.pedantic(QUEUE.call(), setup=QUEUE.synchronize, rounds=5)
+            assert benchmark.stats.stats.data == pytest.approx([KERNEL] * 5)
+        """
+    )
+    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
+    pytester.runpytest_inprocess(*plugins).assert_outcomes(passed=1)
+
+
+def test_wall_time_is_from_idle_to_idle() -> None:
+    """What was queued before is waited for outside, what the call queues inside."""
+    queue = SimulatedQueue(launch=0.0)
+    queue.enqueue(1.0)
+    assert wall_seconds(queue.call(kernel=3 * DELAY), queue) == pytest.approx(4 * DELAY)
+
+
+def test_on_a_cpu_the_two_clocks_are_one() -> None:
+    queue = queue_of(torch.device("cpu"))
+    assert isinstance(queue, HostQueue)
+    reading = Clock(queue).read(lambda: time.sleep(2e-3))
+    assert reading.queued
+    assert min(reading.device, reading.host) >= 2e-3

@@ -1,0 +1,268 @@
+"""A declaration is data, checked before it is registered; discovery refuses duplicates."""
+
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
+from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
+from tinyllama.harness.declare import registry as registry_file
+from tinyllama.ops import OPS
+from tinyllama.ops.rms_norm import rms_norm
+
+X = Tensor("B D", grad=True)
+
+
+def declare(**changes: Any) -> Op:
+    parts: dict[str, Any] = {"inputs": {"x": X}, "outputs": {"y": "B D"}, "cases": [Case(B=2, D=3)]}
+    return Op("toy", **{**parts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cases": []}, "at least one case"),
+        ({"cases": [Case(B=2)]}, "lacks dimensions ['D']"),
+        ({"cases": [Case(B=2, D=3, params={"eps": 1})]}, "unknown parameters ['eps']"),
+        ({"outputs": {"y": "B E"}}, "unknown dimensions ['E']"),
+        ({"outputs": {}}, "declare outputs, or inputs with mutated=True"),
+        ({"inputs": {"x": Tensor("B D", mutated=True)}}, "and not both"),
+        ({"params": {"x": 1}}, "share a name"),
+        ({"inputs": {"x": Tensor("B D", dtype=torch.int64, grad=True)}}, "integral"),
+        ({"extremes": {"big": {"z": None}}}, "overrides unknown ['z']"),
+        ({"outputs": {"y": Tensor("B D", dtype_of=lambda x: x.dtype)}}, "is for what is saved"),
+    ],
+)
+def test_a_contradiction_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(DeclarationError, match="op 'toy'") as caught:
+        declare(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_name_must_be_lower_case() -> None:
+    with pytest.raises(DeclarationError, match="lower_case"):
+        Op("Toy", inputs={"x": X}, outputs={"y": "B D"}, cases=[Case(B=1, D=1)])
+
+
+def test_a_provider_is_registered_once_and_with_the_declared_arguments() -> None:
+    op = declare(params={"eps": 1.0})
+    op.reference(lambda x, eps: x * eps)
+    with pytest.raises(DeclarationError, match="registered twice"):
+        op.provider("eager")(lambda x, eps: x)
+    for wrong in (lambda eps, x: x, lambda x: x, lambda y, eps: y):
+        with pytest.raises(DeclarationError, match=r"declared are \(x, eps\)"):
+            op.provider("other")(wrong)
+    op.provider("other")(lambda x_BD, eps: x_BD)
+
+
+def test_registry_refuses_duplicates_and_incomplete_ops() -> None:
+    registry = Registry()
+    op = declare()
+    with pytest.raises(DeclarationError, match="has no reference"):
+        registry.add(op, "here")
+    op.reference(lambda x: x)
+    registry.add(op, "here")
+    with pytest.raises(DeclarationError, match=r"from there is declared in here already"):
+        registry.add(op, "there")
+    with pytest.raises(KeyError, match="use one of toy"):
+        registry["tay"]
+
+
+FILE = """
+from tinyllama.harness.declare import registry as registry_file
+from tinyllama.harness import Case, Op, Tensor
+
+double = Op("double", inputs={"x": Tensor("B D", grad=True)}, outputs={"y": "B D"},
+            cases=[Case(B=2, D=3)])
+
+@double.reference
+def eager(x):
+    return 2 * x
+
+@double.provider("added")
+def added(x):
+    return x + x
+"""
+
+
+def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text(FILE)
+    registry = Registry()
+    load_file(tmp_path / "double.py", registry)
+    assert list(registry) == ["double"]
+    cases = list(op_cases(registry.values()))
+    assert {case.provider.name for case in cases} == {"eager", "added"}
+    assert {case.layout for case in cases} == set(LAYOUTS)
+    assert {case.upstream for case in cases} == set(UPSTREAMS)
+    assert all(comparison.passed for case in cases for comparison in case.compare())
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+from tinyllama.harness.kernels import jit
+
+@triton.jit
+def add(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + at, mask=at < n)
+    tl.store(y + at, a + a, mask=at < n)
+"""
+LAUNCHED = """
+import torch
+from their_kernels import add
+
+@double.provider("launched", requires=("triton",))
+class Launched:
+    @staticmethod
+    def forward(x):
+        x, y = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        add[(-(-x.numel() // 16),)](x, y, x.numel(), BLOCK=16)
+        return y
+
+    @staticmethod
+    def backward(grads, kept, saved, needs):
+        return {"x": 2 * grads[0]}
+"""
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [KERNEL, KERNEL.replace("@triton.jit", "@jit"), KERNEL.replace("@triton.jit", "@triton.jit()")],
+    ids=["triton.jit", "jit", "triton.jit()"],
+)
+@pytest.mark.parametrize("apart", [False, True], ids=["in the op's file", "in a file of its own"])
+def test_a_kernel_of_a_package_runs_on_a_cpu_under_either_jit(
+    kernel: str, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    plain = triton.jit
+    package = f"package{len(kernel)}{apart}"
+    text = FILE + LAUNCHED.replace("their_kernels", f"{package}.their_kernels")
+    if not apart:
+        text = FILE + kernel + LAUNCHED.replace("from their_kernels import add", "")
+    (tmp_path / package).mkdir()
+    for name, content in {"__init__": "", "double": text, "their_kernels": kernel}.items():
+        (tmp_path / package / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = registry_file.discover(package, plugins=False)
+    assert triton.jit is plain, "what is imported later keeps triton's own"
+    cases = [case for case in op_cases(registry.values()) if case.provider.name == "launched"]
+    assert cases
+    assert all(comparison.passed for case in cases for comparison in case.compare())
+
+
+def test_a_missing_or_broken_file_leaves_nothing_registered(tmp_path: Path) -> None:
+    registry = Registry()
+    with pytest.raises(ValueError, match="no file"):
+        load_file(tmp_path / "none.py", registry)
+    (tmp_path / "broken.py").write_text(FILE.replace("cases=[Case(B=2, D=3)]", "cases=[]"))
+    with pytest.raises(DeclarationError, match="at least one case"):
+        load_file(tmp_path / "broken.py", registry)
+    assert len(registry) == 0
+
+
+def test_a_call_checks_its_arguments() -> None:
+    x, weight = torch.ones(2, 3, 4), torch.ones(4)
+    torch.testing.assert_close(rms_norm(x, weight, provider="torch"), rms_norm(x, weight))
+    with pytest.raises(ValueError, match="other inputs have D = 4"):
+        rms_norm(x, torch.ones(5))
+    with pytest.raises(ValueError, match=r"weight has shape \(4, 1\), expected \(D\)"):
+        rms_norm(x, weight[:, None])
+    with pytest.raises(ValueError, match="takes 2 tensors"):
+        rms_norm(x)
+    with pytest.raises(ValueError, match="no parameter 'epsilon': use eps"):
+        rms_norm(x, weight, epsilon=1.0)
+    with pytest.raises(ValueError, match="no provider 'tritn': use one of eager, torch"):
+        rms_norm(x, weight, provider="tritn")
+    with pytest.raises(ValueError, match="targets has dtype"):
+        OPS["cross_entropy"](torch.ones(2, 3), torch.zeros(2))
+
+
+def test_inputs_are_the_same_on_every_run_and_differ_between_seeds() -> None:
+    def x(**options: Any) -> torch.Tensor:
+        return make_inputs(rms_norm, rms_norm.cases[0], torch.float32, **options).args["x"]
+
+    assert torch.equal(x(seed=1), x(seed=1))
+    assert not torch.equal(x(seed=1), x(seed=2))
+    for layout in ("strided", "transposed"):
+        assert torch.equal(x(layout=layout), x())
+        assert x(layout=layout).stride() != x().stride()
+    assert x(layout="expanded").stride()[0] == 0
+
+
+PROVIDER = """
+from tinyllama.ops.rms_norm import rms_norm
+
+@rms_norm.provider("theirs", dtypes=())
+def theirs(x, weight, eps=1e-5):
+    return x * weight
+"""
+
+
+def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
+    """Their references and providers are tested; a provider on an op of the tree is, too."""
+    (tmp_path / "double.py").write_text(FILE + PROVIDER.replace(", dtypes=()", ""))
+    found = collected("--ops", str(tmp_path / "double.py"))
+    assert "test_is_as_accurate_as_eager[double-added-B2D3-fp32" in found.stdout
+    assert "test_is_as_accurate_as_eager[rms_norm-theirs-" in found.stdout
+    assert "test_every_reference_is_checked[double]" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE.replace('Op("double"', 'Op("rms_norm"'), "is declared in tinyllama.ops.rms_norm"),
+        (FILE.replace("cases=[Case(B=2, D=3)]", "cases=[]"), "declare at least one case"),
+        (PROVIDER.replace("theirs", "torch"), "provider 'torch' is registered twice"),
+    ],
+)
+def test_a_file_that_cannot_join_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "wrong.py").write_text(text)
+    found = collected("--ops", str(tmp_path / "wrong.py"))
+    assert found.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in found.stderr
+
+
+def collected(*options: str) -> subprocess.CompletedProcess[str]:
+    tests = ["correctness_tests/ops/test_ops.py", "correctness_tests/ops/test_references.py"]
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-q",
+            "-p",
+            "no:xdist",
+            *tests,
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+
+
+def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that declares ops names a module in the group ``tinyllama.ops``."""
+    plugin = ModuleType("their_ops")
+    plugin.__spec__ = ModuleSpec("their_ops", None)
+    exec(FILE, vars(plugin))
+    monkeypatch.setitem(sys.modules, "their_ops", plugin)
+    point = EntryPoint("theirs", "their_ops", registry_file.ENTRY_POINTS)
+    monkeypatch.setattr(registry_file, "entry_points", lambda group: [point])
+    assert "double" in registry_file.discover("tinyllama.ops")
+    assert "double" not in registry_file.discover("tinyllama.ops", plugins=False)
+    monkeypatch.setattr(plugin.__spec__, "_initializing", True, raising=False)
+    with pytest.raises(DeclarationError, match="still being imported"):
+        registry_file.discover("tinyllama.ops")

@@ -1,0 +1,231 @@
+"""Energy of a call by a counter, or else by power; and what disturbs a device that is timed.
+
+A made-up sensor on a made-up clock stands for a GPU of 200 W: 200 J in each second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tinyllama.harness.machine import facts as machine
+from tinyllama.harness.machine.sensors import NotToldError
+from tinyllama.harness.measure import energy as energy_module
+from tinyllama.harness.measure.energy import energy
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+WATTS = 200.0
+CALL = 0.125  # seconds of one call on the made-up clock
+
+
+class Clock:
+    """Stands for the module ``time``; moves when a call says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+    def call(self) -> None:
+        self.seconds += CALL
+
+
+class MadeUpSensor:
+    """A GPU that draws constant power, with a counter that advances in steps, or not at all."""
+
+    def __init__(self, clock: Clock | None = None, step: float = 0.02) -> None:
+        self.clock, self.step = clock or Clock(), step
+        self.counts = self.draws = True
+        self.pids: list[int] = []
+        self.shares: Iterator[float] = iter([])
+        self.reason: str | None = None
+
+    def energy_joules(self) -> float:
+        if not self.counts:
+            raise NotToldError("there is no counter")
+        ticks = self.clock.seconds // self.step if self.step else 0.0
+        return 5e6 + WATTS * ticks * self.step
+
+    def watts(self) -> float:
+        if not self.draws:
+            raise NotToldError("there is no power")
+        return WATTS
+
+    def driver(self) -> str:
+        return "1.0"
+
+    def power_limit_watts(self) -> float:
+        return 2 * WATTS
+
+    def clocks_mhz(self) -> dict[str, int]:
+        return {}
+
+    def processes(self) -> list[int]:
+        return self.pids
+
+    def busy_share(self) -> float:
+        return next(self.shares, 0.0)
+
+    def throttled(self) -> str | None:
+        return self.reason
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> MadeUpSensor:
+    """It is asked when anyone asks for the sensor of a device, and no one waits."""
+    made = MadeUpSensor()
+    monkeypatch.setattr(energy_module, "time", made.clock)
+    monkeypatch.setattr(machine, "sensor", lambda device: made)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(sleep=lambda seconds: None))
+    return made
+
+
+# -- energy -----------------------------------------------------------------------------------
+
+
+def test_energy_of_a_call_by_the_counter(gpu: MadeUpSensor) -> None:
+    found = energy(gpu.clock.call, CPU, gpu, seconds=10.0)
+    assert found.source == "counter"
+    assert found.watts == pytest.approx(WATTS, rel=0.01)
+    assert found.joules == pytest.approx(WATTS * CALL, rel=0.01)
+
+
+def test_the_counter_is_believed_before_the_power(gpu: MadeUpSensor) -> None:
+    """Power is sampled and misses what happens between; the counter misses nothing."""
+    gpu.watts = lambda: 3 * WATTS  # type: ignore[method-assign]
+    assert energy(gpu.clock.call, CPU, gpu).watts == pytest.approx(WATTS, rel=0.02)
+
+
+@pytest.mark.parametrize("counter", ["frozen", "absent", "backwards", "lost", "found"])
+def test_where_no_counter_advances_power_is_integrated(gpu: MadeUpSensor, counter: str) -> None:
+    told: dict[str, list[float | None]]
+    told = {"backwards": [9.0, 1.0], "lost": [9.0], "found": [None, 9.0]}
+    readings = told.get(counter)
+    if counter == "frozen":
+        gpu.step = 0.0
+    elif readings is None:
+        gpu.counts = False
+    else:
+        answers = iter(readings)
+
+        def count() -> float:
+            answer = next(answers, None)
+            if answer is None:
+                raise NotToldError("there is no counter just now")
+            return answer
+
+        gpu.energy_joules = count  # type: ignore[method-assign]
+    found = energy(gpu.clock.call, CPU, gpu, seconds=4.0)
+    assert found.source == "power"
+    assert found.watts == pytest.approx(WATTS)
+    assert found.joules == pytest.approx(WATTS * CALL)
+
+
+def test_power_that_changes_is_integrated_by_trapezoids(gpu: MadeUpSensor) -> None:
+    log = energy_module._PowerLog(gpu)
+    log.samples = [(0.0, 100.0), (1.0, 300.0), (1.5, 300.0), (3.5, 0.0)]
+    assert log.joules() == 200.0 + 150.0 + 300.0
+
+
+def test_energy_that_nothing_tells_has_a_reason(gpu: MadeUpSensor) -> None:
+    gpu.counts = gpu.draws = False
+    with pytest.raises(NotToldError, match="no counter of energy, no power: there is no power"):
+        energy(gpu.clock.call, CPU, gpu)
+    gpu.counts = True
+    assert energy(gpu.clock.call, CPU, gpu).source == "counter", "power is not needed"
+
+
+def test_the_device_is_waited_for_before_the_counter_is_read(
+    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls are queued: what they use is used when the device has done them."""
+    queued = 0
+
+    def call() -> None:
+        nonlocal queued
+        queued += 1
+        gpu.clock.seconds += CALL / 2
+
+    def wait(device: torch.device) -> None:
+        nonlocal queued
+        gpu.clock.seconds += queued * CALL / 2
+        queued = 0
+
+    monkeypatch.setattr(energy_module, "synchronize", wait)
+    found = energy(call, GPU, gpu, seconds=2.3)
+    assert queued == 0
+    assert found.joules == pytest.approx(WATTS * CALL, rel=0.02)
+
+
+# -- what disturbs ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process of another group, as those of other users are."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleep, start_new_session=True) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_nothing_disturbs_a_gpu_that_rests(gpu: MadeUpSensor) -> None:
+    assert machine.disturbance(GPU) is None
+
+
+def test_another_process_disturbs_and_ones_own_do_not(gpu: MadeUpSensor, stranger: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        gpu.pids = [os.getpid(), worker.pid]
+        assert machine.disturbance(GPU) is None
+        gpu.pids.append(stranger)
+        assert machine.disturbance(GPU) == f"other processes compute on the GPU: {stranger}"
+        worker.communicate(b"\n")
+
+
+def test_a_process_that_cannot_be_seen_from_here_says_nothing(gpu: MadeUpSensor) -> None:
+    """In a container the ids are those of the host: that of this very process may be among them."""
+    gpu.pids = [2**22 + 1]
+    assert machine.disturbance(GPU) is None
+
+
+def test_a_busy_gpu_disturbs_once_it_had_time_to_rest(gpu: MadeUpSensor) -> None:
+    gpu.shares = iter([0.9, 0.6, 0.05])
+    assert machine.disturbance(GPU) is None
+    gpu.shares = iter([0.87] * 6)
+    assert machine.disturbance(GPU) == "the GPU is 87% busy with nothing of ours running"
+
+
+def test_a_throttled_gpu_disturbs(gpu: MadeUpSensor) -> None:
+    gpu.reason = "power brake"
+    assert machine.disturbance(GPU) == "the GPU is throttled: power brake"
+
+
+@pytest.mark.parametrize("question", ["processes", "busy_share", "throttled"])
+def test_what_the_sensor_does_not_tell_is_not_held_against_it(
+    gpu: MadeUpSensor, stranger: int, question: str
+) -> None:
+    """But the other questions are still asked."""
+
+    def silent() -> None:
+        raise NotToldError("not supported")
+
+    setattr(gpu, question, silent)
+    assert machine.disturbance(GPU) is None
+    disturbs: dict[str, Callable[[], object]] = {
+        "processes": lambda: setattr(gpu, "reason", "power brake"),
+        "busy_share": lambda: gpu.pids.append(stranger),
+        "throttled": lambda: setattr(gpu, "shares", iter([0.5] * 6)),
+    }
+    disturbs[question]()
+    assert machine.disturbance(GPU) is not None
+
+
+def test_without_a_sensor_nothing_is_known_against_a_device() -> None:
+    assert machine.disturbance(CPU) is None

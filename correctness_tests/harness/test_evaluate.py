@@ -1,0 +1,95 @@
+"""What results are held to: inputs moved by a rounding, and memory that must stay as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.ops import OPS
+
+OP = OPS["rms_norm"]
+EAGER = OP["eager"].call
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+# -- inputs moved by a rounding ---------------------------------------------------------------
+
+
+def ones(dtype: torch.dtype) -> Inputs:
+    x = torch.ones(64, 64, dtype=dtype)
+    return Inputs({"x": x, "several": [x, x]}, {"y": x, "z": None}, {"eps": 0.5, "times": 3})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_value_moves_by_up_to_half_a_unit_of_its_last_place(dtype: torch.dtype) -> None:
+    moved = ones(dtype).perturbed(0)
+    for value in (moved.args["x"], *moved.args["several"], moved.upstream["y"]):
+        assert value.dtype is torch.float64
+        units = (value - 1) / torch.finfo(dtype).eps
+        assert -0.5 <= units.min() < -0.49
+        assert 0.49 < units.max() <= 0.5
+        assert abs(units.mean()) < 0.02, "to either side"
+    assert moved.upstream["z"] is None
+
+
+def test_parameters_move_by_half_a_unit_of_float32() -> None:
+    shares = [ones(torch.bfloat16).perturbed(seed).params["eps"] / 0.5 - 1 for seed in range(50)]
+    unit = torch.finfo(torch.float32).eps
+    assert 0.4 * unit < max(map(abs, shares)) <= 0.5 * unit
+    assert ones(torch.bfloat16).perturbed(0).params["times"] == 3
+
+
+def test_each_seed_moves_otherwise_and_one_always_alike() -> None:
+    first, again, other = (ones(torch.float32).perturbed(seed) for seed in (0, 0, 1))
+    assert torch.equal(first.args["x"], again.args["x"])
+    assert first.params == again.params
+    assert not torch.equal(first.args["x"], other.args["x"])
+    assert first.params != other.params
+    assert first.upstream["y"] is not None
+    assert not torch.equal(first.args["x"], first.upstream["y"])
+
+
+# -- memory that must stay as it was ----------------------------------------------------------
+
+
+def writing(write: Callable[[torch.Tensor], object]) -> Callable[..., torch.Tensor]:
+    """Right, but for what it does to its first input, unseen by autograd, as a kernel would."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y = EAGER(x, weight, eps)
+        write(x.data)
+        return y
+
+    return call
+
+
+def into_a_gap(x: torch.Tensor) -> None:
+    """Between its first two elements."""
+    x.as_strided((1,), (1,), x.storage_offset() + 1).fill_(7)
+
+
+def strided() -> Inputs:
+    inputs = make_inputs(OP, OP.cases[0], torch.float32, layout="strided")
+    assert inputs.args["x"].stride(-1) == 2
+    return inputs
+
+
+@pytest.mark.parametrize(
+    "write",
+    [into_a_gap, lambda x: x.mul_(2), lambda x: x[-1:, ..., -1:].mul_(-1)],
+    ids=["a gap", "everything", "the sign of a zero"],
+)
+def test_whatever_is_written_into_an_input_is_seen(write: Callable[[torch.Tensor], object]) -> None:
+    inputs = strided()
+    inputs.args["x"][-1:, ..., -1:] = 0.0
+    with pytest.raises(AssertionError, match="rms_norm: forward changed its input x"):
+        evaluate(OP, writing(write), inputs)
+
+
+def test_a_nan_that_stays_is_no_change() -> None:
+    inputs = strided()
+    inputs.args["x"][0] = math.nan
+    assert evaluate(OP, EAGER, inputs)["y"].isnan().any()

@@ -1,0 +1,65 @@
+"""The record of released bugs agrees with its cases and its page; ``field.run`` can fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from field import run as field
+from tinyllama.harness.correct.checks import CHECKS
+
+CASES, KNOWN, NEWEST = field.declared()
+RECORD = json.loads(field.RECORD.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.library}-{case.issue}")
+def test_a_case_is_well_formed(case: field.Case) -> None:
+    assert case.found_by
+    assert set(case.found_by) <= set(CHECKS)
+    assert (field.ROOT / "field" / field.FOLDERS[case.library] / f"{case.op}.py").is_file()
+    assert NEWEST[case.library]
+    assert case.fixed != case.buggy
+
+
+def test_what_is_known_names_checks_and_ops_that_exist() -> None:
+    for known in KNOWN:
+        assert known.check in CHECKS
+        assert known.whose in ("library", "harness")
+        assert set(known.ops) <= {case.op for case in CASES}
+
+
+def test_the_record_is_of_these_cases_and_they_hold_in_it() -> None:
+    assert [row["issue"] for row in RECORD["cases"]] == [case.issue for case in CASES]
+    for case, row in zip(CASES, RECORD["cases"], strict=True):
+        declared = json.loads(json.dumps(vars(case)))
+        assert {name: row[name] for name in declared} == declared
+        assert field.verdicts(case, row["found"], KNOWN) == []
+
+
+def test_the_page_holds_the_table_of_the_record() -> None:
+    page = field.PAGE.read_text(encoding="utf-8")
+    assert field.page_with(page, field.table(RECORD)) == page
+
+
+def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_told() -> None:
+    case = next(case for case in CASES if case.fixed is not None)
+    assert case.fixed is not None
+    fine = {check: "seen" for check in case.found_by}
+    assert field.verdicts(case, {case.buggy: fine, case.fixed: {}}, []) == []
+    unfound = field.verdicts(case, {case.buggy: {}, case.fixed: {}}, [])
+    assert len(unfound) == len(case.found_by)
+    unfixed = {case.buggy: fine, case.fixed: {"outputs": "wrong"}}
+    assert field.verdicts(case, unfixed, []) == [f"{case.op} {case.fixed}: outputs fails"]
+    excused = field.Known("outputs", "library", (case.op,), "why")
+    assert field.verdicts(case, unfixed, [excused]) == []
+    assert field.verdicts(case, unfixed, [replace(excused, ops=("another",))]) != []
+
+
+def test_a_check_that_a_case_names_may_not_be_excused_in_its_fix() -> None:
+    case = next(case for case in CASES if case.fixed is not None)
+    assert case.fixed is not None
+    both = {check: "seen" for check in case.found_by}
+    excuses = [field.Known(check, "library", (case.op,), "why") for check in case.found_by]
+    assert field.verdicts(case, {case.buggy: both, case.fixed: both}, excuses) != []

@@ -1,0 +1,311 @@
+"""The door to Triton: where a launch goes, what is recorded, and what is said without triton."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tinyllama
+from correctness_tests.support.launched import every_launch, name_of
+from tinyllama.harness.kernels import launch as kernels
+from tinyllama.harness.kernels.launch import (
+    STATED,
+    cdiv,
+    chip_of,
+    dot_precisions,
+    jit,
+    next_power_of_2,
+    recorded,
+    target_of,
+    tl,
+)
+from tinyllama.harness.kernels.precision import input_precision
+from tinyllama.harness.kernels.resources import CHIPS, lacking
+from tinyllama.harness.measure.launches import kind_of
+
+needs_triton = pytest.mark.skipif(not kernels.HAS_TRITON, reason="triton is not installed")
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@jit
+def counted(y, n, BLOCK: tl.constexpr = 16, STEP: tl.constexpr = 2):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, STEP * at.to(tl.float32), mask=at < n)
+
+
+@jit
+def doubled(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def launched(x: torch.Tensor, **options: int) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    doubled[(cdiv(x.numel(), 16),)](x, y, x.numel(), BLOCK=16, **options)
+    return y
+
+
+# -- where a launch goes ----------------------------------------------------------------------
+
+
+@needs_triton
+def test_on_the_cpu_it_is_interpreted() -> None:
+    x = torch.arange(50.0)
+    assert torch.equal(launched(x, num_warps=2, num_stages=3), 2 * x)
+    y = torch.zeros_like(x)
+    doubled[(4,)](x=x, y=y, n=50, BLOCK=16)  # every argument by its name
+    assert torch.equal(y, 2 * x)
+
+
+@needs_triton
+def test_a_grid_may_be_a_function_of_the_arguments() -> None:
+    x, y = torch.arange(50.0), torch.zeros(50)
+    doubled[lambda names: (cdiv(names["n"], names["BLOCK"]),)](x, y, 50, BLOCK=16)
+    assert torch.equal(y, 2 * x)
+
+
+@needs_triton
+def test_on_the_meta_device_a_launch_is_an_error_that_names_the_kernel() -> None:
+    with pytest.raises(RuntimeError, match="doubled cannot run on meta tensors"):
+        launched(torch.empty(50, device="meta"))
+
+
+@needs_triton
+@pytest.mark.parametrize("device", [CPU, META], ids=str)
+def test_while_recording_nothing_runs(device: torch.device) -> None:
+    x = torch.ones(50, device=device)
+    with recorded() as launches:
+        y = launched(x, num_warps=2)
+    (launch,) = launches
+    assert launch.kernel is doubled
+    assert launch.grid == (4,)
+    assert launch.options == {"num_warps": 2}
+    assert list(launch.arguments) == ["x", "y", "n", "BLOCK"]
+    assert launch.arguments["x"] is x
+    assert launch.arguments["n"] == 50
+    assert device is META or not y.any()
+
+
+@needs_triton
+def test_a_recorded_grid_that_is_a_function_is_called_with_names() -> None:
+    grid = lambda names: (cdiv(names["n"], names["BLOCK"]),)  # noqa: E731 (as kernels write it)
+    y = torch.empty(50, device="meta")
+    with recorded() as launches:
+        counted[grid](y, n=50)
+        counted[grid](y, 50, BLOCK=32)
+    assert [launch.grid for launch in launches] == [(4,), (2,)]
+    assert launches[0].arguments == {"y": y, "n": 50, "BLOCK": 16, "STEP": 2}
+    y = torch.zeros(50)
+    counted[grid](y, 50, BLOCK=32)
+    assert torch.equal(y, 2 * torch.arange(50.0))
+
+
+@needs_triton
+def test_recordings_nest_and_end_with_an_error_too() -> None:
+    x, inner = torch.ones(16), []
+
+    def fails() -> None:
+        with recorded("sm_90") as launches:
+            launched(x)
+            assert chip_of(CPU) == "sm_90"
+            inner.extend(launches)
+            raise KeyError
+
+    with recorded("gfx942") as outer:
+        with pytest.raises(KeyError):
+            fails()
+        assert chip_of(CPU) == "gfx942"
+        launched(x)
+    assert len(inner) == len(outer) == 1
+    assert torch.equal(launched(x), 2 * x)
+    assert chip_of(CPU) == ""
+
+
+@needs_triton
+def test_on_a_gpu_stated_options_are_passed_and_nothing_is_interpreted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime.jit import JITFunction
+
+    seen = []
+    monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: seen.append(kwargs))
+    with pytest.raises(RuntimeError):  # still an error where it can run on no device
+        launched(torch.empty(4, device="meta"))
+    doubled.run(grid=(1,), num_warps=2)  # no tensor among the arguments: the compiler's
+    assert seen == [{"grid": (1,), "warmup": False, "num_warps": 2, **STATED}]
+
+
+# -- chips ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hip", "arch", "capability", "chip"),
+    [
+        ("6.4", "gfx942:sramecc+:xnack-", (9, 4), "gfx942"),
+        ("6.4", "gfx90a", (9, 0), "gfx90a"),
+        (None, "NVIDIA H200", (9, 0), "sm_90"),  # there the name says nothing
+        (None, "", (10, 0), "sm_100"),
+        (None, None, (8, 6), "sm_86"),
+    ],
+)
+def test_a_gpu_has_the_name_of_its_compiler_target(
+    hip: str | None,
+    arch: str | None,
+    capability: tuple[int, int],
+    chip: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties = SimpleNamespace(major=capability[0], minor=capability[1])
+    if arch is not None:
+        properties.gcnArchName = arch
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    kernels._gpu_chip.cache_clear()
+    assert chip_of(torch.device("cuda", 0)) == chip
+    kernels._gpu_chip.cache_clear()
+    assert chip_of(CPU) == chip_of(META) == ""
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("chip", "backend", "arch", "wave"),
+    [
+        ("sm_90", "cuda", 90, 32),
+        ("sm_100", "cuda", 100, 32),
+        ("gfx90a", "hip", "gfx90a", 64),
+        ("gfx950", "hip", "gfx950", 64),
+        ("gfx1100", "hip", "gfx1100", 32),
+    ],
+)
+def test_a_chip_is_a_target_of_the_compiler(
+    chip: str, backend: str, arch: object, wave: int
+) -> None:
+    target = target_of(chip)
+    assert (target.backend, target.arch, target.warp_size) == (backend, arch, wave)
+
+
+@needs_triton
+def test_tf32_is_asked_for_only_where_allowed_and_where_the_chip_has_it() -> None:
+    fp32, bf16 = torch.empty(1, device="meta"), torch.empty(1, device="meta").bfloat16()
+    before = torch.get_float32_matmul_precision()
+    chips = [chip for chip in CHIPS if not lacking(chip)]
+    found = {}
+    try:
+        for allowed in ("highest", "high"):
+            torch.set_float32_matmul_precision(allowed)
+            for chip in ("", *chips):
+                with recorded(chip):
+                    found[allowed, chip] = input_precision(fp32)
+                    assert input_precision(bf16) == "ieee"
+            assert input_precision(torch.empty(1)) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    tf32 = {key for key, value in found.items() if value == "tf32"}
+    thrice = {key for key, value in found.items() if value == "tf32x3"}
+    nvidia = {chip for chip in chips if chip.startswith("sm_")}
+    assert thrice == {("highest", chip) for chip in nvidia}
+    assert tf32 == {("high", chip) for chip in nvidia | ({"gfx942"} & set(chips))}
+    assert all("ieee" in dot_precisions(chip) for chip in chips)
+
+
+# -- sizes ------------------------------------------------------------------------------------
+
+
+def test_cdiv_and_next_power_of_2() -> None:
+    assert [cdiv(a, 4) for a in (0, 1, 4, 5)] == [0, 1, 1, 2]
+    assert cdiv(2**40 + 1, 2) == 2**39 + 1
+    assert [next_power_of_2(n) for n in (0, 1, 2, 3, 4, 5, 64, 65)] == [1, 1, 2, 4, 4, 8, 64, 128]
+
+
+# -- without triton ---------------------------------------------------------------------------
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "triton":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "triton" else found(name, *rest)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run_without_triton(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"  # a file: kernels are read from one
+    script.write_text(WITHOUT + code, encoding="utf-8")
+    root = str(Path(tinyllama.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_without_triton_every_op_imports_and_stock_providers_run(tmp_path: Path) -> None:
+    run = run_without_triton(
+        """
+import torch
+from tinyllama.ops import OPS
+x = torch.ones(1, 2, 4)
+print(OPS["rms_norm"](x, torch.ones(4), provider="torch").sum().item())
+print("triton" in sys.modules)
+""",
+        tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    total, loaded = run.stdout.split()
+    assert abs(float(total) - 8) < 1e-3
+    assert loaded == "False"
+
+
+def test_without_triton_a_launch_says_what_to_install(tmp_path: Path) -> None:
+    run = run_without_triton(
+        """
+from tinyllama.harness.kernels import HAS_TRITON, jit, tl
+assert not HAS_TRITON
+LOG2E = tl.constexpr(1.4426950408889634)
+
+@jit
+def kernel(x, BLOCK: tl.constexpr):
+    tl.store(x, 0)
+
+try:
+    kernel[(1,)](None, BLOCK=1)
+except RuntimeError as error:
+    print(error)
+""",
+        tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "kernel needs triton: pip install 'tinyllama[triton]'"
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
+    """By file and function, and each counts among products, attention, and so on."""
+    found = {name_of(launch): launch.kernel.repr(None) for launch in every_launch()}
+    assert found["attention_kernels.backward_kernel"] == "attention_backward"
+    assert found["transpose.transpose_kernel"] == "transpose"
+    assert len(set(found.values())) == len(found)
+    assert {name for name in found.values() if kind_of(name) == "other"} == set()
+
+
+def test_a_file_of_any_name_gives_a_symbol() -> None:
+    def double_kernel() -> None: ...
+
+    double_kernel.__module__ = "ops_of.my-kernels"
+    assert kernels.shown_name(double_kernel) == "my_kernels_double"

@@ -1,0 +1,179 @@
+"""What kernels take of a chip: occupancy by the makers' tables, and a revision that takes more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tinyllama.cli import kernels as kernels_command
+from tinyllama.cli import main
+from tinyllama.harness.kernels.instructions import Instructions
+from tinyllama.harness.kernels.occupancy import UNITS, occupancy
+from tinyllama.harness.kernels.resources import CHIPS, Resources
+
+
+def taking(chip: str, registers: int, shared: int = 0, num_warps: int = 4) -> Resources:
+    copies = Instructions(16, 16)
+    return Resources("kernel", CHIPS[chip], num_warps, registers, 0, 0, shared, copies)
+
+
+@pytest.mark.parametrize(
+    ("registers", "waves"),
+    [(64, 8), (65, 7), (72, 7), (80, 6), (96, 5), (128, 4), (168, 3), (256, 2), (257, 1), (512, 1)],
+)
+def test_waves_of_a_simd_by_registers(registers: int, waves: int) -> None:
+    """The occupancy table of CDNA 2 and 3 (AMD lab notes, register pressure)."""
+    for chip in ("gfx90a", "gfx942"):
+        found = occupancy(taking(chip, registers))
+        assert found is not None
+        assert (found.warps, found.most) == (waves, 8)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "num_warps", "warps", "limit"),
+    [
+        (32, 0, 4, 16, "warps"),  # 64 of an SM
+        (33, 0, 4, 12, "registers"),
+        (255, 0, 8, 2, "registers"),
+        (88, 0, 1, 5, "registers"),  # what is left of a partition is of no use to another
+        (32, 100 * 1024, 8, 4, "shared memory"),  # two programs of 8 warps
+        (32, 113 * 1024, 4, 2, "shared memory"),  # 113 + 1 KiB twice is all there is
+        (32, 114 * 1024, 4, 1, "shared memory"),
+        (16, 0, 1, 8, "programs"),  # 32 programs of one warp
+    ],
+)
+def test_warps_of_a_partition(
+    registers: int, shared: int, num_warps: int, warps: int, limit: str
+) -> None:
+    found = occupancy(taking("sm_90", registers, shared, num_warps))
+    assert found is not None
+    assert (found.warps, found.limit) == (warps, limit)
+
+
+def test_a_chip_that_is_not_described_has_none() -> None:
+    assert set(CHIPS) - set(UNITS) == {"gfx908"}
+    assert occupancy(taking("gfx908", 64)) is None
+
+
+def table(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    argv = ["kernels", "--op", "rms_norm", "--chip", "gfx942", "--json", str(path), *options]
+    return main(argv), json.loads(path.read_text())
+
+
+def test_kernels_are_compared_with_another_revision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    status, made = table(before)
+    assert status == 0
+    kernels = made["kernels"]
+    assert {row["chip"] for row in kernels} == {"gfx942"}
+    assert all(0 < row["occupancy"] <= 8 for row in kernels)
+    assert table(after, "--against", str(before))[0] == 0
+    assert "no kernel takes more than before" in capsys.readouterr().out
+
+    def changed(**values: Any) -> int:
+        """The status against a revision whose first kernel had these values."""
+        old = [{**kernels[0], **values}, *kernels[1:]]
+        before.write_text(json.dumps({**made, "kernels": old}))
+        return table(after, "--against", str(before))[0]
+
+    assert changed(occupancy=2 * kernels[0]["occupancy"]) == 1
+    assert "WORSE rms_norm_kernels." in capsys.readouterr().out
+    assert changed(occupancy=kernels[0]["occupancy"] / 2) == 0
+    assert changed(spilled_bytes=-1) == 1
+    assert "0 bytes are spilled, before -1" in capsys.readouterr().out
+    has = kernels[0]["instructions"]
+    assert changed(instructions={**has, "loads": 2 * has["loads"]}) == 1
+    assert f"its widest load is {has['loads']} B, before" in capsys.readouterr().out
+    assert changed(instructions={**has, "loads": has["loads"] // 2}) == 0
+    assert changed(instructions={**has, "products": ["mfma bf16"]}) == 1
+    assert "its products are none, before mfma bf16" in capsys.readouterr().out
+    assert changed(kernel="gone") == 1
+    assert "MISSING gone on gfx942" in capsys.readouterr().out
+    assert changed(op="rope") == 0, "what was not asked for is not missing"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--op", "nobody"], "--op 'nobody' is unknown: use some of"),
+        (["--op", "qkv"], "no kernel of qkv compiles for gfx942, sm_90: choose with"),
+        (["--chip", "sm_1"], "--chip 'sm_1' is unknown: use some of"),
+        (["--against", "nothing.json"], "--against 'nothing.json' is no table of this command"),
+    ],
+)
+def test_bad_values(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_of_another_triton_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({"triton": "3.0.0", "kernels": []}))
+    assert main(["kernels", "--op", "rms_norm", "--against", str(old)]) == 2
+    assert "made with triton 3.0.0" in capsys.readouterr().err
+
+
+KERNEL = {
+    "op": "rms_norm",
+    "kernel": "kernel",
+    "chip": "gfx942",
+    "case": "triton-N1D128-bf16",
+    "launch": 1,
+    "spilled_bytes": 0,
+    "occupancy": 8,
+    "instructions": Instructions(16, 16).to_json(),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        ("--op silu_mul --chip gfx942", "silu_mul on gfx942"),
+        ("--op rms_norm --op silu_mul --chip gfx942", "silu_mul on gfx942"),
+        ("--op rms_norm --chip sm_90", "rms_norm on sm_90"),
+        ("--op rms_norm --chip gfx942 --chip sm_90", "rms_norm on sm_90"),
+        ("--chip sm_90", "any op on sm_90"),
+    ],
+)
+def test_a_table_without_what_is_asked_for_is_refused_before_compiling(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+    absent: str,
+) -> None:
+    def no_compiling(*_: Any) -> Any:
+        raise AssertionError("a kernel is compiled")
+
+    monkeypatch.setattr(kernels_command, "_rows", no_compiling)
+    old = tmp_path / "old.json"
+    for kernels in ([KERNEL], []):
+        old.write_text(json.dumps({"triton": kernels_command._triton(), "kernels": kernels}))
+        assert main(["kernels", *options.split(), "--against", str(old)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        if kernels:
+            assert f"--against '{old}' has no kernel of {absent}: make it with --json" in line
+
+
+def test_products_in_tf32_are_shown_where_they_are_other_kernels(tmp_path: Path) -> None:
+    """A chip without tf32, and a kernel without products, give no row of it."""
+    path = tmp_path / "now.json"
+    for op, chip, kinds in (
+        ("attention", "sm_90", {"bf16", "fp32", "tf32"}),
+        ("attention", "gfx90a", {"bf16", "fp32"}),
+        ("rms_norm", "sm_90", {"bf16", "fp32"}),
+    ):
+        assert main(["kernels", "--op", op, "--chip", chip, "--json", str(path)]) == 0
+        rows = json.loads(path.read_text())["kernels"]
+        assert {row["case"].rpartition("-")[2] for row in rows} == kinds
+        places = [(row["case"], row["kernel"], row["launch"]) for row in rows]
+        assert len(set(places)) == len(places)

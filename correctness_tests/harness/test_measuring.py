@@ -1,0 +1,310 @@
+"""What is measured beside time: kernels and their kinds, bytes, ceilings, and cold caches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.conftest import shared
+from tinyllama.harness.measure import ceilings, memory
+from tinyllama.harness.measure.cache import Flush, last_level_bytes
+from tinyllama.harness.measure.ceilings import _best, copy_rate, product_rate
+from tinyllama.harness.measure.clock import Clock, Reading, queue_of
+from tinyllama.harness.measure.launches import _by_kind, _by_name, _union, kind_of, launches
+
+CPU = torch.device("cpu")
+MIB = 2**20
+AT = "void at::native::"
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus", "named", "expected"),
+    [
+        ("cuda", None, 1, False, False),
+        ("cuda", "1", 1, False, False),
+        ("cuda", "2", 1, False, True),
+        ("cuda", "2", 2, False, False),  # each its own
+        ("cuda", "3", 2, False, True),
+        ("cuda", "2", 2, True, True),
+        ("cpu", "2", 0, False, False),
+    ],
+)
+def test_a_gpu_is_shared_when_workers_outnumber_the_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    workers: str | None,
+    gpus: int,
+    named: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+    if workers:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", workers)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert shared(torch.device(device), named) is expected
+
+
+# -- where the time goes ----------------------------------------------------------------------
+
+NAMES = {
+    "products": [
+        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT",
+        "nvjet_tst_64x8_64x16_4x1_v_bz_TNT",
+        "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn>",
+        "ampere_sgemm_128x64_tn",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true>",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>",
+        "Cijk_Alik_Bljk_SB_MT128x128x16_MI32x32x2x1_SN_1LDSB0",
+        "Custom_Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64",
+        "triton_tem_fused_addmm_relu_3",
+        "aten::mm",
+        "aten::addmm",
+    ],
+    "attention": [
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits>",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x64_4x1x1",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)",
+        "attn_fwd",
+        "bwd_kernel_dk_dv",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    ],
+    "optimizer": [
+        f"{AT}(anonymous namespace)::multi_tensor_apply_kernel<FusedOptimizerTensorListMeta<4>, "
+        "FusedAdamMathFunctor<float, 4, (ADAM_MODE)1, false>>",
+        f"{AT}(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, "
+        "BinaryOpScalarFunctor<float, 1, 1, 0>, std::multiplies<float>, float>",
+        "aten::_fused_adamw_",
+    ],
+    "elementwise": [
+        f"{AT}vectorized_elementwise_kernel<4, {AT}FillFunctor<float>, std::array<char*, 1ul>>",
+        f"{AT}reduce_kernel<512, 1, {AT}ReduceOp<float, {AT}MeanOps<float, float, float>>>",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 7, false, true>",
+        f"{AT}(anonymous namespace)::CatArrayBatchedCopy_contig<OpaqueType<2u>, unsigned int, 4>",
+        "triton_poi_fused_mul_silu_2",
+        "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0",
+        "triton_poi_fused__scaled_dot_product_flash_attention_view_5",
+    ],
+    "copies": [
+        "Memcpy DtoD (Device -> Device)",
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memset (Device)",
+        "memcpy32_post",
+        "memcpy128",
+    ],
+    "other": ["spin_kernel(long)"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for kind, names in NAMES.items() for name in names]
+)
+def test_a_kernel_is_of_a_kind(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("spans", "covered"),
+    [
+        ([], 0),
+        ([(1, 3)], 2),
+        ([(5, 7), (1, 3)], 4),
+        ([(1, 3), (2, 5)], 4),
+        ([(1, 10), (2, 3), (4, 5), (9, 12)], 11),
+        ([(1, 3), (1, 3), (3, 4)], 3),
+    ],
+)
+def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], covered: float) -> None:
+    assert _union(spans) == covered
+
+
+def test_times_of_one_kind_and_of_one_name_add_up() -> None:
+    timed = [("aten::mm", 2.0), ("aten::exp", 7.0), ("aten::mm", 3.0), ("aten::addmm", 4.0)]
+    assert _by_kind(timed) == pytest.approx({"products": 9e-6, "elementwise": 7e-6})
+    found = _by_name(timed)
+    assert {name: count for name, (count, _) in found.items()} == {
+        "aten::mm": 2,
+        "aten::exp": 1,
+        "aten::addmm": 1,
+    }
+    assert [seconds for _, seconds in found.values()] == pytest.approx([5e-6, 7e-6, 4e-6])
+
+
+def test_on_a_cpu_the_operators_are_timed_and_nothing_is_counted() -> None:
+    x = torch.randn(256, 256)
+
+    def call() -> None:
+        (x @ x).exp()
+        time.sleep(0.05)
+
+    found = launches(call, CPU)
+    assert (found.kernels, found.copies, found.host_syncs) == (None, None, None)
+    assert set(found.time_by) == {"products", "elementwise"}
+    assert all(seconds > 0 for seconds in found.time_by.values())
+    assert found.busy_seconds == pytest.approx(sum(found.time_by.values()))
+    assert found.busy_seconds < 0.05, "the host's own time is not an operator's"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attached", [False, True], ids=["maybe", "surely"])
+def test_kernels_of_a_captured_graph_are_counted_one_by_one(
+    gpu: torch.device, attached: bool
+) -> None:
+    """Also where a profiler was attached before the capture: copies are other kernels then."""
+    x, y = torch.ones(2, 2**20, device=gpu)
+    if attached:
+        launches(lambda: y.copy_(x), gpu)
+    graph = torch.cuda.CUDAGraph()
+    x.mul_(2)
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            x.mul_(2)
+        for _ in range(2):
+            y.copy_(x)
+    graph.replay()
+    found = launches(graph.replay, gpu)
+    assert (found.kernels, found.copies, found.host_syncs) == (5, 2, 0), found.by_name
+    assert set(found.time_by) == {"elementwise", "copies"}
+    assert 0 < found.busy_seconds <= sum(found.time_by.values()) * 1.01
+
+
+@pytest.mark.gpu
+def test_waits_of_the_host_are_counted(gpu: torch.device) -> None:
+    x = torch.ones(2**20, device=gpu)
+    x.sum().item()
+    assert launches(lambda: x.mul_(2), gpu).host_syncs == 0
+    once = launches(lambda: x.sum().item(), gpu).host_syncs
+    assert once is not None
+    assert once >= 1
+    assert launches(lambda: [x.sum().item() for _ in range(3)], gpu).host_syncs == 3 * once
+
+
+# -- bytes ------------------------------------------------------------------------------------
+
+
+def test_a_graphs_pool_counts_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three segments one is nobody's and two are the graph's, in part allocated."""
+    segments = [((0, 0), 100, 40), ((0, 7), 64, 8), ((0, 7), 32, 0), ((0, 9), 16, 16)]
+    names = ("segment_pool_id", "total_size", "allocated_size")
+    snapshot = [dict(zip(names, segment, strict=True)) for segment in segments]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 64)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 120)
+    graph: Any = SimpleNamespace(pool=lambda: (0, 7))
+    assert memory.pool_bytes([]) == (0, 0)
+    assert memory.pool_bytes([graph, graph]) == (96, 8)
+    assert memory.live_bytes(CPU) == 64
+    assert memory.live_bytes(CPU, [graph]) == 64 - 8 + 96
+    assert memory.peak_bytes(CPU, [graph]) == 152, "a peak is not below what is live"
+    assert memory.peak_bytes(CPU) == 120
+
+
+@pytest.mark.gpu
+def test_what_a_captured_graph_allocates_is_live(gpu: torch.device) -> None:
+    x = torch.ones(64 * MIB, dtype=torch.int8, device=gpu)
+    x.amax()
+    torch.cuda.synchronize(gpu)
+    live, allocated = memory.live_bytes(gpu), torch.cuda.memory_allocated(gpu)
+    graph = torch.cuda.CUDAGraph()
+
+    def captured() -> torch.Tensor:
+        return (x + 1).amax()  # the sum lies in the graph's pool, and nobody keeps it
+
+    with torch.cuda.graph(graph):
+        largest = captured()
+    graph.replay()
+    assert largest.item() == 2
+    assert memory.pool_bytes([graph])[0] >= 64 * MIB
+    assert torch.cuda.memory_allocated(gpu) - allocated < 64 * MIB
+    assert memory.live_bytes(gpu) - live < 64 * MIB
+    assert 64 * MIB <= memory.live_bytes(gpu, [graph]) - live < 96 * MIB
+    assert memory.peak_bytes(gpu, [graph]) >= memory.live_bytes(gpu, [graph])
+
+
+def test_the_peak_of_a_process_does_not_fall() -> None:
+    before = memory.resident_peak_bytes()
+    block = torch.ones(64 * MIB, dtype=torch.int8)
+    memory.forget_peak(CPU)
+    peak = memory.resident_peak_bytes()
+    assert peak >= before > 32 * MIB
+    del block
+    assert memory.resident_peak_bytes() >= peak
+
+
+# -- caches and ceilings ----------------------------------------------------------------------
+
+
+def test_a_flush_reads_twice_the_last_cache(device: torch.device) -> None:
+    flush = Flush(device)
+    assert flush.buffer.nbytes >= 2 * last_level_bytes(device)
+    flush.buffer[-1] = 3
+    flush()
+    assert flush.largest.item() == 3, "to its last byte"
+    if device.type != "cpu":
+        assert last_level_bytes(device) >= torch.cuda.get_device_properties(device).L2_cache_size
+
+
+@pytest.mark.gpu
+def test_after_a_flush_a_read_comes_from_memory(own_gpu: None, gpu: torch.device) -> None:
+    x = torch.zeros(16 * MIB, dtype=torch.int8, device=gpu).view(torch.float32)
+    largest = torch.empty((), device=gpu)
+    clock, flush = Clock(queue_of(gpu)), Flush(gpu)
+
+    def read() -> None:
+        torch.amax(x, 0, out=largest)
+
+    def seconds(before: Any) -> float:
+        return statistics.median(clock.read(read, before).device for _ in range(21))
+
+    seconds(flush)
+    assert seconds(flush) > 1.1 * seconds(read)
+
+
+def test_ceilings_are_rates(device: torch.device) -> None:
+    assert copy_rate(device, rounds=2) > 1e8
+    assert product_rate("fp32", device, rounds=2) > 1e8
+
+
+def test_a_copy_reads_and_writes_and_a_product_multiplies_and_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both in half a second, on a CPU: 2^26 bytes, and a width of 1024."""
+    monkeypatch.setattr(ceilings, "_best", lambda call, device, rounds: 0.5)
+    assert copy_rate(CPU) == 2 * 2**26 / 0.5
+    assert product_rate("fp32", CPU) == 2 * 1024**3 / 0.5
+
+
+def test_a_ceiling_is_the_best_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(Clock, "read", lambda clock, call: Reading(next(seconds), 0.5, True))
+    assert _best(lambda: None, CPU, 3) == 1.0
+
+
+@pytest.mark.parametrize(("precision", "mode"), [("fp32", "highest"), ("tf32", "high")])
+def test_a_ceiling_is_measured_in_its_precision_and_leaves_the_mode(
+    monkeypatch: pytest.MonkeyPatch, precision: str, mode: str
+) -> None:
+    modes: list[str] = []
+
+    def best(call: Any, device: torch.device, rounds: int) -> float:
+        modes.append(torch.get_float32_matmul_precision())
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(ceilings, "_best", best)
+    before = torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="lost"):
+        product_rate(precision, CPU)
+    assert modes == [mode]
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.gpu
+def test_narrower_products_are_no_slower(own_gpu: None, gpu: torch.device) -> None:
+    rates = [product_rate(precision, gpu, rounds=4) for precision in ("fp32", "tf32", "bf16")]
+    assert rates == sorted(rates)

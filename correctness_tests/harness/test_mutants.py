@@ -1,0 +1,151 @@
+"""The tool that mutates kernels: what it changes, and that a mutant runs in its kernel's place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tinyllama.harness.correct.checks import Candidate
+from tinyllama.harness.kernels.launch import Kernel, jit, tl
+from tools import mutants
+
+mutant_record = mutants.mutant_record
+Found = dict[str, tuple[Kernel, list[Candidate]]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return mutants.candidates()
+
+
+@jit
+def kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A docstring - with a minus - stays."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seen = tl.load(x + at, mask=at < n, other=0.0)
+    tl.store(y + at, tl.where(seen > 0, seen, -seen), mask=at < n)
+
+
+def test_each_operator_number_mask_and_choice_is_changed() -> None:
+    texts = {mutant.text for mutant in mutants.mutants_of(kernel)}
+    assert {
+        "tl.program_id(0) * BLOCK -> tl.program_id(0) + BLOCK",
+        "at < n -> at <= n",
+        "0.0 -> 1.0",
+        "tl.load(x + at, mask=at < n, other=0.0) -> tl.load(x + at)",
+        "tl.where(seen > 0, seen, -seen) -> tl.where(seen > 0, -seen, seen)",
+        "-seen -> +seen",
+    } <= texts
+    assert not any("docstring" in text for text in texts)
+    lines = {mutant.gives for mutant in mutants.mutants_of(kernel) if mutant.text == "0 -> 1"}
+    assert len(lines) == 3, "the same change in another place has another name"
+    for mutant in mutants.mutants_of(kernel):
+        compile(mutant.source, "mutant", "exec")
+        assert mutant.source != kernel.src
+        assert mutant.line > kernel.fn.__code__.co_firstlineno
+
+
+def test_every_kernel_has_a_provider_that_runs_it(found: Found) -> None:
+    assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention_kernels.forward_kernel"} <= set(
+        found
+    )
+    assert all(mutants.mutants_of(kernel) for kernel, users in found.values() if users)
+
+
+EXPECTED = {
+    "1 + small -> 1 - small": mutants.KILLED,
+    "x < 0 -> x <= 0": mutants.SURVIVED,  # at 0 both ways give one half; nothing of the first stays
+}
+
+
+def test_a_mutant_is_tried_in_a_process_of_its_own(
+    found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not in a fork of this one, which may have used autograd, and a GPU."""
+    kernel, users = found["silu_mul.sigmoids"]
+    by_text = {mutant.text: mutant for mutant in mutants.mutants_of(kernel)}
+
+    def fork() -> int:
+        raise AssertionError("this process is forked")
+
+    monkeypatch.setattr(os, "fork", fork)
+    failing, raising = tmp_path / "test_failing.py", tmp_path / "test_raising.py"
+    failing.write_text("def test_that_fails(): assert False")
+    raising.write_text("def test_that_raises(): raise ValueError('a value')")
+    with mutants.forks() as worker:
+        for change, outcome in EXPECTED.items():
+            trial = mutants.tried(worker, by_text[change], kernel, users[:1])
+            assert trial.outcome == outcome, trial
+            assert bool(trial.check) is (outcome == mutants.KILLED)
+        trial = mutants.tried(worker, by_text[change], kernel, users[:1], [str(failing)])
+        assert trial.outcome == mutants.KILLED
+        assert trial.check.endswith("::test_that_fails")
+        trial = mutants.tried(worker, by_text[change], kernel, users[:1], [str(raising)])
+        assert (trial.outcome, trial.check) == (mutants.RAISED, "ValueError: a value")
+        plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
+        with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
+            plan.tried(worker, kernel, users[:1])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "known", "status"),
+    [
+        (mutants.SURVIVED, False, 1),
+        (mutants.SURVIVED, True, 0),
+        (mutants.KILLED, False, 0),
+    ],
+    ids=["survived", "explained", "killed"],
+)
+def test_only_a_survivor_without_a_reason_is_red(
+    outcome: str,
+    known: bool,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = mutants.qualified(kernel)
+    trial = mutants.Trial(3, "1 -> 2", "x = 2", outcome)
+    monkeypatch.setattr(mutants, "candidates", lambda: {name: (kernel, [])})
+    monkeypatch.setattr(mutants, "forks", nullcontext)
+    monkeypatch.setattr(mutants.Plan, "tried", lambda *args: (1, [trial]))
+    monkeypatch.setattr(mutant_record, "explained", lambda: {(name, "x = 2")} if known else set())
+    assert mutants.main([]) == status
+    assert f"1 {outcome}; 1 of 1 mutants" in capsys.readouterr().out
+
+
+def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
+    assert mutants.forked(lambda: "an answer") == "an answer"
+    with pytest.raises(TimeoutError, match="no answer in 1 s"):
+        mutants.forked(lambda: time.sleep(60), seconds=1)
+    with pytest.raises(ChildProcessError, match="ended with status 3"):
+        mutants.forked(lambda: os._exit(3))
+
+
+def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Found) -> None:
+    """Of the kernels as they are now: a change of one leaves no reason behind."""
+    names = Counter(m.name for kernel, _ in found.values() for m in mutants.mutants_of(kernel))
+    assert {name: names[name] for name in mutant_record.explained() if names[name] != 1} == {}
+    for kernel, tests in mutant_record.tests().items():
+        assert kernel in found
+        for test in tests:
+            file, _, function = test.partition("::")
+            assert f"def {function}(" in (mutants.ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
+    known = mutant_record.explained()
+    for tried in mutant_record.load(mutant_record.RECORD):
+        assert not tried.unexplained(known), tried.text(known)
+    trial = mutants.Trial(3, "1 -> 2", "x = 2", mutants.SURVIVED)
+    made = mutant_record.Tried("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
+    assert made.unexplained({("file.kernel", "x = 3"), ("file.other", "x = 2")}) == [trial]
+    assert made.unexplained({("file.kernel", "x = 2")}) == []
+    mutant_record.add(tmp_path / "record.json", made)
+    assert mutant_record.load(tmp_path / "record.json") == [made]

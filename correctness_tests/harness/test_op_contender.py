@@ -1,0 +1,200 @@
+"""A provider that is timed: readings of each pass, on fresh inputs and cold caches, and facts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import (
+    FILES,
+    PACKAGE,
+    Call,
+    Contender,
+    contenders,
+    weighed,
+)
+from tinyllama.harness.measure import cache, op_contender
+from tinyllama.harness.measure.clock import Reading
+from tinyllama.harness.measure.op_contender import BOTH, FORWARD, ops_of, untimed
+from tinyllama.ops import OPS
+
+
+@pytest.fixture
+def contender(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    with contenders(device) as make:
+        yield make
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_right_provider_gives_readings_of_each_pass(contender: Contender, dtype: str) -> None:
+    right = contender(weighed, dtype=dtype)
+    for _ in range(25):
+        readings = right.turn()
+        assert list(readings) == [FORWARD, BOTH]
+        for reading in readings.values():
+            assert isinstance(reading, Reading)
+            assert reading.queued
+            assert 0 < reading.device < 1
+            assert 0 < reading.host < 1
+
+
+TREE = [(op.name, name) for op in OPS.values() for name in op.providers if op.timed]
+
+
+@pytest.mark.parametrize(("op", "provider"), TREE)
+def test_the_providers_of_the_tree_raise_no_false_alarm(
+    contender: Contender, device: torch.device, op: str, provider: str
+) -> None:
+    if reason := untimed(op, provider, OPS[op][provider].requires, device):
+        pytest.skip(reason)
+    right = contender(provider, op)
+    for _ in range(3):
+        assert set(right.turn()) == set(right.passes)
+
+
+def test_inputs_are_fresh_and_caches_cold_in_each_round(contender: Contender) -> None:
+    seen: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(x.detach().clone())
+        return weighed(x, weight)
+
+    right = contender(call)
+    flushes: list[int] = []
+    right.flush = lambda: flushes.append(len(seen))  # type: ignore[assignment]
+    for _ in range(4):
+        right.turn()
+    assert len(seen) >= 1 + 2 * 4
+    assert len({x.sum().item() for x in seen}) == len(seen)
+    assert flushes == list(range(1, len(seen))), "ahead of each try to time a call"
+
+
+def test_compiled_is_the_reference_under_the_compiler(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Call] = []
+
+    def compile(call: Call, **_: Any) -> Call:
+        compiled.append(call)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    right = contender("compile")
+    assert len(compiled) == 1
+    assert set(right.turn()) == {FORWARD, BOTH}
+    assert right.case.provider.name == "compile"
+
+
+def test_what_a_provider_does_not_cover_has_a_reason(contender: Contender) -> None:
+    assert contender("float32_only").cannot() is None
+    assert contender("float32_only", dtype="bf16").cannot() == (
+        "weigh_rows-float32_only does not support bf16"
+    )
+
+
+def test_a_call_that_waits_is_timed_by_what_the_device_does(contender: Contender) -> None:
+    """Its gaps are the host's, and no queue runs ahead of it."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert x.sum().item() != 0
+        time.sleep(0.05)
+        return weighed(x, weight)
+
+    for reading in contender(call, waits=True).turn().values():
+        assert 0 < reading.device < 0.05 <= reading.host
+        assert not reading.queued
+
+
+def test_layouts_see_a_provider_that_is_slow_on_strided_inputs(contender: Contender) -> None:
+    """The documented fault: 20 times slower on inputs that are not contiguous."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if not x.is_contiguous():
+            time.sleep(2e-3)
+            if x.device.type != "cpu":
+                torch.cuda._sleep(4_000_000)
+        return weighed(x, weight)
+
+    found = contender(call).layouts(("strided", "expanded"), rounds=8)
+    assert set(found) == {"strided", "expanded"}
+    for median, low, high in found.values():
+        assert low <= median <= high
+        assert median > 2
+
+
+def test_layouts_of_a_provider_that_does_not_care_are_near_one(contender: Contender) -> None:
+    ((median, _, _),) = contender(weighed).layouts(("transposed",), rounds=8).values()
+    assert 0.2 < median < 5
+
+
+def test_facts_are_of_each_pass(contender: Contender, device: torch.device) -> None:
+    found = contender(weighed).facts()
+    assert set(found) == {FORWARD, BOTH}
+    for facts in found.values():
+        assert set(facts) == {"peak_bytes", "kernels"}
+        if device.type == "cpu":
+            assert set(facts.values()) == {None}, "a CPU counts neither"
+        else:
+            assert facts["peak_bytes"] >= 16 * 64 * 4
+            assert facts["kernels"] >= 1
+
+
+def test_the_peak_is_of_one_call_and_not_less_by_what_the_last_one_left(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, live = contender(weighed), []
+
+    def allocated(device: Any) -> int:
+        live.append(made.outputs or made.gradients)
+        return 100
+
+    monkeypatch.setattr(op_contender, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 300)
+    made.turn()
+    assert made.outputs
+    assert made.gradients
+    made.device = torch.device("cuda")  # its inputs stay where they are
+    assert made._peak(BOTH) == 200
+    assert live == [()]
+
+
+def size(tensor: torch.Tensor | None) -> int:
+    assert tensor is not None
+    return tensor.numel() * tensor.element_size()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_both_passes_hold_what_they_give(contender: Contender) -> None:
+    made = contender(weighed)
+    first = made.facts()
+    results = sum(map(size, (*made.outputs, *made.gradients)))
+    made.turn()
+    assert made.facts() == first
+    assert first[BOTH]["peak_bytes"] >= results > first[FORWARD]["peak_bytes"]
+
+
+def test_warming_up_takes_the_time_that_it_is_given(contender: Contender) -> None:
+    calls: list[None] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return weighed(x, weight)
+
+    warm = contender(call)
+    start = time.perf_counter()
+    warm.warm_up(0.1)
+    assert 0.1 <= time.perf_counter() - start < 5
+    assert len(calls) > 2
+
+
+def test_ops_are_found_once_in_a_process() -> None:
+    assert ops_of(PACKAGE, FILES) is ops_of(PACKAGE, FILES)
+    assert set(ops_of(PACKAGE, FILES)) == {*OPS, "weigh_rows"}

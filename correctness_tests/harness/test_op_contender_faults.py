@@ -1,0 +1,191 @@
+"""Every timed call is checked: one that is wrong gives no time.
+
+The faults come after a right first call, which is the one that a quick check would look at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import Call, Contender, contenders, weighed
+from tinyllama.harness.measure import cache
+from tinyllama.harness.measure.op_contender import FORWARD, WrongResultError
+from tinyllama.ops import OPS
+
+
+@pytest.fixture
+def contender(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    with contenders(device) as make:
+        yield make
+
+
+def after_the_first(wrong: Call) -> Call:
+    """Right once, then with a fault; ``wrong`` also gets the outputs of the first call."""
+    first: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        if not first:
+            first.append(weighed(x, weight).detach().clone())
+            return weighed(x, weight)
+        return wrong(x, weight, first[0])
+
+    return call
+
+
+def with_row_gradient(x: torch.Tensor, row: int, factor: float) -> torch.Tensor:
+    """The same values, with the gradient of one row scaled."""
+    scale = torch.ones_like(x[:, :1])
+    scale[row] = factor
+    return x.detach() + (x - x.detach()) * scale
+
+
+def overwritten(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Its inputs are scratch memory to it; what it returns fits them."""
+    x.detach().zero_()
+    return weighed(x, weight)
+
+
+# Of a message: error and bound over the tensor, error and bound of the worst row.
+NUMBERS = re.compile(r"(?:error|allowed|row) ([\d.e+-]+\d)")
+
+LATER: dict[str, Call] = {
+    "zeros": lambda x, w, first: weighed(x, w) * 0,
+    "first_outputs_again": lambda x, w, first: first + weighed(x, w) - weighed(x, w).detach(),
+    "all_but_the_last_row": lambda x, w, first: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])),
+    "one_row_as_first": lambda x, w, first: torch.cat((first[:1], weighed(x, w)[1:])),
+    "nan": lambda x, w, first: weighed(x, w) + torch.where(x == x.max(), torch.nan, 0.0),
+    "rows_swapped": lambda x, w, first: weighed(x.flip(0), w),
+    "row_of_grad_x_lost": lambda x, w, first: weighed(with_row_gradient(x, 5, 0.0), w),
+    "row_of_grad_x_doubled": lambda x, w, first: weighed(with_row_gradient(x, 5, 2.0), w),
+    "grad_weight_lost": lambda x, w, first: weighed(x, w.detach()),
+    "grad_weight_zero": lambda x, w, first: weighed(x, w.detach() + 0 * (w - w.detach())),
+    "inputs_overwritten": lambda x, w, first: overwritten(x, w),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("fault", LATER)
+def test_a_fault_after_a_right_first_call_gives_no_time(
+    contender: Contender, fault: str, dtype: str
+) -> None:
+    faulty = contender(after_the_first(LATER[fault]), dtype=dtype)
+    with pytest.raises(WrongResultError):
+        faulty.turn()
+
+
+def test_what_is_allowed_in_one_dtype_is_not_allowed_in_another(contender: Contender) -> None:
+    def larger(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weighed(x, weight) * 1.001
+
+    wide = {torch.bfloat16: 1e4}
+    contender(larger, dtype="bf16", slack=wide).turn()
+    with pytest.raises(WrongResultError, match="allowed"):
+        contender(larger, dtype="fp32", slack=wide)
+
+
+def test_one_lost_row_of_many_shows_in_its_row(contender: Contender) -> None:
+    """All roundings of 32768 rows are together larger than what one row has to lose."""
+    lost = after_the_first(lambda x, w, first: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])))
+    with pytest.raises(WrongResultError, match="y of a timed call") as caught:
+        contender(lost, dtype="bf16", case=1).turn()
+    whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
+    assert whole <= allowed
+    assert row > allowed_row
+
+
+def test_a_small_fault_everywhere_shows_in_the_whole(contender: Contender) -> None:
+    """Each row alone could be rounded as badly; all of them are not."""
+    scaled = after_the_first(lambda x, w, first: weighed(x, w) * 1.03)
+    with pytest.raises(WrongResultError, match="y of a timed call") as caught:
+        contender(scaled, dtype="bf16").turn()
+    whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
+    assert whole > allowed
+    assert row <= allowed_row
+
+
+def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) -> None:
+    factor = 1.0
+    faulty = contender(lambda x, weight: weighed(x, weight) * factor)
+    for _ in range(3):
+        faulty.turn()
+    factor = 1.001
+    with pytest.raises(WrongResultError, match=r"y of a timed call: error .* in a row"):
+        faulty.turn()
+
+
+def test_a_wrong_first_call_is_found_before_anything_is_timed(contender: Contender) -> None:
+    with pytest.raises(WrongResultError, match="weigh_rows-tried-N16D64-fp32: y: tensor error"):
+        contender(lambda x, weight: weighed(x, weight) * 1.001)
+
+
+class _Overwriting(torch.autograd.Function):
+    """Right, but its backward leaves x scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (dy,), (x, weight) = grads, ctx.saved_tensors
+        dweight = (dy * x).sum(0)
+        x.data.mul_(2)
+        return dy * weight, dweight
+
+
+def test_inputs_are_overwritten_by_no_backward_that_does_not_say_so(contender: Contender) -> None:
+    for said in ((), ("weight",)):
+        with pytest.raises(AssertionError, match="backward changed its input x"):
+            contender(_Overwriting.apply, overwrites=said)
+    says = contender(_Overwriting.apply, overwrites=("x",))
+    for _ in range(3):
+        assert set(says.turn()) == set(says.passes)
+    with pytest.raises(AssertionError, match="forward changed its input x"):
+        contender(overwritten, overwrites=("x",))
+
+
+def test_a_call_that_waits_is_checked_as_well(contender: Contender) -> None:
+    waits = contender(after_the_first(LATER["zeros"]), waits=True)
+    with pytest.raises(WrongResultError):
+        waits.turn()
+
+
+@pytest.mark.parametrize("left_out", ["everything", "one_moment", "last_parameter", "step"])
+def test_an_op_in_place_is_checked_by_what_it_wrote(contender: Contender, left_out: str) -> None:
+    eager = OPS["adamw"]["eager"].call
+    faults = False
+
+    def call(*args: Any, **params: Any) -> None:
+        param, _, exp_avg, _, step, _ = args
+        forgotten = {
+            "everything": [*param, *exp_avg, step],
+            "one_moment": [exp_avg[0]],
+            "last_parameter": [param[-1]],
+            "step": [step],
+        }[left_out]
+        before = [tensor.clone() for tensor in forgotten]
+        eager(*args, **params)
+        if faults:
+            for tensor, old in zip(forgotten, before, strict=True):
+                tensor.copy_(old)
+
+    faulty = contender(call, "adamw")
+    assert list(faulty.turn()) == [FORWARD]
+    faults = True
+    with pytest.raises(WrongResultError):
+        faulty.turn()
+
+
+def test_a_layout_that_gives_wrong_results_gives_no_time(contender: Contender) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weighed(x, weight) if x.is_contiguous() else weighed(x, weight) * 1.01
+
+    with pytest.raises(WrongResultError):
+        contender(call).layouts(("strided",), rounds=8)

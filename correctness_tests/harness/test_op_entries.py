@@ -1,0 +1,169 @@
+"""What a record keeps of a timed op, and the bars that it is held to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinyllama.bench.measure_ops import OpCaseRun, entries_of, missed
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.measure.clock import Reading
+from tinyllama.harness.measure.op_contender import BOTH, FORWARD
+from tinyllama.harness.records.targets import OpTarget
+
+CEILINGS: Any = SimpleNamespace(copy=lambda: 1e9, product=lambda precision: 1e12)
+SECONDS = {"eager": 4.0, "torch": 2.0, "liger": 1.5, "compile": 2.5, "triton": 1.0}
+ROUNDS = 10
+
+
+@pytest.fixture
+def run() -> OpCaseRun:
+    """One case of an op in ten rounds: seconds by provider, half of them forward. The sixth round
+    of triton is slow."""
+    op = Op(
+        "toy",
+        inputs={"x": Tensor("N", grad=True)},
+        outputs={"y": "N"},
+        cases=[Case(N=4)],
+        timed=[Case(N=500_000_000)],
+        bytes={"forward": lambda size, N: size * N, "backward": lambda size, N: size * N},
+    )
+    op.reference(lambda x: x)
+    for name in ("torch", "triton", "liger"):
+        op.provider(name)(lambda x: x)
+    found = OpCaseRun(op, 0, "bf16")
+    for name, seconds in SECONDS.items():
+        rounds = [seconds * (1.25 if name == "triton" and i == 5 else 1) for i in range(ROUNDS)]
+        found.readings[name] = {
+            FORWARD: [Reading(s / 2, 0.1, True) for s in rounds],
+            BOTH: [Reading(s, 0.1, name != "liger") for s in rounds],
+        }
+        found.facts[name] = {p: {"peak_bytes": 100, "kernels": 3} for p in (FORWARD, BOTH)}
+    return found
+
+
+def entries(run: OpCaseRun) -> dict[str, dict[str, Any]]:
+    """Of forward and backward, by provider."""
+    found = entries_of(run, CEILINGS)
+    return {entry["provider"]: entry for entry in found.values() if entry["passes"] == BOTH}
+
+
+def bar(**changed: Any) -> OpTarget:
+    right: dict[str, Any] = {
+        "op": ("toy",),
+        "provider": "triton",
+        "case": (),
+        "dtype": ("bf16",),
+        "passes": BOTH,
+        "metric": "speed",
+        "over": ("liger",),
+        "at_least": 1.0,
+        "device": "any",
+        "source": "project",
+    }
+    return OpTarget(**{**right, **changed})
+
+
+def held_to(run: OpCaseRun, **changed: Any) -> list[str]:
+    return missed([bar(**changed)], {"toy-N500000000": run}, entries_of(run, CEILINGS))
+
+
+# -- entries ----------------------------------------------------------------------------------
+
+
+def test_a_provider_of_ours_is_compared_with_every_other_round_by_round(run: OpCaseRun) -> None:
+    over = entries(run)["triton"]["over"]
+    assert set(over) == set(SECONDS) - {"triton"}
+    assert over["torch"] == [2.0, 1.6, 2.0], "the median, and both ends of its 99% interval"
+    assert entries(run)["torch"]["over"]["triton"] == [0.5, 0.5, 0.625]
+    found = entries_of(run, CEILINGS)
+    forward = next(e for e in found.values() if (e["provider"], e["passes"]) == ("triton", FORWARD))
+    assert forward["over"] == over
+
+
+def test_a_peer_is_compared_with_eager_alone(run: OpCaseRun) -> None:
+    for name in ("liger", "compile"):
+        assert entries(run)[name]["role"] == "peer"
+        assert "over" not in entries(run)[name]
+        assert entries(run)[name]["over_eager"][0] == pytest.approx(4.0 / SECONDS[name])
+
+
+def test_a_time_without_gaps_says_so(run: OpCaseRun) -> None:
+    assert {name: e.get("queued", True) for name, e in entries(run).items()} == {
+        **dict.fromkeys(SECONDS, True),
+        "liger": False,
+    }
+
+
+def test_a_share_of_the_copy_bandwidth_is_of_both_passes_bytes(run: OpCaseRun) -> None:
+    assert entries(run)["triton"]["bytes"] == 2e9
+    assert entries(run)["torch"]["bandwidth_share"] == pytest.approx(1.0)
+
+
+# -- bars -------------------------------------------------------------------------------------
+
+
+def test_a_bar_is_held_at_the_worse_end_of_the_interval(run: OpCaseRun) -> None:
+    assert held_to(run, at_least=1.2) == []
+    (line,) = held_to(run, at_least=1.21)
+    assert line == (
+        "toy-N500000000, bf16, forward+backward: triton speed over liger >= 1.21: "
+        "measured 1.500 [1.200, 1.500]"
+    )
+    assert held_to(run, at_least=1.21, judged_by="median") == []
+
+
+def test_a_bar_over_several_is_over_the_fastest_that_ran(run: OpCaseRun) -> None:
+    three = ("torch", "compile", "liger")
+    assert held_to(run, over=three, at_least=1.2) == []
+    assert len(held_to(run, over=three, at_least=1.3)) == 1
+    del run.readings["liger"]
+    run.cannot["liger"] = "it is not installed"
+    assert held_to(run, over=three, at_least=1.3) == []
+
+
+def test_a_bar_is_about_the_cases_that_it_names(run: OpCaseRun) -> None:
+    never = {"at_least": 99.0}
+    assert len(held_to(run, **never)) == 1
+    assert len(held_to(run, **never, passes=FORWARD)) == 1
+    assert len(held_to(run, **never, case=("N1", "N500000000"), dtype=())) == 1
+    for other in ({"op": ("rope",)}, {"case": ("N1",)}, {"dtype": ("fp32",)}, {"passes": "back"}):
+        assert held_to(run, **never, **other) == []
+
+
+def test_shares_and_bytes_are_held_as_they_are(run: OpCaseRun) -> None:
+    share = {"metric": "bandwidth_share", "over": None, "provider": "torch"}
+    assert held_to(run, **share, at_least=0.99) == []
+    assert len(held_to(run, **share, at_least=1.01)) == 1
+    bytes_ = {"metric": "peak_bytes", "at_least": None, "at_most": 1.0}
+    assert held_to(run, **bytes_) == []
+    run.facts["triton"][BOTH]["peak_bytes"] = 101
+    assert len(held_to(run, **bytes_)) == 1
+
+
+def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> None:
+    del run.readings["liger"]
+    run.cannot["liger"] = "it is not installed"
+    assert held_to(run, at_least=99.0) == []
+    del run.cannot["liger"]
+    run.failed["liger"] = WorkerError("WrongResultError: y")
+    (line,) = held_to(run)
+    assert line.endswith("measured nothing that tells")
+    assert len(held_to(run, over=("nobody",))) == 1, "a name that is no provider's"
+
+
+def test_one_that_cannot_run_here_excuses_no_bar_over_others_that_can(run: OpCaseRun) -> None:
+    del run.readings["liger"]
+    run.cannot["liger"] = "it is not installed"
+    (line,) = held_to(run, over=("torch", "compile", "liger"), at_least=99.0)
+    assert "triton speed over" in line
+
+
+def test_a_provider_of_ours_without_a_time_misses_its_bars(run: OpCaseRun) -> None:
+    del run.readings["triton"]
+    run.failed["triton"] = WorkerError("WrongResultError: y")
+    assert len(held_to(run)) == 1
+    assert len(held_to(run, metric="bandwidth_share", over=None)) == 1

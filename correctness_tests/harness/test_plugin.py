@@ -1,0 +1,94 @@
+"""The plugin: devices, seeds, and what was left out is counted with its reason."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+PLUGINS = 'pytest_plugins = ["tinyllama.harness.plugins.suite"]'
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    pytester.makeconftest(PLUGINS)
+    pytester.makeini(f"[pytest]\npythonpath = {ROOT}\nmarkers =\n    slow: left out\n")
+    return pytester
+
+
+def test_left_out_cases_are_counted_by_reason(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+        @pytest.mark.slow("takes an hour")
+        @pytest.mark.parametrize("i", range(3))
+        def test_slow(i): pass
+        @pytest.mark.skip(reason="no such device")
+        def test_skipped(): pass
+        def test_quick(): pass
+        """
+    )
+    for args in ([], ["-n", "2"]):
+        found = suite.runpytest_subprocess(*args)
+        found.assert_outcomes(passed=1, skipped=1)
+        found.stdout.fnmatch_lines(
+            ["4 cases left out", "*3  slow, run with -m slow: takes an hour", "*1  no such device"]
+        )
+    suite.runpytest_subprocess("-m", "slow").assert_outcomes(passed=3)
+
+
+def test_a_slow_case_without_a_reason_is_an_error(suite: pytest.Pytester) -> None:
+    suite.makepyfile("import pytest\n@pytest.mark.slow\ndef test_slow(): pass")
+    found = suite.runpytest_inprocess()
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines(["*test_slow: pytest.mark.slow needs a reason"])
+
+
+def test_a_soak_repeats_random_cases_with_fresh_seeds(suite: pytest.Pytester) -> None:
+    suite.makepyfile("def test_random(seed): print('seed', seed)\ndef test_fixed(): pass")
+    found = suite.runpytest_inprocess("--soak-seeds", "3", "--soak-base", "40", "-v")
+    found.assert_outcomes(passed=3, deselected=1)
+    found.stdout.fnmatch_lines(["*test_random?seed42?*", "*1  not in a soak: takes no random*"])
+
+
+def test_all_workers_of_a_soak_take_the_seed_that_was_drawn(suite: pytest.Pytester) -> None:
+    suite.makepyfile("def test_random(seed): pass")
+    found = suite.runpytest_subprocess("--soak-seeds", "4", "-n", "2", "-v")
+    found.assert_outcomes(passed=4)
+    seeds = {
+        int(seed) for seed in re.findall(r"PASSED.*test_random\[seed(\d+)\]", str(found.stdout))
+    }
+    assert len(seeds) == 4
+    assert max(seeds) - min(seeds) == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--device", "warp"], "--device warp:"),
+        (["--ops", "nowhere.py"], "--ops nowhere.py: no such file"),
+        (["--soak-seeds", "-1"], "--soak-seeds is -1"),
+    ],
+)
+def test_bad_options_are_refused(suite: pytest.Pytester, args: list[str], message: str) -> None:
+    suite.makepyfile("def test_nothing(device): pass")
+    found = suite.runpytest_inprocess(*args)
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    assert message in found.stderr.str() + found.stdout.str()
+
+
+@pytest.mark.parametrize("quiet", [[], ["-q"], ["-q", "-n", "2"]], ids=str)
+def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
+    suite: pytest.Pytester, quiet: list[str]
+) -> None:
+    """Quiet runs have no header, which asks for the device too."""
+    suite.makepyfile("def test_nothing(): pass")
+    found = suite.runpytest_subprocess("--device", "warp", *quiet)
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--device warp: " in found.stderr.str()
+    suite.runpytest_subprocess("--device", "cpu", *quiet).assert_outcomes(passed=1)

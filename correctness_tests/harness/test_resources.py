@@ -1,0 +1,347 @@
+"""The compile gate sees what passes a limit, and compiles what a launch on that chip would."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness.kernels import resources
+from tinyllama.harness.kernels.launch import jit, recorded, tl
+from tinyllama.harness.kernels.limits import Known, load, stale, suggestion, triton_minor, verdict
+from tinyllama.harness.kernels.resources import (
+    CHIPS,
+    Compilation,
+    compilation,
+    compile_launch,
+    lacking,
+)
+
+# -- the gate is seen to fail -----------------------------------------------------------------
+
+
+@jit
+def product(a, b, c, K, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    m = tl.arange(0, BLOCK)[:, None]
+    n = tl.arange(0, BLOCK)[None, :]
+    k = tl.arange(0, DEPTH)
+    sums = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, K, DEPTH):
+        left = tl.load(a + m * K + (start + k)[None, :])
+        right = tl.load(b + (start + k)[:, None] * BLOCK + n)
+        sums = tl.dot(left, right, sums, input_precision="ieee")
+    tl.store(c + m * BLOCK + n, sums)
+
+
+@jit
+def centred(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + at, mask=at < n, other=0.0)
+    tl.store(y + at, a - tl.sum(a, 0) / n, mask=at < n)
+
+
+@jit
+def refused(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.static_assert(BLOCK < 16, "blocks of at most 16")
+    tl.store(x + tl.arange(0, BLOCK), 0.0)
+
+
+def one(kernel: Any, *args: Any, chip: str, **options: Any) -> Compilation:
+    if reason := lacking(chip):
+        pytest.skip(reason)
+    with recorded(chip) as launches:
+        kernel[(1,)](*args, **options)
+    return compilation(launches[0], chip)
+
+
+def of_product(chip: str) -> Compilation:
+    """A product that holds 96 KB (or less, where a copy needs no buffer of its own)."""
+    a = torch.empty(128, 1024, dtype=torch.bfloat16, device="meta")
+    return one(product, a, a, a, 1024, chip=chip, BLOCK=128, DEPTH=64, num_warps=8, num_stages=4)
+
+
+def of_centred(chip: str, block: int, warps: int) -> Compilation:
+    x = torch.empty(1 << 16, device="meta")
+    return one(centred, x, x, 1 << 16, chip=chip, BLOCK=block, num_warps=warps)
+
+
+@pytest.mark.parametrize(("chip", "fits"), [("gfx942", False), ("gfx90a", False), ("sm_90", True)])
+def test_96_kilobytes_of_shared_memory_are_too_much_where_there_are_64(
+    chip: str, fits: bool
+) -> None:
+    excesses, taken = verdict(of_product(chip), [])
+    assert taken is not None
+    assert taken.shared >= 96 * 1024
+    assert excesses == ([] if fits else ["98,304 bytes of shared memory, limit 65,536"])
+
+
+@pytest.mark.parametrize(("chip", "fits"), [("gfx942", False), ("sm_90", True)])
+def test_32_warps_are_too_many_where_a_wave_has_64_threads(chip: str, fits: bool) -> None:
+    excesses, taken = verdict(of_centred(chip, 4096, 32), [])
+    assert taken is not None
+    assert (taken.num_warps, taken.threads) == (32, 1024 if fits else 2048)
+    assert excesses == ([] if fits else ["32 warps of 64 threads, limit 1024 threads"])
+
+
+@pytest.mark.parametrize("chip", ["gfx942", "sm_90"])
+def test_a_spill_is_seen_and_may_be_known_but_not_grow(chip: str) -> None:
+    kernel, fine = of_centred(chip, 32768, 1), of_centred(chip, 1024, 4)
+    excesses, taken = verdict(kernel, [])
+    assert taken is not None
+    assert taken.spilled > 500
+    assert taken.registers >= 64
+    assert excesses == [f"{taken.spilled:,} bytes a thread are spilled, allowed 0"]
+    assert verdict(fine, [])[0] == []
+
+    def entry(spilled: int, **when: object) -> Known:
+        return Known("test_resources.centred", chip, triton_minor(), when, "a test", spilled)
+
+    exact = entry(taken.spilled, BLOCK=32768, x="*fp32")
+    assert verdict(kernel, [exact])[0] == []
+    assert verdict(kernel, [entry(taken.spilled - 1)])[0] != []
+    assert verdict(kernel, [entry(taken.spilled, BLOCK=512)])[0] != []
+    assert verdict(kernel, [entry(taken.spilled, x="*bf16")])[0] != []
+    assert verdict(kernel, [replace(exact, kernel="test_resources.product")])[0] != []
+    assert verdict(kernel, [replace(exact, chip="gfx90a")])[0] != []
+    assert stale(exact, [kernel, fine]) is None
+    for both in ([kernel, fine], [fine, kernel]):
+        assert stale(entry(taken.spilled), both) is None, "the worst of all that it covers"
+    assert "lower it" in str(stale(entry(taken.spilled + 1), [kernel, fine]))
+    assert "spills 0 bytes now" in str(stale(entry(8, BLOCK=1024), [kernel, fine]))
+    assert "no provider launches this" in str(stale(exact, [fine]))
+
+
+def test_what_does_not_compile_is_said_and_may_be_known() -> None:
+    kernel = one(refused, torch.empty(32, device="meta"), chip="gfx942", BLOCK=32)
+    ((reason,), taken) = verdict(kernel, [])
+    assert taken is None
+    assert reason.startswith("does not compile: ")
+    fails = Known("test_resources.refused", "gfx942", triton_minor(), {}, "a test")
+    assert verdict(kernel, [fails]) == ([], None)
+    assert stale(fails, [kernel]) is None
+    compiles = one(refused, torch.empty(32, device="meta"), chip="gfx942", BLOCK=8)
+    assert "it compiles now" in str(stale(fails, [compiles]))
+
+
+# -- what is compiled is what a launch compiles -----------------------------------------------
+
+
+def test_arguments_are_specialised_as_triton_does() -> None:
+    x = torch.empty(64, dtype=torch.bfloat16, device="meta")
+    by_size = {n: one(centred, x, x, n, chip="sm_90", BLOCK=16) for n in (1, 16, 17, 19, 32, 2**31)}
+    kinds = {n: (c.traits["n"], (2,) in c.source.constants) for n, c in by_size.items()}
+    assert kinds == {
+        1: (1, True),
+        16: ("i32", False),
+        17: ("i32", False),
+        19: ("i32", False),
+        32: ("i32", False),
+        2**31: ("i64", False),
+    }
+    keys = {n: c.key for n, c in by_size.items()}
+    assert keys[16] == keys[32] != keys[17] == keys[19]
+    assert by_size[16].traits["x"] == "*bf16"
+    divisible = [["tt.divisibility", 16]]
+    assert by_size[16].source.attrs[(0,)][:1] == by_size[16].source.attrs[(2,)][:1] == divisible
+    assert not by_size[17].source.attrs.get((2,))
+
+
+def test_equal_launches_are_one_compilation_and_options_make_another() -> None:
+    x = torch.empty(64, device="meta")
+    keys = [
+        one(centred, x, x, 64, chip=chip, BLOCK=block, num_warps=warps).key
+        for chip, block, warps in [
+            ("gfx942", 64, 4),
+            ("gfx942", 64, 4),
+            ("gfx942", 64, 2),
+            ("gfx942", 32, 4),
+            ("gfx950", 64, 4),
+        ]
+    ]
+    assert len(set(keys)) == 4
+    assert keys[0] == keys[1]
+
+
+def test_an_optional_tensor_is_a_constant_none() -> None:
+    x = torch.empty(64, device="meta")
+    found = one(maybe_shifted, x, None, chip="sm_90", BLOCK=64)
+    assert found.traits["shift"] is None
+    assert verdict(found, [])[0] == []
+    assert verdict(one(maybe_shifted, x, x, chip="sm_90", BLOCK=64), [])[0] == []
+
+
+@jit
+def maybe_shifted(x, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    a = tl.load(x + at)
+    if shift is not None:
+        a += tl.load(shift + at)
+    tl.store(x + at, a)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_kernel_compiles_for_every_chip(chip: str) -> None:
+    x = torch.empty(1000, dtype=torch.bfloat16, device="meta")
+    taken = one(centred, x, x, 1000, chip=chip, BLOCK=256, num_warps=4).run()
+    assert taken.excesses() == []
+    assert taken.wave == (32 if chip.startswith("sm_") else 64)
+    assert taken.threads == 4 * taken.wave
+    assert 4 < taken.registers < 64
+    assert 0 < taken.shared < 1024
+
+
+def test_an_unknown_chip_is_refused_with_the_known_ones() -> None:
+    with recorded() as launches:
+        x = torch.empty(64, device="meta")
+        centred[(1,)](x, x, 64, BLOCK=64)
+    with pytest.raises(ValueError, match=r"'sm_75': use one of gfx908, .*, sm_100"):
+        compile_launch(launches[0], "sm_75")
+
+
+def test_a_triton_without_a_vendors_half_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = {name: lacking(name) for name in CHIPS}
+    assert None in reasons.values(), "this triton compiles nothing"
+
+    def none(wanted: object) -> object:
+        raise RuntimeError("0 compatible backends")
+
+    monkeypatch.setattr(resources, "nvidia_tools", lambda: tmp_path)
+    if reasons["sm_90"] is None:
+        assert "no ptxas" in str(resources.lacking.__wrapped__("sm_90"))
+    monkeypatch.setattr(resources, "_backend", none)
+    for name in CHIPS:
+        reason = resources.lacking.__wrapped__(name)
+        assert reason == f"this triton does not compile for {name}: 0 compatible backends"
+
+
+def test_an_option_that_triton_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"centred: triton knows no option num_wraps"):
+        one(centred, *torch.empty(2, 64, device="meta"), 64, chip="sm_90", BLOCK=64, num_wraps=2)
+
+
+@pytest.mark.parametrize("set_before", [True, False])
+def test_compiling_leaves_the_environment_and_tritons_own_cache_alone(
+    set_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, own = tmp_path / "kept", tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setattr(resources, "_cache", lambda: kept)
+    monkeypatch.delenv("TRITON_HIP_LLD_PATH", raising=False)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    if set_before:
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(own))
+    before = dict(os.environ)
+    taken = of_centred("gfx942", 512, 2).run()
+    assert dict(os.environ) == before
+    assert not list(own.iterdir())
+    assert 0 < sum(path.stat().st_size for path in kept.iterdir()) < 1000
+    assert taken.num_warps == 2
+
+
+def test_what_was_compiled_is_not_compiled_again_unless_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "_cache", lambda: tmp_path)
+    compiled: list[str] = []
+    compile_it = Compilation._compile
+
+    def noted(self: Compilation) -> dict[str, Any]:
+        compiled.append(self.key)
+        return compile_it(self)
+
+    monkeypatch.setattr(Compilation, "_compile", noted)
+    first = of_centred("gfx942", 512, 2).run()
+    assert of_centred("gfx942", 512, 2).run() == first
+    assert len(compiled) == 1
+    of_centred("gfx942", 512, 4).run()
+    assert len(compiled) == 2
+    monkeypatch.setattr("triton.__version__", "0.0.0")
+    of_centred("gfx942", 512, 2).run()
+    assert len(compiled) == 3
+    monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
+    of_centred("gfx942", 512, 2).run()
+    assert len(compiled) == 4
+
+
+# -- the list of known limits -----------------------------------------------------------------
+
+ENTRY = """
+[[known]]
+kernel = "attention._backward"
+chip = "gfx942"
+triton = "3.9"
+when = { HEAD = 128, q = "*fp32" }
+spilled = 64
+why = "the tile of the gradients"
+"""
+
+
+UNFIT = """
+[[unfit]]
+space = "attention.forward"
+chip = "gfx942"
+triton = "3.9"
+count = 3
+why = "large tiles of float32"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "limits.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:
+    kernel = of_centred("gfx942", 32768, 1)
+    _, taken = verdict(kernel, [])
+    text = suggestion(kernel, taken, "3.9").replace('why = ""', 'why = "a test"')
+    (entry,) = load(written(tmp_path, f'measured = ["3.9"]\n{text}')).known
+    assert entry.when["x"] == "*fp32"
+    assert entry.when["BLOCK"] == 32768
+    assert verdict(kernel, [entry])[0] == []
+    assert verdict(of_centred("gfx942", 16384, 1), [entry]) == verdict(
+        of_centred("gfx942", 16384, 1), []
+    )
+
+
+def test_limits_are_read_by_version(tmp_path: Path) -> None:
+    older = ENTRY.replace("3.9", "3.3").replace("spilled = 64\n", "")
+    limits = load(written(tmp_path, f'measured = ["3.3", "3.6", "3.9"]\n{ENTRY}{older}{UNFIT}'))
+    new, old = limits.known
+    assert [(entry.space, entry.count) for entry in limits.unfit] == [("attention.forward", 3)]
+    assert (new.spilled, old.spilled) == (64, None)
+    assert new.when == {"HEAD": 128, "q": "*fp32"}
+    assert limits.of("3.9") == [new]
+    assert limits.of("3.3") == [old]
+    assert limits.of("3.6") == []
+    assert limits.of("3.8") == [new, old]
+    assert str(new) == "attention._backward(HEAD=128, q=*fp32) on gfx942, triton 3.9"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("known = ", r"limits\.toml: "),
+        ("limit = 3", r"unknown limit: use measured, \[\[known\]\] and \[\[unfit\]\]"),
+        (ENTRY, r"known 1: triton 3\.9 is not in measured: add it"),
+        (ENTRY.replace("gfx942", "gfx943"), r"known 1: no chip 'gfx943': use one of gfx908,"),
+        (ENTRY.replace("why", "reason"), r"known 1: unknown \['reason'\], missing \['why'\]"),
+        (ENTRY.replace("the tile of the gradients", " "), r"known 1: say why"),
+        (ENTRY.replace("64", "0"), r"known 1: spilled is 0: a whole number, 1 or more"),
+        (ENTRY.replace("64", '"64"'), r"known 1: spilled is '64': a whole number, 1 or more"),
+        (UNFIT.replace("count = 3", ""), r"unfit 1: unknown \[\], missing \['count'\]"),
+        (UNFIT.replace("3\n", "0\n"), r"unfit 1: count is 0: a whole number, 1 or more"),
+    ],
+)
+def test_a_malformed_list_of_limits_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(written(tmp_path, text))

@@ -1,0 +1,153 @@
+"""The checks catch what they claim to catch: right implementations, changed in one thing.
+
+Each saboteur must be found by a check that it names, in a result that it names; one that only
+raises is not found. Where that is possible it is tried as the reference too, which code that is
+not ours must then contradict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.ops.test_references import disagreements
+from correctness_tests.support.op_saboteurs import of_ops
+from correctness_tests.support.saboteurs import EAGER, Saboteur, of_calling, of_values
+from tinyllama.harness import Op, Provider
+from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, run
+from tinyllama.harness.correct.checks.calls import REPEATS
+from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.ops import OPS
+
+
+def everyone() -> Iterator[Saboteur]:
+    yield from of_ops()
+    for op in OPS.values():
+        yield from of_values(op)
+        if op.differentiable:
+            yield from of_calling(op)
+
+
+ALL = list(everyone())
+REFERENCES = [saboteur for saboteur in ALL if saboteur.reference]
+
+
+def found_by(saboteur: Saboteur) -> list[Finding]:
+    candidate = Candidate(saboteur.op, saboteur.provider())
+    return list(run(candidate, only=saboteur.checks))
+
+
+@pytest.mark.parametrize("saboteur", ALL, ids=str)
+def test_a_saboteur_is_found_by_its_check(saboteur: Saboteur) -> None:
+    findings = found_by(saboteur)
+    failed = [one for one in findings if one.outcome is Outcome.FAILED]
+    assert failed, f"{saboteur} passes: {findings}"
+    assert any(saboteur.result in one.message for one in failed), failed
+    assert all(one.message for one in failed)
+    assert any(one.case for one in failed), "no case is named"
+
+
+@pytest.mark.parametrize("saboteur", REFERENCES, ids=str)
+def test_a_reference_is_contradicted_by_independent_code(saboteur: Saboteur) -> None:
+    op = saboteur.op
+    right = op.providers["eager"]
+    op.providers["eager"] = Provider(op.name, "eager", saboteur.make(), dtypes=op.dtypes)
+    try:
+        assert contradicted(saboteur), f"{saboteur} as a reference goes unnoticed"
+    finally:
+        op.providers["eager"] = right
+
+
+def contradicted(saboteur: Saboteur) -> str | None:
+    """The first disagreement about a result that the saboteur spoils."""
+    op = saboteur.op
+    for case in op.cases:
+        for extreme in (None, *op.extremes):
+            inputs = make_inputs(op, case, torch.float64, extreme=extreme)
+            for source in op.independents:
+                try:
+                    found = disagreements(op, source, inputs)
+                except AssertionError as error:
+                    found = [str(error)]
+                if named := [text for text in found if saboteur.result in text]:
+                    return named[0]
+    return None
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_what_is_right_passes_every_check(op: Op) -> None:
+    """No false alarm: the machinery finds nothing wrong with the reference itself."""
+    right = Saboteur(op, "none", lambda: EAGER[op.name], CHECKS)
+    wrong = [one for one in found_by(right) if not one.outcome.good]
+    assert not wrong
+    assert contradicted(right) is None
+
+
+def test_other_bits_in_the_last_repeat_alone_are_found() -> None:
+    """Most runs of a race are right."""
+    op = OPS["rms_norm"]
+    calls: list[None] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        calls.append(None)
+        y = EAGER["rms_norm"](x, weight, eps)
+        return y * (1 + torch.finfo(y.dtype).eps) if len(calls) == REPEATS["cpu"] else y
+
+    provider = Provider("rms_norm", "racing", call, dtypes=op.dtypes)
+    (finding,) = run(Candidate(op, provider), only=["determinism"])
+    assert REPEATS["cpu"] >= 3
+    assert finding.outcome is Outcome.FAILED, finding
+    assert "in repeat 2" in finding.message
+
+
+def test_each_check_finds_some_saboteur() -> None:
+    """A check that nothing fails would prove nothing."""
+    used = {check for saboteur in ALL for check in saboteur.checks}
+    elsewhere = {"captured", "side stream", "resources"}  # on a GPU; below
+    assert set(CHECKS) - used == elsewhere
+
+
+@jit
+def copy_kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@jit
+def reading_beyond(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Right, but for what the last program reads and does not use."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at), mask=at < n)
+
+
+@pytest.mark.parametrize(("kernel", "found"), [(reading_beyond, True), (copy_kernel, False)])
+def test_a_load_beyond_a_buffer_is_found(kernel: Any, found: bool) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        block = 2 ** x.numel().bit_length()
+        kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=block)
+        return EAGER["rms_norm"](x, weight, eps)
+
+    op = OPS["rms_norm"]
+    provider = Provider("rms_norm", "reading", call, dtypes=op.dtypes, requires=("triton",))
+    (finding,) = run(Candidate(op, provider), only=["out of bounds"])
+    assert (finding.outcome is Outcome.FAILED) is found, finding
+    assert ("a load at byte" in finding.message) is found
+
+
+@pytest.mark.parametrize(("warps", "outcome"), [(4, Outcome.PASSED), (32, Outcome.FAILED)])
+def test_a_kernel_that_no_chip_can_run_is_found(warps: int, outcome: Outcome) -> None:
+    """32 waves of 64 are more threads than a program may have."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        copy_kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=64, num_warps=warps)
+        return EAGER["rms_norm"](x, weight, eps)
+
+    op = OPS["rms_norm"]
+    provider = Provider("rms_norm", "copying", call, dtypes=op.dtypes, requires=("triton",))
+    (finding,) = run(Candidate(op, provider), only=["resources"])
+    assert finding.outcome is outcome, finding
+    assert ("threads" in finding.message) is (outcome is Outcome.FAILED)

@@ -1,0 +1,236 @@
+"""A process for each contender: what happens in one stays in it, and comes back as an answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from tinyllama.harness.machine.worker import Worker, WorkerError
+
+
+class Thing:
+    """What the workers of these specifications hold."""
+
+    def __init__(self, value: Any = 0, fails: bool = False) -> None:
+        if fails:
+            raise RuntimeError("no such thing")
+        self.value = value
+
+    def set(self, value: Any) -> None:
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+    def asserts(self) -> bool:
+        try:
+            assert not self, "it is checked"
+        except AssertionError:
+            return True
+        return False
+
+    def environment(self, *names: str) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def raises(self, message: str) -> None:
+        raise ValueError(message)
+
+    def prints(self, text: str) -> str:
+        print(text)
+        os.write(1, b"written past Python\n")
+        print(text, file=sys.stderr)
+        return text
+
+    def unpicklable(self) -> Any:
+        return lambda: None
+
+    def sleeps(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def dies(self, how: str) -> None:
+        print(f"last words before {how}")
+        os._exit(7) if how == "exit" else os.abort()
+
+
+def worker(name: str = "it", **settings: Any) -> Worker:
+    plain = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "PYTHONFAULTHANDLER": ""}
+    made = Worker(name, cwd=ROOT, env=plain, **settings)
+    made.make("thing", f"{__name__}:Thing")
+    return made
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Worker]:
+    """One that must survive every specification."""
+    with worker("shared") as made:
+        yield made
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def ends(pid: int, seconds: float = 20.0) -> bool:
+    """Whether a process ends within some time."""
+    end = time.monotonic() + seconds
+    while runs(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not runs(pid)
+
+
+def test_objects_are_made_called_and_dropped(shared: Worker) -> None:
+    shared.make("one", f"{__name__}:Thing", value=1)
+    shared.make("two", f"{__name__}:Thing", value={"of": [2]})
+    assert shared.call("one", "get") == 1
+    assert shared.call("two", "get") == {"of": [2]}
+    shared.call("one", "set", 3)
+    assert shared.call("one", "get") == 3
+    shared.drop("one")
+    shared.drop("one")  # forgetting what is not there is no error
+    with pytest.raises(WorkerError, match="KeyError"):
+        shared.call("one", "get")
+    assert shared.call("two", "get") == {"of": [2]}
+
+
+def test_an_exception_arrives_with_message_and_traceback(shared: Worker) -> None:
+    with pytest.raises(WorkerError) as caught:
+        shared.call("thing", "raises", "the first line\nand the second")
+    assert str(caught.value) == "ValueError: the first line"
+    assert "in raises" in caught.value.details
+    assert "and the second" in caught.value.details
+    with pytest.raises(WorkerError, match="RuntimeError: no such thing"):
+        shared.make("none", f"{__name__}:Thing", fails=True)
+    with pytest.raises(WorkerError, match="ModuleNotFoundError"):
+        shared.make("none", "no_such_module:Thing")
+    with pytest.raises(WorkerError, match="AttributeError"):
+        shared.call("thing", "no_such_method")
+    assert isinstance(shared.call("thing", "pid"), int), "the worker goes on"
+
+
+def test_a_result_that_cannot_travel_is_an_error(shared: Worker) -> None:
+    with pytest.raises(WorkerError, match=r"unpicklable|pickle"):
+        shared.call("thing", "unpicklable")
+    assert isinstance(shared.call("thing", "pid"), int)
+
+
+def test_tensors_travel(shared: Worker) -> None:
+    shared.call("thing", "set", torch.arange(3))
+    assert shared.call("thing", "get").tolist() == [0, 1, 2]
+
+
+def test_what_is_printed_does_not_reach_the_answers(shared: Worker) -> None:
+    for text in ("plain", "\x00\xff" * 100, "x" * 100_000):
+        assert shared.call("thing", "prints", text) == text
+    assert isinstance(shared.call("thing", "pid"), int)
+
+
+@pytest.mark.parametrize(("how", "status"), [("exit", 7), ("abort", -6)])
+def test_a_process_that_dies_leaves_its_status_and_last_words(
+    shared: Worker, how: str, status: int
+) -> None:
+    with worker("doomed") as doomed:
+        for _ in range(2):  # and says so from then on
+            with pytest.raises(WorkerError) as caught:
+                doomed.call("thing", "dies", how)
+            assert str(caught.value) == f"the process of doomed ended with status {status}"
+            assert f"last words before {how}" in caught.value.details
+        assert "in dies" in caught.value.details or how == "exit", "the stack of a crash"
+    assert isinstance(shared.call("thing", "pid"), int), "others go on"
+
+
+def test_a_call_that_does_not_end_is_ended(shared: Worker) -> None:
+    with worker("slow") as slow:
+        pid = slow.call("thing", "pid")
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match="slow did not answer call in 1 s"):
+            slow.call("thing", "sleeps", 600.0, timeout=0.6)
+        assert ends(pid)
+        with pytest.raises(WorkerError, match="ended with status -9"):
+            slow.call("thing", "pid")
+    assert time.monotonic() - start < 15
+    assert isinstance(shared.call("thing", "pid"), int)
+
+
+def test_a_process_that_is_killed_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)")
+    began = time.monotonic()
+    worker = Worker("slow", cwd=tmp_path, preload=("slow_to_import",))
+    worker.kill()
+    worker.close()
+    assert time.monotonic() - began < 15
+
+
+def test_workers_share_nothing_and_leave_nothing(shared: Worker) -> None:
+    """Objects, processes and caches are a worker's own; all are gone when it is closed."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    with worker("another") as another:
+        another.call("thing", "set", "another's")
+        shared.call("thing", "set", "shared's")
+        assert another.call("thing", "get") == "another's"
+        pids = [one.call("thing", "pid") for one in (shared, another)]
+        assert len({*pids, os.getpid()}) == 3
+        caches = [one.call("thing", "environment", *names) for one in (shared, another)]
+        assert len({*caches[0], *caches[1], *map(os.environ.get, names)} - {None}) >= 4
+        made = [Path(cache) for cache in caches[1]]
+        for cache in made:
+            assert not cache.exists(), "it starts empty"
+            cache.mkdir()
+            (cache / "kernel").write_text("compiled")
+    assert ends(pids[1])
+    assert not any(cache.parent.exists() for cache in made)
+    assert runs(pids[0])
+    with pytest.raises(WorkerError, match="ended with status 0"):
+        another.call("thing", "get")
+
+
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Even when that one is killed, and closes nothing."""
+    code = (
+        f"from {__name__} import worker\n"
+        "one, two = worker('one'), worker('two')\n"
+        "print(one.call('thing', 'pid'), two.call('thing', 'pid'), flush=True)\n"
+        "import os\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    parent = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert parent.returncode == -9, parent.stderr
+    pids = [int(pid) for pid in parent.stdout.split()]
+    assert len(pids) == 2
+    assert all(ends(pid) for pid in pids)
+
+
+def test_an_interpreter_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(WorkerError, match=r"ghost cannot be started: .*no_such_python"):
+        Worker("ghost", python="/no_such_python")
+
+
+def test_what_is_asserted_in_a_worker_is_checked_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    with worker() as it:
+        it.make("thing", f"{__name__}:Thing")
+        assert it.call("thing", "asserts")

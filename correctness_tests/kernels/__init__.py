@@ -1,0 +1,1 @@
+"""What kernels are compiled to, and offsets beyond 32 bits."""

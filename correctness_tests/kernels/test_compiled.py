@@ -1,0 +1,324 @@
+"""Every kernel compiles within every chip's limits, on a machine that has none of them.
+
+What is compiled follows from the declarations: for each provider that launches kernels its
+forward and backward are recorded on meta tensors, in its dtypes and precisions, with the
+configurations chosen for the chip. `make test` compiles the cases that a GPU times for two chips,
+and the largest in bfloat16 for the others; `make test-slow` the rest, all cases, and every
+configuration that a search may try.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.launched import BORROWED
+from tinyllama import ops
+from tinyllama.harness.declare.op import Case, Op, Provider, Tensor
+from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked, key_text
+from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.limits import Known, load, stale, suggestion, triton_minor, verdict
+from tinyllama.harness.kernels.resources import (
+    CHIPS,
+    Compilation,
+    compilation,
+    lacking,
+    launches_of,
+)
+from tinyllama.ops import OPS
+
+LISTED = Path(ops.__file__).with_name("known_limits.toml")
+LIMITS = load(LISTED)
+KNOWN = LIMITS.of(triton_minor())
+NONE = pytest.param(None, marks=pytest.mark.skip("nothing is listed for this triton"))
+MOST = 300  # compilations in `make test`, at up to a second each; the tests of the gate add 30
+
+MODES = {
+    "fp32": (torch.float32, "ieee"),
+    "bf16": (torch.bfloat16, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "fp16": (torch.float16, "ieee"),
+}
+WHOLLY = ("gfx942", "sm_90")  # chips for which more than the largest case is compiled
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One compilation, and the first case that asks for it; or what kept it from being known."""
+
+    where: str
+    quick: bool
+    compilation: Compilation | None = None
+    error: Exception | None = None
+
+
+def cases_of(op: Op, chip: str, mode: str) -> Iterator[tuple[Case, bool]]:
+    """The cases that are compiled for a chip, and whether in `make test` already."""
+    for case in op.timed:  # the first is what a CPU times
+        if chip in WHOLLY:
+            quick = mode != "fp16" and (case is not op.timed[0] or len(op.timed) == 1)
+        else:
+            quick = mode == "bf16" and case is op.timed[-1] and chip != "gfx908"
+        yield case, quick
+    if chip in WHOLLY:
+        for case in op.cases:
+            yield case, False
+
+
+def plan_of(provider: Provider, op: Op, chips: list[str]) -> Iterator[Planned]:
+    for chip in chips:
+        for mode, (dtype, precision) in MODES.items():
+            if dtype not in provider.dtypes:
+                continue
+            for case, quick in cases_of(op, chip, mode):
+                if provider.supports(case.dims) is None:
+                    where = f"{provider}-{case}-{mode}-{chip}"
+                    try:
+                        launches = launches_of(
+                            op, provider, case, dtype, chip=chip, precision=precision
+                        )
+                        for launch in launches:
+                            found = compilation(launch, chip)
+                            yield Planned(f"{where}-{found.kernel}", quick, found)
+                    except Exception as error:  # the test of this case raises it
+                        yield Planned(where, quick, error=error)
+
+
+@functools.cache
+def plan() -> dict[str, Planned]:
+    """Every distinct compilation by its key; those of `make test` first."""
+    every = [
+        planned
+        for op in OPS.values()
+        for provider in op.providers.values()
+        if "triton" in provider.requires
+        for planned in plan_of(provider, op, [chip for chip in CHIPS if not lacking(chip)])
+    ]
+    distinct: dict[str, Planned] = {}
+    for planned in sorted(every, key=lambda planned: not planned.quick):
+        key = planned.compilation.key if planned.compilation else planned.where
+        distinct.setdefault(key, planned)
+    return distinct
+
+
+def compilations() -> list[Compilation]:
+    return [planned.compilation for planned in plan().values() if planned.compilation]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "planned" in metafunc.fixturenames:
+        slow = pytest.mark.slow("kernels of more chips, cases and dtypes are compiled")
+        params = [
+            pytest.param(planned, id=planned.where, marks=[] if planned.quick else [slow])
+            for planned in plan().values()
+        ]
+        for chip, reason in ((chip, lacking(chip)) for chip in CHIPS):
+            if reason:
+                params.append(pytest.param(None, id=chip, marks=pytest.mark.skip(reason)))
+        metafunc.parametrize("planned", params)
+
+
+def test_compiles_within_the_chips_limits(planned: Planned) -> None:
+    if planned.compilation is None:
+        assert planned.error is not None
+        raise planned.error
+    excesses, taken = verdict(planned.compilation, KNOWN)
+    entry = suggestion(planned.compilation, taken, triton_minor())
+    assert not excesses, (
+        f"{taken or planned.compilation.kernel}: {'; '.join(excesses)}\n"
+        f"Choose another configuration; a spill that must be is listed in {LISTED.name}:\n{entry}"
+    )
+
+
+def test_what_make_test_compiles_is_not_too_much() -> None:
+    quick = [planned for planned in plan().values() if planned.quick]
+    again = {c.key for c in compilations() if any(entry.covers(c) for entry in KNOWN)}
+    assert len(quick) + len(again - {p.compilation.key for p in quick if p.compilation}) <= MOST
+
+
+def test_every_provider_that_launches_kernels_says_so() -> None:
+    """What a provider requires decides whether it is compiled here; it may not forget to."""
+    for op in OPS.values():
+        for provider in op.providers.values():
+            says = "triton" in provider.requires
+            borrows = str(provider) in BORROWED
+            where = {"chip": "sm_90", "precision": "tf32"} if borrows else {"chip": "gfx942"}
+            try:
+                found = launches_of(op, provider, op.timed[-1], torch.float32, **where)
+            except Exception:
+                assert not says  # stock code that needs values
+            else:
+                assert bool(found) == says, f"{provider} launches {len(found)} kernels"
+
+
+def test_every_chip_is_compiled_for() -> None:
+    chips = {chip for chip in CHIPS if not lacking(chip)}
+    assert {one.chip.name for one in compilations()} == chips
+    quick = {p.compilation.chip.name for p in plan().values() if p.quick and p.compilation}
+    assert quick == chips - {"gfx908"}
+
+
+@pytest.mark.skipif(triton_minor() not in LIMITS.measured, reason="a triton not measured yet")
+@pytest.mark.parametrize("entry", KNOWN or [NONE], ids=str)
+def test_a_known_limit_is_still_needed(entry: Known) -> None:
+    reason = stale(entry, compilations())
+    assert reason is None, reason
+
+
+def spaces_of(chip: str) -> dict[str, list[tuple[Provider, Op, str, dict[str, Key]]]]:
+    """By space, who asks for which of its keys in the largest case, in float32 and bfloat16."""
+    found: dict[str, list[tuple[Provider, Op, str, dict[str, Key]]]] = {}
+    seen = set()
+    for op in OPS.values():
+        for provider in op.providers.values():
+            for mode in ("bf16", "fp32") if "triton" in provider.requires else ():
+                with asked() as pairs:
+                    recorded_of(provider, op, chip, mode)
+                for pair, key in pairs.items():
+                    if pair not in seen:
+                        found.setdefault(pair[0], []).append((provider, op, mode, key))
+                    seen.add(pair)
+    return found
+
+
+def recorded_of(provider: Provider, op: Op, chip: str, mode: str) -> list[Compilation]:
+    dtype, precision = MODES[mode]
+    case = op.timed[-1] if op.timed else op.cases[0]
+    launches = launches_of(op, provider, case, dtype, chip=chip, precision=precision)
+    return [compilation(launch, chip) for launch in launches]
+
+
+def unfit(space: Space, chip: str) -> dict[str, str]:
+    """The space's configurations that pass a limit of a chip, and which."""
+    found, done = {}, {}
+    for provider, op, mode, key in spaces_of(chip).get(space.name, ()):
+        for config in space.configs(**key):
+            with space.force(config, **key):
+                launched = recorded_of(provider, op, chip, mode)
+            for one in launched:
+                if one.key not in done:
+                    done[one.key] = verdict(one, ())[0]
+                if done[one.key] and uses(one, config):
+                    found[f"{key_text(key)}: {config}"] = "; ".join(done[one.key])
+    return found
+
+
+def uses(one: Compilation, config: Config) -> bool:
+    """Whether this kernel is launched in this configuration (others are launched beside it)."""
+    return all(one.traits.get(name, value) == value for name, value in config.kwargs().items())
+
+
+@pytest.mark.slow("every configuration that a search may try is compiled")
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(triton_minor() not in LIMITS.measured, reason="a triton not measured yet")
+@pytest.mark.parametrize("chip", WHOLLY)
+@pytest.mark.parametrize("space", SPACES.values(), ids=lambda space: space.name)
+def test_configurations_that_do_not_fit_are_listed(space: Space, chip: str) -> None:
+    if reason := lacking(chip):
+        pytest.skip(reason)
+    found = unfit(space, chip)
+    compiler = {config: why for config, why in found.items() if "does not compile" in why}
+    assert not compiler, compiler
+    listed = [
+        entry.count
+        for entry in LIMITS.unfit
+        if (entry.space, entry.chip, entry.triton) == (space.name, chip, triton_minor())
+    ]
+    lines = "\n".join(f"{config}: {why}" for config, why in found.items())
+    assert len(found) == sum(listed), f"{len(found)} do not fit, listed are {listed}\n{lines}"
+
+
+# -- launches of a provider -------------------------------------------------------------------
+
+
+@jit
+def scaled(x, y, n, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
+
+
+FITS, TOO_WIDE = Config(BLOCK=128, num_warps=2), Config(BLOCK=4096, num_warps=32)
+
+
+@pytest.fixture
+def space() -> Iterator[Space]:
+    yield Space("toy", default=lambda N: FITS, configs=lambda N: [FITS, TOO_WIDE])
+    del SPACES["toy"]
+
+
+@pytest.fixture
+def op(space: Space) -> Op:
+    """y = x / 2, from a provider with one kernel for forward and backward."""
+    op = Op("toy", inputs={"x": Tensor("N", grad=True)}, outputs={"y": "N"}, cases=[Case(N=100)])
+    op.reference(lambda x: x / 2)
+
+    class Halved:
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y, config = torch.empty_like(x), space.choose(x.device, N=x.numel())
+            scaled[(1,)](x, y, x.numel(), 0.5, **config.kwargs())
+            return y
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+            return {"x": Halved.forward(grads[0])}
+
+    op.provider("triton", requires=("triton",))(Halved)
+    return op
+
+
+def test_forward_and_backward_are_recorded_from_the_declaration(op: Op) -> None:
+    found = launches_of(op, op["triton"], op.cases[0], torch.bfloat16, chip="gfx942")
+    assert [launch.kernel for launch in found] == [scaled, scaled]
+    assert {launch.arguments["x"].device.type for launch in found} == {"meta"}
+    planned = list(plan_of(op["triton"], op, ["gfx942"]))
+    assert {p.where for p in planned} == {
+        f"toy-triton-N100-{mode}-gfx942-test_compiled.scaled" for mode in MODES
+    }
+    assert len({p.compilation.key for p in planned if p.compilation}) == 3  # tf32 is fp32 here
+
+
+def test_a_provider_that_cannot_be_recorded_fails_its_own_test_only(op: Op) -> None:
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("on meta tensors")
+
+    provider = Provider("toy", "broken", fails, op.dtypes, requires=("triton",))
+    planned = list(plan_of(provider, op, ["sm_90"]))
+    assert planned
+    with pytest.raises(KeyError):
+        test_compiles_within_the_chips_limits(planned[0])
+
+
+def test_the_precision_of_products_is_put_back(op: Op) -> None:
+    before = torch.get_float32_matmul_precision()
+    seen: list[str] = []
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return x
+
+    spy = Provider("toy", "spy", noted, op.dtypes)
+    for precision in ("ieee", "tf32"):
+        launches_of(op, spy, op.cases[0], torch.float32, chip="sm_90", precision=precision)
+    assert seen == ["highest", "high"]
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_configurations_that_do_not_fit_are_found_on_the_chip_where_they_do_not(
+    op: Op, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("correctness_tests.kernels.test_compiled.OPS", {"toy": op})
+    assert unfit(space, "sm_90") == {}
+    found = unfit(space, "gfx942")
+    assert list(found) == [f"N=100: {TOO_WIDE}"]
+    assert found[f"N=100: {TOO_WIDE}"] == "32 warps of 64 threads, limit 1024 threads"
+    with pytest.raises(AssertionError, match="1 do not fit, listed are"):
+        test_configurations_that_do_not_fit_are_listed(space, "gfx942")

@@ -1,0 +1,1 @@
+"""The model, its tiers, gradients and training."""

@@ -1,0 +1,149 @@
+"""Values that cannot be used: one line on stderr that names value and fix, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support.commands import SHORT, python
+from correctness_tests.support.faults import tier_with
+from tinyllama import cli
+from tinyllama.model.config import ConfigError
+from tinyllama.model.tiers import TIERS
+from tinyllama.ops import OPS
+from tinyllama.training import files
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--num-heads 7", "hidden_dim 128 does not divide by num_heads 7: change one of them"),
+        ("--num-kv-heads 3", "num_heads 4 does not divide by num_kv_heads 3: change one of them"),
+        ("--seq-len 0", "seq_len is 0: use a whole number of at least 1"),
+        ("--batch-size -1", "batch_size is -1: use a whole number of at least 1"),
+        ("--num-steps 0", "num_steps is 0: use a whole number of at least 1"),
+        ("--num-steps ten", "argument --num-steps: 'ten' is not a whole number: use one"),
+        ("--seed -1", "seed is -1: use a whole number from 0"),
+        ("--learning-rate fast", "argument --learning-rate: 'fast' is not a number: use one like"),
+        ("--learning-rate nan", "learning_rate is nan: use a finite number"),
+        ("--learning-rate -0.1", "learning_rate is -0.1: use a finite number"),
+        ("--tier v9", "tier 'v9' does not exist: use one of v1, v2"),
+        ("--without speed", "tier v1 has no switch 'speed': use one of"),
+        ("--preset huge", "argument --preset: invalid choice: 'huge'"),
+        ("--precision fp8", "argument --precision: invalid choice: 'fp8'"),
+        ("--precision tf32", "precision tf32 is not there on cpu: "),
+        ("--use-amp --precision fp32", "--use-amp means --precision bf16, and --precision is fp32"),
+        ("--device tpu", "device 'tpu' is unknown: use cpu, cuda or cuda:N"),
+        ("--device cuda:99", "device 'cuda:99' is not there: torch sees"),
+        ("--data {tmp}/none", "data '{tmp}/none' does not exist: name a text file or a folder"),
+        ("--data {tmp}/empty", "data '{tmp}/empty' has 0 bytes of text"),
+        ("--data {tmp}/short", "data '{tmp}/short' has 5 bytes of text"),
+        ("--resume {tmp}/none", "checkpoint '{tmp}/none' does not exist: name a file that --save"),
+        ("--resume {tmp}/short", "checkpoint '{tmp}/short' is not a readable safetensors file"),
+        (
+            "--resume {tmp}/other",
+            "checkpoint '{tmp}/other' has hidden_dim 32, the model 128: leave",
+        ),
+        ("--save {tmp}/none/x", "--save '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
+        ("--save {tmp}", "--save '{tmp}' is a folder: name a file in it"),
+        ("--save {tmp}/pipe", "--save '{tmp}/pipe' is a pipe or a device, which would be replaced"),
+        ("--json {tmp}/pipe", "--json '{tmp}/pipe' is a pipe or a device, which would be replaced"),
+        ("--json {tmp}/saved", "--save and --json are both '{tmp}/saved': name two files"),
+        ("--json {tmp}/../{tmp.name}/saved", "--save and --json are both '{tmp}/../{tmp.name}/sav"),
+        ("--data {tmp}/short --save {tmp}/short", "--data and --save are both '{tmp}/short'"),
+        ("--resume {tmp}/other --json {tmp}/other", "--resume and --json are both '{tmp}/other'"),
+        ("--json {tmp}/none/x", "--json '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
+        ("--diagnose-every 0", "--diagnose-every is 0: use a whole number of at least 1"),
+        ("--epochs 3", "unrecognized arguments: --epochs 3 (see tinyllama --help)"),
+        ("--batch-size 100000000000000", "use a smaller model or batch"),
+    ],
+    ids=lambda value: value.split(" {tmp}")[0] if value.startswith("--") else "",
+)
+def test_a_bad_value_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_text("abcde")
+    os.mkfifo(tmp_path / "pipe")
+    narrow = ["--hidden-dim", "32", "--save", str(tmp_path / "other")]
+    if "other" in options:
+        assert cli.main([*SHORT, *narrow]) == 0
+        capsys.readouterr()
+    before = sorted(tmp_path.iterdir())
+    outputs = ["--save", str(tmp_path / "saved"), "--json", str(tmp_path / "run.json")]
+    assert cli.main([*SHORT, *outputs, *options.format(tmp=tmp_path).split()]) == 2
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert line.startswith("tinyllama: error: ")
+    assert message.format(tmp=tmp_path) in line
+    assert out == ""
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "short").read_text() == "abcde"
+
+
+def test_a_pipe_is_not_replaced_and_a_link_to_a_file_is(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=f"^'{pipe}' is a pipe or a device.*: name a file$"):
+        files.write_whole(pipe, lambda part: part.write_text("new"))
+    assert pipe.is_fifo()
+    (tmp_path / "file").write_text("old")
+    link.symlink_to("file")
+    files.check_writable(link, "--json")
+    files.write_whole(link, lambda part: part.write_text("new"))
+    assert (link.read_text(), (tmp_path / "file").read_text()) == ("new", "old")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+@pytest.mark.parametrize("option", ["--save", "--json"])
+def test_a_folder_that_is_not_writable_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path) != tmp_path)
+    assert cli.main([*SHORT, option, str(tmp_path / "file")]) == 2
+    assert f"folder '{tmp_path}' is not writable" in capsys.readouterr().err
+
+
+def test_a_machine_without_triton_is_told_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eager = OPS["rms_norm"]["eager"].call
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with tier_with("rms_norm", eager, requires=("triton",)) as tier:
+        monkeypatch.setitem(TIERS, "needy", tier)
+        assert cli.main([*SHORT, "--tier", "needy"]) == 2
+    assert "needs triton: triton is not installed (pip install" in capsys.readouterr().err
+
+
+def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "tinyllama: error: the following arguments are required" in capsys.readouterr().err
+
+
+def test_a_bad_value_in_a_real_process() -> None:
+    done = python("-m", "tinyllama", "train", "--num-heads", "7")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "tinyllama: error: hidden_dim 512 does not divide by num_heads 7: change one of them\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--op speed", "--op 'speed' does not exist: use one of "),
+        ("--case N1", "--case 'N1' does not exist: use one of "),
+        ("--op adamw --dtype bf16", "adamw: nothing to search in bf16: choose others with "),
+    ],
+)
+def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    assert cli.main(["tune", *options.split()]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith(f"tinyllama: error: {message}")
+    assert error.count("\n") == 1

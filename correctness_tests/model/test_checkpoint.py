@@ -1,0 +1,294 @@
+"""Saved runs: they go on as if they had never stopped, in any tier, and are never half there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from correctness_tests.support.faults import tier_with
+from correctness_tests.support.runs import CONFIG, MODEL, ON_CPU, run
+from correctness_tests.support.steps import leave_to_gpu
+from tinyllama.model.config import ConfigError
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, StepPlan, Tier
+from tinyllama.ops import OPS
+from tinyllama.training import checkpoint
+from tinyllama.training.train import StepRecord, train
+
+
+def saved(
+    path: Path, steps: int, tier: str | Tier = "v1", **settings: Any
+) -> checkpoint.Checkpoint:
+    """The checkpoint of a run of so many steps."""
+    run(tier, num_steps=steps, save_to=path, **settings)
+    return checkpoint.load(path)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("tier", ON_CPU)
+def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path, tier: str, precision: str) -> None:
+    whole = run(tier, num_steps=6, precision=precision, save_to=tmp_path / "whole")
+    first = saved(tmp_path / "half", 3, tier, precision=precision)
+    second = run(tier, num_steps=3, precision=precision, resume=first, save_to=tmp_path / "resumed")
+    assert second.start == 3
+    assert second.losses == whole.losses[3:]
+    expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "resumed")
+    assert expected.keys() == got.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, got[name]), name
+
+
+def test_with_clipping_and_micro_batches_it_continues_where_it_was_in_the_data(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"max_grad_norm": 0.5, "accumulate": 3}
+    whole = run(num_steps=6, **settings)
+    first = saved(tmp_path / "half", 3, **settings)
+    assert (first.train.max_grad_norm, first.train.accumulate) == (0.5, 3)
+    assert run(num_steps=3, resume=first, **settings).losses == whole.losses[3:]
+
+
+def test_small_memory_resumes_what_was_fast_and_back(tmp_path: Path) -> None:
+    small = StepPlan(memory="small")
+    whole = run(num_steps=6, save_to=tmp_path / "whole")
+    first = saved(tmp_path / "first", 2)
+    run(num_steps=2, resume=first, plan=small, save_to=tmp_path / "second")
+    second = checkpoint.load(tmp_path / "second")
+    third = run(num_steps=2, resume=second, save_to=tmp_path / "third")
+    assert third.losses == whole.losses[4:]
+    expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "third")
+    assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
+
+
+def test_a_file_from_before_a_setting_existed_has_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    saved(path, 1)
+    with safe_open(path, "pt") as file:
+        described = json.loads(file.metadata()["tinyllama"])
+    del described["train"]["accumulate"], described["train"]["max_grad_norm"]
+    save_file(load_file(path), path, {"tinyllama": json.dumps(described)})
+    assert checkpoint.load(path).train == replace(CONFIG, num_steps=1)
+
+
+def test_the_fp16_gradient_scale_continues(tmp_path: Path) -> None:
+    """A scale that started anew would overflow, and skip steps, once more."""
+    half = saved(tmp_path / "half", 3, precision="fp16")
+    assert half.scaler["_growth_tracker"] == 3
+    half.scaler["scale"] = 1024.0
+    run(num_steps=1, precision="fp16", resume=half, save_to=tmp_path / "resumed")
+    assert checkpoint.load(tmp_path / "resumed").scaler["scale"] == 1024.0
+
+
+def test_random_numbers_continue(tmp_path: Path, device: torch.device) -> None:
+    """Held by a tier that draws some: with dropout, another state is another curve."""
+    swiglu = OPS["swiglu"]["eager"]
+    with tier_with("swiglu", lambda *args: F.dropout(swiglu(*args), 0.5), "dropping") as tier:
+        whole = run(tier, num_steps=6, device=device).losses
+        assert run(tier, num_steps=6, device=device).losses == pytest.approx(whole, rel=1e-4)
+        half = saved(tmp_path / "half", 3, tier, device=device)
+        resumed = run(tier, num_steps=3, device=device, resume=half).losses
+    assert resumed == pytest.approx(whole[3:], rel=1e-4)
+
+
+def test_training_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
+    torch.manual_seed(12345)
+    before = torch.get_rng_state()
+    run(num_steps=1, resume=saved(tmp_path / "saved", 1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("reader", TIERS)
+@pytest.mark.parametrize("writer", TIERS)
+def test_any_tier_loads_any_tiers_checkpoint(
+    tmp_path: Path, writer: str, reader: str, device: torch.device
+) -> None:
+    for tier in (writer, reader):
+        leave_to_gpu(tier, device)
+    options: dict[str, Any] = {"device": device, "plan": StepPlan()}
+    whole = run(writer, num_steps=6, **options)
+    half = saved(tmp_path / "saved", 3, writer, **options)
+    resumed = run(reader, num_steps=3, resume=half, **options)
+    assert resumed.losses == pytest.approx(whole.losses[3:], rel=1e-4)
+
+
+def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
+    saved(tmp_path / "saved", 2)
+    model = TinyLlama(MODEL)
+    tensors = load_file(tmp_path / "saved")
+    parameters = {f"model.{name}": p.shape for name, p in model.named_parameters()}
+    assert parameters.items() <= {name: t.shape for name, t in tensors.items()}.items()
+    assert tensors["optimizer.steps"] == 2
+    with safe_open(tmp_path / "saved", "pt") as file:
+        described = json.loads(file.metadata()["tinyllama"])
+    assert described["steps"] == 2
+    assert described["model"]["hidden_dim"] == 32
+
+
+def test_the_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
+    saved(tmp_path / "saved", 1)
+    (tmp_path / "other").touch()
+    assert (tmp_path / "saved").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
+    def stop(record: StepRecord) -> None:
+        raise KeyboardInterrupt
+
+    assert not saved(tmp_path / "whole", 1).interrupted
+    run(num_steps=6, save_to=tmp_path / "cut", on_step=stop)
+    cut = checkpoint.load(tmp_path / "cut")
+    assert cut.interrupted
+    assert cut.steps == 1
+    assert run(num_steps=5, resume=cut).losses == run(num_steps=6).losses[1:]
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "saved"
+    saved(path, 1)
+    before = path.read_bytes()
+
+    def break_off(tensors: dict[str, torch.Tensor], part: Path, metadata: Any) -> None:
+        part.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", break_off)
+    with pytest.raises(OSError, match="No space left"):
+        run(num_steps=2, save_to=path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_run_does_not_replace_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    saved(path, 1)
+    before = path.read_bytes()
+    failing = replace(CONFIG, learning_rate=1e18)
+    assert train(MODEL, failing, device="cpu", save_to=path).status == "failed"
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_dim": 64}, "has hidden_dim 32, the model 64"),
+        ({"num_layers": 3}, "has num_layers 2, the model 3"),
+        ({"num_kv_heads": 1}, "has num_kv_heads 2, the model 1"),
+        ({"rope_theta": 5e5}, r"has rope_theta 10000.0, the model 500000.0"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+def test_a_checkpoint_of_another_shape_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    one = saved(tmp_path / "saved", 1)
+    with pytest.raises(ConfigError, match=message):
+        train(replace(MODEL, **change), CONFIG, device="cpu", resume=one)
+
+
+def make_missing(path: Path) -> None:
+    pass
+
+
+def make_text(path: Path) -> None:
+    path.write_text("not safetensors")
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_truncated(path: Path) -> None:
+    saved(path, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def make_foreign(path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, path)
+
+
+def make_newer(path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, path, {"tinyllama": json.dumps({"version": 99})})
+
+
+def redescribed(path: Path, described: str, **tensors: torch.Tensor | None) -> None:
+    """Its header says this instead; tensors with another value, or (None) without one."""
+    changed = {**load_file(path), **tensors}
+    left = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    save_file(left, path, {"tinyllama": described})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", "[" * 100_000])
+def test_a_header_that_is_none_is_damaged(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    save_file({"weight": torch.ones(2)}, path, {"tinyllama": text})
+    with pytest.raises(ConfigError, match=r"is damaged .*: name a whole file that --save wrote"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "model is None, not of type dict"),
+        ({"model": {"hidden_dim": -8}}, "hidden_dim is -8: use a whole number"),
+        ({"train": {"speed": 3}}, "unexpected keyword argument 'speed'"),
+        ({"steps": "2"}, "steps is '2', not of type int"),
+        ({"steps": -1}, "steps is -1, not a number of steps"),
+        ({"batches": {}}, "batches is {}, no description of data"),
+        ({"batches": {"kind": "text"}}, "batches is {'kind': 'text'}, no description of data"),
+        ({"scaler": None}, "scaler is None, not of type dict"),
+    ],
+)
+def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "file"
+    saved(path, 1)
+    with safe_open(path, "pt") as file:
+        described = json.loads(file.metadata()["tinyllama"])
+    redescribed(path, json.dumps({**described, **change}))
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        checkpoint.load(path)
+    assert f"checkpoint {str(path)!r} is damaged" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, torch.zeros(3)], ids=["absent", "short"])
+@pytest.mark.parametrize("name", ["random.cpu", "optimizer.exp_avg.0"])
+def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, value: torch.Tensor | None) -> None:
+    path = tmp_path / "file"
+    saved(path, 1)
+    with safe_open(path, "pt") as file:
+        described = file.metadata()["tinyllama"]
+    redescribed(path, described, **{name: value})
+    with pytest.raises(ConfigError, match=rf"is damaged .*{re.escape(name)}"):
+        run(num_steps=1, resume=checkpoint.load(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_missing, "does not exist"),
+        (make_folder, "does not exist"),
+        (make_text, "is not a readable safetensors file"),
+        (make_truncated, "is not a readable safetensors file"),
+        (make_foreign, "is a safetensors file of another program"),
+        (make_newer, "has format 99, this program reads 1"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], message: str
+) -> None:
+    path = tmp_path / "file"
+    make(path)
+    with pytest.raises(ConfigError, match=message) as error:
+        checkpoint.load(path)
+    assert repr(str(path)) in str(error.value)

@@ -1,0 +1,131 @@
+"""Batches: which tokens a step sees, and that nothing but its number decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.training.data import Batches, RandomTokens, TextBytes
+
+CONFIG = TrainConfig(batch_size=3, seq_len=5)
+TEXT = b"The quick brown fox jumps over the lazy dog.\n"
+
+Source = Callable[[TrainConfig], Batches]
+
+
+@pytest.fixture(params=["random", "text"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+    """A function from a TrainConfig to batches of either kind."""
+    file = tmp_path / "text"
+    file.write_bytes(TEXT)
+    if request.param == "random":
+        return lambda config: RandomTokens(256, config)
+    return lambda config: TextBytes(file, 256, config)
+
+
+def test_targets_are_the_tokens_one_later(source: Source) -> None:
+    tokens, targets = source(CONFIG).batch(0)
+    assert tokens.shape == targets.shape == (3, 5)
+    assert tokens.dtype == targets.dtype == torch.int64
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+
+
+def test_a_batch_depends_on_its_number_and_on_nothing_before_it(source: Source) -> None:
+    straight, jumped = source(CONFIG), source(CONFIG)
+    for index in range(7):
+        straight.batch(index)
+    assert torch.equal(straight.batch(7)[0], jumped.batch(7)[0])
+    assert not torch.equal(straight.batch(7)[0], straight.batch(8)[0])
+
+
+@pytest.mark.parametrize("other", [1, 2**32, 2**62])
+def test_each_seed_gives_other_batches(source: Source, other: int) -> None:
+    """2**32 among them: a generator that reads 32 bits would repeat seed 0."""
+    elsewhere = source(TrainConfig(batch_size=3, seq_len=5, seed=other))
+    assert not torch.equal(source(CONFIG).batch(0)[0], elsewhere.batch(0)[0])
+
+
+def test_random_tokens_cover_the_vocabulary_and_no_more() -> None:
+    batches = RandomTokens(10, TrainConfig(batch_size=8, seq_len=64))
+    assert batches.batch(0)[0].unique().tolist() == list(range(10))
+
+
+def test_text_comes_in_windows_from_every_position(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(bytes(range(1, 10)))
+    batches = TextBytes(file, 256, TrainConfig(batch_size=64, seq_len=5))
+    tokens, targets = batches.batch(0)
+    windows = {bytes([*row, last]) for row, last in zip(tokens, targets[:, -1], strict=True)}
+    assert windows == {bytes(range(start, start + 6)) for start in range(1, 5)}
+
+
+def test_a_text_of_one_window_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(b"abcdef")
+    tokens, targets = TextBytes(file, 256, CONFIG).batch(0)
+    assert bytes(tokens[0].tolist()) == b"abcde"
+    assert bytes(targets[0].tolist()) == b"bcdef"
+
+
+def test_a_folder_is_read_in_order_without_hidden_and_binary_files(tmp_path: Path) -> None:
+    for name, content in {
+        "b.txt": b"second ",
+        "a/z.txt": b"first ",
+        "c.unknown-ending": "dritt\u00e9".encode(),
+        "empty": b"",
+        ".hidden": b"never",
+        ".git/config": b"never",
+        "image": b"ne\0ver",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    batches = TextBytes(tmp_path, 256, CONFIG)
+    assert batches.bytes.tobytes() == "first second dritt\u00e9".encode()
+    assert batches.describe()["files_taken"] == 4
+    assert batches.describe()["files_left_out"] == 3
+
+
+def test_the_description_tells_texts_apart(tmp_path: Path) -> None:
+    descriptions = []
+    for content in (b"abcdefgh", b"abcdefgi"):
+        (tmp_path / "text").write_bytes(content)
+        descriptions.append(TextBytes(tmp_path / "text", 256, CONFIG).describe())
+    assert descriptions[0] != descriptions[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "vocab_size", "message"),
+    [
+        (None, 256, "does not exist: name a text file or a folder"),
+        (b"", 256, "has 0 bytes of text"),
+        (b"abcde", 256, "has 5 bytes of text in 1 files .* takes 6: give more text or a smaller"),
+        (b"ab\0cdefgh", 256, "0 files .1 left out"),
+        (b"abcdefgh\xff", 255, "has byte 255, and vocab_size is 255: use a vocabulary of 256"),
+    ],
+    ids=["missing", "empty", "short", "binary", "vocabulary"],
+)
+def test_text_that_cannot_be_trained_on_is_refused(
+    tmp_path: Path, content: bytes | None, vocab_size: int, message: str
+) -> None:
+    file = tmp_path / "text"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as error:
+        TextBytes(file, vocab_size, CONFIG)
+    assert repr(str(file)) in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "text").write_bytes(TEXT)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"text' cannot be read: Permission denied"):
+        TextBytes(tmp_path, 256, CONFIG)

@@ -1,0 +1,207 @@
+"""Diagnosis: where in the model numbers grow, vanish or stop being numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.faults import infinite_gradient_tier
+from correctness_tests.support.runs import CONFIG, MODEL, run
+from tinyllama.harness.machine.device import cannot
+from tinyllama.model.config import ModelConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, V1, StepPlan, Tier
+from tinyllama.training.data import RandomTokens
+from tinyllama.training.diagnose import Statistics, diagnose, observed
+from tinyllama.training.step import TrainStep
+
+BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
+
+LAYER = [
+    "rms_norm",
+    "qkv.q",
+    "qkv.k",
+    "qkv.v",
+    "rope.q_rotated",
+    "rope.k_rotated",
+    "attention",
+    "add_rms_norm.y",
+    "add_rms_norm.sum",
+    "swiglu",
+]
+IN_ONE_PIECE = ["embedding", "layers.0", "layers.1", "final_norm", "logits", "loss"]
+NAMES = [
+    "embedding",
+    *[f"layers.0.{op}" for op in LAYER],
+    "layers.0",
+    *[f"layers.1.{op}" for op in LAYER],
+    "layers.1",
+    "final_norm",
+    "logits",
+    "loss",
+]
+
+
+def make_step(tier: str | Tier = "v1", model: ModelConfig = MODEL, **changes: Any) -> TrainStep:
+    return TrainStep(TinyLlama(model, tier), replace(CONFIG, **changes))
+
+
+def by_name(step: TrainStep) -> dict:
+    return {op.name: op for op in diagnose(step, *BATCH, 1).ops}
+
+
+# -- what is shown ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_op_of_every_layer_is_there_in_order(tier: str) -> None:
+    ops = diagnose(make_step(tier), *BATCH, 1).ops
+    assert [op.name for op in ops] == (IN_ONE_PIECE if "block" in TIERS[tier].table else NAMES)
+    assert [op.name for op in ops if op.gradient is None] == ["logits"]
+
+
+def test_a_block_in_one_piece_shows_its_output() -> None:
+    tier = replace(V1, table={**V1.table, "block": "torch"})
+    names = [op.name for op in diagnose(make_step(tier), *BATCH, 1).ops]
+    assert names == IN_ONE_PIECE
+
+
+def test_statistics_are_of_the_finite_values() -> None:
+    seen = Statistics.of(torch.tensor([[1.0, math.nan, -3.0], [math.inf, 2.0, -math.inf]]))
+    std: Any = pytest.approx(math.sqrt(14 / 3))
+    assert seen == Statistics(-3.0, 2.0, std, 0.5)
+    assert Statistics.of(torch.tensor([math.nan])) == Statistics(None, None, None, 1.0)
+
+
+def test_statistics_do_not_overflow(device: torch.device) -> None:
+    values = torch.tensor([-3e38, 3e38], device=device)
+    assert Statistics.of(values).std == pytest.approx(3e38)
+
+
+def test_output_and_gradient_are_those_of_the_step() -> None:
+    step = make_step()
+    tensors: dict[str, torch.Tensor] = {}
+    norm = step.model.norm
+
+    def keep(*args: Any, **params: Any) -> torch.Tensor:
+        tensors["output"] = norm(*args, **params)
+        tensors["output"].register_hook(lambda grad: tensors.update(gradient=grad))
+        return tensors["output"]
+
+    step.model.norm = keep
+    seen = by_name(step)["final_norm"]
+    assert seen.output == Statistics.of(tensors["output"])
+    assert seen.gradient == Statistics.of(tensors["gradient"])
+
+
+def test_fp16_gradients_are_shown_as_if_unscaled() -> None:
+    step = make_step(precision="fp16")
+    assert step.scaler.get_scale() > 1
+    assert by_name(step)["loss"].gradient == Statistics(1.0, 1.0, 0.0, 0.0)
+    plain = by_name(make_step())["layers.1"].gradient
+    assert by_name(step)["layers.1"].gradient.std == pytest.approx(plain.std, rel=0.05)
+
+
+# -- it changes nothing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_diagnosed_run_has_the_same_curve(precision: str) -> None:
+    plain = run(precision=precision).losses
+    diagnosed = run(precision=precision, diagnose_at=(1, 3, 4))
+    assert [found.step for found in diagnosed.diagnoses] == [1, 3, 4]
+    assert diagnosed.losses == plain
+    assert [found.loss for found in diagnosed.diagnoses] == [plain[i] for i in (0, 2, 3)]
+
+
+def test_loss_and_gradients_of_the_last_step_are_put_back() -> None:
+    step = make_step()
+    step.prepare()
+    loss = step(*BATCH)
+    gradients = [parameter.grad for parameter in step.model.parameters()]
+    diagnose(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(1), 2)
+    assert step.loss is loss
+    assert all(p.grad is g for p, g in zip(step.model.parameters(), gradients, strict=True))
+
+
+def test_compiled_code_is_not_what_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observers inside it would be compiled in, or break it into pieces."""
+    step = make_step()
+    monkeypatch.setattr(step, "_loss_of", lambda *_: pytest.fail("ran what is compiled"))
+    assert len(diagnose(step, *BATCH, 1).ops) == len(NAMES)
+
+
+def test_a_captured_run_goes_on_after_a_diagnosis(device: torch.device) -> None:
+    """The graph's loss and gradients live in its own memory: they must be put back."""
+    reason = cannot("capture", device)
+    if reason:
+        pytest.skip(f"capture: {reason}")
+    plan = StepPlan(capture=True)
+    plain = run("v2", device=device, plan=plan).losses
+    diagnosed = run("v2", device=device, plan=plan, diagnose_at=(1, 3, 4)).losses
+    assert diagnosed == pytest.approx(plain, rel=1e-5)
+
+
+def test_the_model_is_put_back_even_after_an_error() -> None:
+    model = TinyLlama(MODEL)
+
+    def callables() -> list:
+        return [model.norm, model.loss_of, *(layer.compute for layer in model.layers)]
+
+    before = callables()
+    observing = observed(model)
+    observing.__enter__()
+    assert all(a is not b for a, b in zip(callables(), before, strict=True))
+    error = ZeroDivisionError()
+    assert not observing.__exit__(type(error), error, None)
+    assert callables() == before
+
+
+# -- what it is for ---------------------------------------------------------------------------
+
+
+def test_a_missing_weight_initialisation_is_found() -> None:
+    """Left at torch's default for embeddings, a standard deviation of 1, weights give a first
+    loss in the hundreds instead of log(vocabulary). The table shows that it is there from
+    the embedding on, and that each layer makes it worse."""
+    healthy, sick = by_name(make_step()), by_name(make_step(model=replace(MODEL, init_std=1.0)))
+    assert healthy["loss"].output.maximum == pytest.approx(math.log(MODEL.vocab_size), rel=0.02)
+    assert sick["loss"].output.maximum > 10
+
+    def std(ops: dict, name: str) -> float:
+        return ops[name].output.std
+
+    assert std(healthy, "embedding") == pytest.approx(0.02, rel=0.1)
+    assert std(sick, "embedding") == pytest.approx(1.0, rel=0.1)
+    for before, after in (("embedding", "layers.0"), ("layers.0", "layers.1")):
+        assert std(sick, after) > std(sick, before) + 10
+        assert std(healthy, after) < std(healthy, before) + 0.1
+    assert std(sick, "logits") > math.sqrt(MODEL.hidden_dim) / 2
+
+
+@pytest.mark.parametrize(
+    ("parameter", "name"),
+    [("embedding", "embedding"), ("layers.1.w_v", "layers.1.qkv.v"), ("final_norm", "final_norm")],
+)
+def test_the_first_op_that_is_not_finite_is_named(parameter: str, name: str) -> None:
+    step = make_step()
+    with torch.no_grad():
+        step.model.get_parameter(parameter).fill_(math.nan)
+    found = diagnose(step, *BATCH, 1)
+    first = found.first_nonfinite
+    assert first is not None
+    assert first.name == name
+    assert first.output.nonfinite == 1.0
+
+
+def test_a_gradient_that_is_not_finite_is_no_output() -> None:
+    with infinite_gradient_tier() as tier:
+        found = diagnose(make_step(tier), *BATCH, 1)
+    assert found.first_nonfinite is None
+    gradient = {op.name: op for op in found.ops}["layers.0"].gradient
+    assert gradient is not None
+    assert gradient.nonfinite == 1.0

@@ -1,0 +1,120 @@
+"""The model: shapes, parameters, initial loss, and that tokens see only their past."""
+
+import math
+
+import pytest
+import torch
+
+from tinyllama.model.config import PRESETS, ConfigError, ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+
+TINY = PRESETS["tiny"]
+
+
+def test_presets_have_the_documented_sizes() -> None:
+    small, medium, large = (PRESETS[name] for name in ("small", "medium", "large"))
+    assert (small.hidden_dim, small.num_layers, small.num_heads, small.num_kv_heads) == (
+        (512, 8, 8, 4)
+    )
+    assert (small.ffn_dim, small.vocab_size, small.head_dim) == (2048, 1000, 64)
+    assert (medium.hidden_dim, medium.num_layers, medium.num_heads, medium.num_kv_heads) == (
+        (1024, 12, 16, 8)
+    )
+    assert 0.9e9 < large.parameters < 1.1e9
+    assert all(config.vocab_size == 1000 for config in PRESETS.values())
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_parameters_are_counted_and_the_embedding_is_tied(name: str) -> None:
+    model = TinyLlama(PRESETS[name])
+    assert sum(p.numel() for p in model.parameters()) == PRESETS[name].parameters
+    assert len(list(model.parameters())) == 2 + 9 * PRESETS[name].num_layers
+    if name == "small":
+        assert len(list(model.parameters())) == 74
+
+
+def test_weights_are_normal_and_gains_one() -> None:
+    model = TinyLlama(TINY, seed=1)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert parameter.eq(1).all(), parameter_name
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.05), parameter_name
+            assert abs(parameter.mean().item()) < 1e-3, parameter_name
+    again, other = TinyLlama(TINY, seed=1), TinyLlama(TINY, seed=2)
+    assert torch.equal(model.embedding, again.embedding)
+    assert not torch.equal(model.embedding, other.embedding)
+
+
+@pytest.mark.parametrize("tier", ["v1", "v2"])
+def test_loss_at_init_is_that_of_guessing(tier: str, device: torch.device) -> None:
+    """Near ln(1000) = 6.91: small weights give nearly uniform logits."""
+    model = TinyLlama(TINY, tier).to(device)
+    tokens = torch.randint(1000, (4, 65), generator=torch.Generator().manual_seed(0)).to(device)
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:]).item()
+    assert loss == pytest.approx(math.log(1000), abs=0.1)
+
+
+def test_rotary_tables_follow_the_models_dtype() -> None:
+    model = TinyLlama(TINY)
+    assert [table.dtype for table in model.rope(8)] == [torch.float32] * 2
+    model.double()
+    assert [table.dtype for table in model.rope(8)] == [torch.float64] * 2
+
+
+def test_a_token_sees_only_its_past(device: torch.device) -> None:
+    model = TinyLlama(TINY).double().to(device)
+    tokens = torch.randint(1000, (1, 12), generator=torch.Generator().manual_seed(0)).to(device)
+    changed = tokens.clone()
+    changed[0, 7] = (tokens[0, 7] + 1) % 1000
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert (before[:, 7:] - after[:, 7:]).norm(dim=-1).min() > 0
+
+
+def test_logits_are_the_product_with_the_embedding(device: torch.device) -> None:
+    """Tied: doubling the embedding row of a token that is not in the input doubles its logit."""
+    model = TinyLlama(TINY).double().to(device)
+    tokens = torch.arange(5, device=device)[None]
+    before = model(tokens)
+    with torch.no_grad():
+        model.embedding[900] *= 2
+    torch.testing.assert_close(model(tokens)[..., 900], 2 * before[..., 900])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 7}, "hidden_dim 512 does not divide by num_heads 7"),
+        ({"num_kv_heads": 3}, "num_heads 8 does not divide by num_kv_heads 3"),
+        ({"hidden_dim": 24, "num_heads": 8, "num_kv_heads": 8}, "rotary pairs need an even"),
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"vocab_size": -1}, "vocab_size is -1"),
+        ({"ffn_dim": 2.5}, "ffn_dim is 2.5"),
+        ({"rope_theta": 0.0}, "rope_theta is 0.0: use a finite number above 0"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan"),
+        ({"init_std": -1}, "init_std is -1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"beta1": 1.0}, "beta1 is 1.0"),
+        ({"precision": "fp8"}, "precision 'fp8' is unknown: use one of fp32, tf32, bf16, fp16"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": True}, "seed is True"),
+        ({"learning_rate": "3e-4"}, "learning_rate is '3e-4'"),
+        ({"beta2": None}, "beta2 is None"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**changes)

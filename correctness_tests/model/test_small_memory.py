@@ -1,0 +1,237 @@
+"""Small memory: blocks are computed again, and a parameter is updated, and its gradient freed,
+as soon as that is final. The training is that of the fast plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.faults import detached_norm_tier
+from correctness_tests.support.steps import (
+    BATCH,
+    RATES,
+    SHAPE,
+    assert_equal_bits,
+    assert_same_training,
+    leave_to_gpu,
+    must_capture,
+    run,
+    slow_steps,
+    tokens,
+)
+from tinyllama.harness.machine.device import cannot
+from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, V2, V3, StepPlan
+from tinyllama.training.diagnose import diagnose, gradients
+from tinyllama.training.memory import MemoryMeter
+from tinyllama.training.step import TrainStep, products
+
+CPU = torch.device("cpu")
+SMALL, SELECTIVE = StepPlan(memory="small"), StepPlan(memory="selective")
+SETTINGS: dict[str, Any] = BATCH
+COUNT = 2 + 9 * SHAPE.num_layers
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_small_memory_gives_the_same_bits(tier: str, precision: str) -> None:
+    """On a CPU, where every provider of the tiers gives equal bits for equal inputs."""
+    steps = 1 if slow_steps(tier, CPU) else 3
+    options: dict[str, Any] = {"steps": steps, "precision": precision, "rates": RATES}
+    expected = run(tier, CPU, plan=StepPlan(), **options)
+    got = run(tier, CPU, plan=SMALL, **options)
+    assert_equal_bits(got, expected)
+    assert got.state["steps"] == steps
+    assert got.grads.keys() == expected.grads.keys()
+    assert all(torch.equal(got.grads[name], g) for name, g in expected.grads.items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_selective_memory_gives_the_same_bits(precision: str, device: torch.device) -> None:
+    """What attention gave is kept, the rest of a block is computed again."""
+    if precision != "fp32":
+        leave_to_gpu(V3, device)
+    options: dict[str, Any] = {"steps": 1, "precision": precision}
+    expected = run(V3, device, plan=StepPlan(), **options)
+    got = run(V3.with_memory("selective"), device, plan=SELECTIVE, **options)
+    assert_equal_bits(got, expected)
+    assert all(torch.equal(got.grads[name], g) for name, g in expected.grads.items())
+
+
+def test_selective_memory_needs_its_blocks() -> None:
+    with pytest.raises(ConfigError, match="one op, and tier v2 has none: use tier v3, or memory"):
+        V2.with_memory("selective")
+    for tier, plan in ((V3, SELECTIVE), (V3.with_memory("selective"), StepPlan())):
+        with pytest.raises(ConfigError, match=f"'{plan.memory}' and the blocks of tier v3 do not"):
+            TrainStep(TinyLlama(SHAPE, tier), TrainConfig(), plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, True], ids=["uncaptured", "captured"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_small_memory_on_a_gpu_gives_the_same_training(
+    tier: str, precision: str, capture: bool, device: torch.device
+) -> None:
+    if cannot("gpu", device):
+        pytest.skip(f"small memory on a GPU: {cannot('gpu', device)}")
+    if capture:
+        must_capture(tier, device)
+    options: dict[str, Any] = {"steps": 10, "precision": precision, "rates": RATES}
+    expected = run(tier, device, plan=StepPlan(), **options)
+    got = run(tier, device, plan=StepPlan(capture=capture, memory="small"), **options)
+    if capture:  # the graph has freed them
+        assert not got.grads
+        expected.grads.clear()
+    assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_gradients_of_one_layer_are_there_at_a_time(tier: str, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
+    model = TinyLlama(SHAPE, tier).to(device)
+    with products("fp32", device):
+        step = TrainStep(model, TrainConfig(**SETTINGS), SMALL)
+        step.prepare()
+        there: list[int] = []
+        for parameter in model.parameters():  # called after the hooks of the step
+            parameter.register_post_accumulate_grad_hook(
+                lambda _: there.append(sum(p.grad is not None for p in model.parameters()))
+            )
+        batch = tokens(0).to(device)
+        step(batch[:, :-1], batch[:, 1:])
+        assert len(there) == COUNT
+        assert max(there) < 9  # those of a layer
+        assert there[-1] == 0
+        there.clear()
+        verdicts = gradients(step, batch[:, :-1], batch[:, 1:])
+    assert set(verdicts.values()) == {"received"}
+    assert max(there) < 9, "a look at the gradients takes more memory than a step"
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_blocks_are_computed_again(device: torch.device) -> None:
+    calls: list[None] = []
+
+    def counted(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*args: Any, **params: Any) -> torch.Tensor:
+            calls.append(None)
+            return compute(*args, **params)
+
+        return call
+
+    model = TinyLlama(SHAPE).to(device)
+    step = TrainStep(model, TrainConfig(**SETTINGS), SMALL)
+    layers: list[Any] = list(model.layers)
+    for layer in layers:
+        layer.compute = counted(layer.compute)
+    batch = tokens(0).to(device)
+    step(batch[:, :-1], batch[:, 1:])
+    assert len(calls) == 2 * SHAPE.num_layers
+    shown = diagnose(step, batch[:, :-1], batch[:, 1:], 1).ops
+    recomputed = model.recompute
+    assert recomputed
+    fast = TrainStep(model, TrainConfig(**SETTINGS), StepPlan())
+    assert not model.recompute
+    assert len(diagnose(fast, batch[:, :-1], batch[:, 1:], 1).ops) == len(shown)
+
+
+@pytest.mark.parametrize("capture", [False, pytest.param(True, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_loss_that_is_not_finite_changes_nothing(
+    tier: str, capture: bool, device: torch.device
+) -> None:
+    """It is known before the first parameter is updated."""
+    leave_to_gpu(tier, device)
+    if capture:
+        must_capture(tier, device)
+    model = TinyLlama(SHAPE, tier).to(device)
+    with products("fp32", device):
+        plan = StepPlan(capture=capture, memory="small")
+        step = TrainStep(model, TrainConfig(**SETTINGS), plan)
+        step.prepare()
+        batch = tokens(0).to(device)
+        step(batch[:, :-1], batch[:, 1:])
+        with torch.no_grad():
+            model.final_norm[0] = math.inf
+        tensors = [*model.parameters(), *step.optimizer.tensors().values()]
+        before = [tensor.detach().clone() for tensor in tensors]
+        assert not step(batch[:, :-1], batch[:, 1:]).isfinite()
+        assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
+        with torch.no_grad():
+            model.final_norm[0] = 1.0
+        assert step(batch[:, :-1], batch[:, 1:]).isfinite()
+        assert step.optimizer.steps.item() == 2
+
+
+def test_a_gradient_that_never_comes_is_an_error() -> None:
+    message = f"{COUNT - 1} of {COUNT} parameters have no gradient"
+    with detached_norm_tier() as tier, pytest.raises(RuntimeError, match=message):
+        run(tier, CPU, plan=SMALL)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_looks_into_small_memory_leave_no_trace(tier: str, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
+    model = TinyLlama(SHAPE, tier).to(device)
+    batch = tokens(0).to(device)
+    with products("fp32", device):
+        step = TrainStep(model, TrainConfig(**SETTINGS), SMALL)
+        tensors = [*model.parameters(), *step.optimizer.tensors().values()]
+        before = [tensor.detach().clone() for tensor in tensors]
+        phases = step.split()
+        step.prepare()
+        gradients(step, batch[:, :-1], batch[:, 1:])
+        diagnose(step, batch[:, :-1], batch[:, 1:], 1)
+    assert all(seconds > 0 for seconds in phases.values())
+    assert all(torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
+
+
+def test_small_memory_keeps_no_gradients() -> None:
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SETTINGS), SMALL)
+    batch = tokens(0)
+    step(batch[:, :-1], batch[:, 1:])
+    memory = MemoryMeter(step).read()
+    assert memory.live_bytes == 3 * SHAPE.parameters * 4 + 4  # and the step count
+    assert memory.live_means == "parameters and optimizer state"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_grad_norm": 0.5}, r"max_grad_norm 0\.5 needs them: use memory fast, or no limit"),
+        ({"accumulate": 2}, "accumulate 2 needs them: use memory fast, or accumulate 1"),
+        ({"precision": "fp16"}, "precision fp16 needs them: use memory fast, or precision bf16"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+def test_what_needs_all_gradients_is_refused_with_small_memory(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"memory small never has all gradients at once.*{message}"
+    ):
+        TrainStep(TinyLlama(SHAPE), TrainConfig(**options), SMALL)
+
+
+def test_small_memory_is_not_compiled() -> None:
+    """Left out where it is a tier's default, refused where it is asked for."""
+    reason = "compiled, a backward pass gives all gradients at once"
+    tier = replace(V2, cpu=StepPlan(compile=True, memory="small"))
+    step = TrainStep(TinyLlama(SHAPE, tier), TrainConfig())
+    assert str(step.plan) == "small-memory"
+    compiles = cannot("compile", CPU) is None
+    assert step.left_out["compile"] == (reason if compiles else cannot("compile", CPU))
+    with pytest.raises(ConfigError, match="compile cannot run on cpu"):
+        TrainStep(TinyLlama(SHAPE), TrainConfig(), StepPlan(compile=True, memory="small"))
+
+
+def test_an_unknown_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="memory 'tiny' is unknown: use fast, selective, small"):
+        TrainStep(TinyLlama(SHAPE), TrainConfig(), StepPlan(memory="tiny"))

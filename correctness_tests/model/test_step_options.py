@@ -1,0 +1,294 @@
+"""Clipping and accumulation: the same training as a loop in plain torch, captured or not.
+
+Adam divides by the gradient's size, so parameters hardly show a gradient that is too large by
+a factor: the gradients themselves are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from correctness_tests.support import runs
+from correctness_tests.support.faults import infinite_gradient_tier, tier_with
+from correctness_tests.support.steps import (
+    BATCH,
+    RATES,
+    SHAPE,
+    Run,
+    assert_equal_bits,
+    assert_same_training,
+    leave_to_gpu,
+    must_capture,
+    run,
+    slow_steps,
+    tokens,
+)
+from tinyllama.harness.machine.device import cannot
+from tinyllama.model.config import TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, V2, StepPlan
+from tinyllama.ops import OPS
+from tinyllama.training.data import RandomTokens
+from tinyllama.training.diagnose import diagnose, gradients
+from tinyllama.training.step import TrainStep, products
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {**BATCH}  # among settings of other types
+LIMIT = 0.5  # norms are 1.5 to 1.8 here
+OPTIONS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"max_grad_norm": LIMIT}, id="clipped"),
+    pytest.param({"accumulate": 3}, id="accumulated"),
+    pytest.param({"max_grad_norm": LIMIT, "accumulate": 2}, id="both"),
+]
+
+
+def by_hand(
+    device: torch.device, *, steps: int, max_grad_norm: float = math.inf, accumulate: int = 1
+) -> Run:
+    """Nothing of the step: V1's logits, and torch's loss, optimizer and clipping."""
+    model = TinyLlama(SHAPE, "v1").to(device)
+    settings = TrainConfig()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+    )
+    losses, norms = [], []
+    with products("fp32", device):
+        for index in range(steps):
+            optimizer.param_groups[0]["lr"] = RATES[index]
+            optimizer.zero_grad()
+            total = 0.0
+            for batch in tokens(index, accumulate=accumulate).to(device).split(BATCH["batch_size"]):
+                logits = model(batch[:, :-1]).flatten(0, 1)
+                loss = F.cross_entropy(logits, batch[:, 1:].flatten()) / accumulate
+                loss.backward()
+                total += loss.item()
+            losses.append(total)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+            norms.append(norm.item())
+            optimizer.step()
+    named = dict(model.named_parameters())
+    grads = {name: p.grad for name, p in named.items() if p.grad is not None}
+    return Run(losses, grads, {name: p.detach() for name, p in named.items()}, norms)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_step_is_that_of_a_loop_in_torch(
+    tier: str, options: dict[str, Any], device: torch.device
+) -> None:
+    steps = 4
+    if slow_steps(tier, device):
+        steps = 2
+        if len(options) < 2:
+            pytest.skip("interpreted kernels take seconds a step: both options at once show it")
+    expected = by_hand(device, steps=steps, **options)
+    assert min(expected.norms) > LIMIT
+    got = run(tier, device, steps=steps, plan=StepPlan(), rates=RATES, **options)
+    assert_same_training(got, expected, 1e-6 if device.type == "cpu" else 1e-5)
+
+
+@pytest.mark.slow("compiles the step: about 20 s on a CPU")
+def test_compiled_it_is_the_same(device: torch.device) -> None:
+    reason = cannot("compile", device)
+    if reason:
+        pytest.skip(reason)
+    options: dict[str, Any] = {"max_grad_norm": LIMIT, "accumulate": 2}
+    expected = by_hand(device, steps=4, **options)
+    got = run("v2", device, steps=4, plan=StepPlan(compile=True), rates=RATES, **options)
+    assert_same_training(got, expected, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("tier", TIERS)
+def test_captured_it_is_the_same(
+    tier: str, options: dict[str, Any], precision: str, device: torch.device
+) -> None:
+    """With inputs and a rate that change in every step."""
+    must_capture(tier, device)
+    settings: dict[str, Any] = {"steps": 10, "precision": precision, "rates": RATES, **options}
+    expected = run(tier, device, plan=StepPlan(), **settings)
+    got = run(tier, device, plan=StepPlan(capture=True), **settings)
+    assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
+
+
+def test_a_limit_above_the_norm_changes_nothing() -> None:
+    plain = run("v1", CPU, steps=3)
+    assert_equal_bits(run("v1", CPU, steps=3, max_grad_norm=100.0), plain)
+    assert run("v1", CPU, steps=3, max_grad_norm=LIMIT).grads["embedding"].norm() <= LIMIT
+    assert plain.grads["embedding"].norm() > LIMIT
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_micro_batches_give_the_gradients_of_one_batch(tier: str, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
+    batch = tokens(0, accumulate=4).to(device)
+    found = []
+    for accumulate in (1, 4):
+        config = TrainConfig(
+            batch_size=batch.shape[0] // accumulate,
+            seq_len=batch.shape[1] - 1,
+            accumulate=accumulate,
+        )
+        with products("fp32", device):
+            step = TrainStep(TinyLlama(SHAPE, tier).to(device), config, StepPlan())
+            loss = step(batch[:, :-1], batch[:, 1:]).item()
+        found.append((loss, [p.grad for p in step.model.parameters()]))
+    (loss, whole), (mean, parts) = found
+    assert mean == pytest.approx(loss, rel=1e-6)
+    for one, other in zip(whole, parts, strict=True):
+        assert one is not None
+        assert other is not None
+        assert (one - other).norm() <= 1e-5 * one.norm()
+
+
+def test_a_batch_of_another_size_is_refused() -> None:
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SIZES, accumulate=2))
+    batch = tokens(0)
+    with pytest.raises(ValueError, match=r"a batch of shape \(3, 29\): this step takes \(6, 29\)"):
+        step(batch[:, :-1], batch[:, 1:])
+
+
+@pytest.mark.parametrize("capture", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_a_norm_that_is_not_finite_changes_nothing(capture: bool, device: torch.device) -> None:
+    """It would scale every gradient that is finite to zero, and pass for a step."""
+    with infinite_gradient_tier() as tier:
+        if capture:
+            must_capture("v2", device)
+            tier = replace(V2, table={**V2.table, "swiglu": tier.table["swiglu"]})
+        model = TinyLlama(SHAPE, tier).to(device)
+        with products("fp32", device):
+            config = TrainConfig(**SIZES, max_grad_norm=LIMIT)
+            step = TrainStep(model, config, StepPlan(capture=capture))
+            step.prepare()
+            before = [p.detach().clone() for p in model.parameters()]
+            batch = tokens(0).to(device)
+            assert step(batch[:, :-1], batch[:, 1:]).isfinite()
+        assert step.norm is not None
+        assert not step.norm.isfinite()
+        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+        assert not any(tensor.any() for tensor in step.optimizer.tensors().values())
+
+
+def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.device) -> None:
+    with infinite_gradient_tier() as tier:
+        result = runs.run(tier, device=device, max_grad_norm=1.0)
+    assert result.status == "failed"
+    assert result.losses == ()
+    assert result.reason is not None
+    assert re.fullmatch(
+        "the gradients' norm of step 1 is (inf|nan): "
+        r"the last op whose output's gradient is not finite is layers\.1\.swiglu",
+        result.reason,
+    )
+
+
+def test_a_norm_that_overflows_ends_the_run(device: torch.device) -> None:
+    """Every gradient is finite, and the norm of all is inf: no NaN is in sight."""
+
+    def huge(*args: torch.Tensor) -> torch.Tensor:
+        h = OPS["swiglu"]["eager"].call(*args)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: torch.full_like(gradient, 1e25))
+        return h
+
+    with tier_with("swiglu", huge, "huge") as tier:
+        result = runs.run(tier, device=device, max_grad_norm=1.0)
+    assert result.status == "failed"
+    assert result.losses == ()
+    assert (result.reason or "").startswith("the gradients' norm of step 1 is inf: run uncompiled")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_fp16_gradients_are_unscaled_before_they_are_clipped(
+    accumulate: int, device: torch.device
+) -> None:
+    options: dict[str, Any] = {"steps": 3, "accumulate": accumulate, "max_grad_norm": LIMIT}
+    options["plan"] = StepPlan()
+    expected = run("v1", device, **options)
+    got = run("v1", device, precision="fp16", **options)
+    assert got.norms == pytest.approx(expected.norms, rel=0.01)
+    for name, gradient in expected.grads.items():
+        assert (got.grads[name] - gradient).norm() <= 0.05 * gradient.norm(), name
+
+
+def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
+    """The scaler skips such a step and lowers the scale; that is no failure."""
+    step = TrainStep(
+        TinyLlama(SHAPE).to(device), TrainConfig(**SIZES, precision="fp16", max_grad_norm=LIMIT)
+    )
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
+    batch = tokens(0).to(device)
+    norms = []
+    for _ in range(40):
+        step(batch[:, :-1], batch[:, 1:])
+        assert step.norm is not None
+        norms.append(step.norm.item())
+    skipped = sum(not math.isfinite(norm) for norm in norms)
+    assert 0 < skipped < len(norms)
+    assert step.optimizer.steps.item() == len(norms) - skipped
+    assert all(parameter.isfinite().all() for parameter in step.model.parameters())
+
+
+def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -> None:
+    with infinite_gradient_tier() as tier:
+        result = runs.run(tier, device=device, precision="fp16", max_grad_norm=1.0)
+    assert result.status == "completed"
+    assert result.gradient_norms == (None,) * 4
+    json.dumps(result.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("allowed", ["highest", "high"])
+def test_the_precision_of_products_is_put_back(allowed: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(allowed)
+    try:
+        with products("fp32", torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == allowed
+        with pytest.raises(KeyError), products("fp32", torch.device("cpu")):
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == allowed
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_phases_of_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyllama.training.step.wall_seconds", lambda phase, queue: phase() or 1.0)
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SIZES, accumulate=3))
+    assert step.split() == {"forward": 3.0, "backward": 3.0, "optimizer": 1.0}
+
+
+@pytest.mark.parametrize("sick", [0, 1])
+def test_every_micro_batch_is_looked_into(sick: int) -> None:
+    config = replace(runs.CONFIG, accumulate=2)
+    model = TinyLlama(runs.MODEL)
+    step = TrainStep(model, config)
+    batch = RandomTokens(runs.MODEL.vocab_size, config).batch(0)
+    norm = model.norm
+    calls: list[None] = []
+
+    def norm_with_a_fault(*args: Any, **params: Any) -> torch.Tensor:
+        calls.append(None)
+        return norm(*args, **params) * (math.nan if len(calls) - 1 == sick else 1)
+
+    model.norm = norm_with_a_fault
+    found = diagnose(step, *batch, 1)
+    assert found.first_nonfinite is not None
+    assert found.first_nonfinite.name == "final_norm"
+    assert [op.name for op in found.ops].count("loss") == 1
+    calls.clear()
+    assert gradients(step, *batch)["final_norm"] == "not finite"

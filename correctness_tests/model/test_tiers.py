@@ -1,0 +1,188 @@
+"""Tiers compute the same thing: logits, loss, and twenty steps of training."""
+
+import pytest
+import torch
+
+from correctness_tests.support.steps import SHAPE, leave_to_gpu, run, slow_steps, tokens
+from tinyllama.harness.machine.device import cannot
+from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, V1, V2, StepPlan, Tier, resolve
+from tinyllama.ops import OPS
+from tinyllama.training.step import TrainStep, products
+
+OTHERS = [name for name in TIERS if name != "v1"]
+STEPS = 20
+
+
+@pytest.mark.parametrize("tier", OTHERS)
+def test_logits_and_loss_agree(tier: str, device: torch.device, seed: int) -> None:
+    """Within a few roundings of float32, from the same weights."""
+    batch = tokens(0, seed=seed).to(device)
+    exact = TinyLlama(SHAPE, "v1", seed=seed).double().to(device)
+    ours = TinyLlama(SHAPE, tier, seed=seed).to(device)
+    logits, expected = ours(batch), exact(batch)
+    assert (logits - expected).norm() <= 1e-5 * expected.norm()
+    loss = ours.loss(batch[:, :-1], batch[:, 1:])
+    assert loss.item() == pytest.approx(exact.loss(batch[:, :-1], batch[:, 1:]).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tier", OTHERS)
+def test_training_agrees(tier: str, precision: str, device: torch.device, seed: int) -> None:
+    """Losses and parameters after twenty steps, held to what the learning changed."""
+    steps = 3 if slow_steps(tier, device) else STEPS
+    expected = run("v1", device, steps=steps, precision=precision, seed=seed)
+    got = run(tier, device, steps=steps, precision=precision, seed=seed)
+    allowed = {"fp32": 1e-5, "bf16": 5e-3}[precision]
+    assert got.losses == pytest.approx(expected.losses, rel=allowed)
+    initial = dict(TinyLlama(SHAPE, seed=seed).to(device).named_parameters())
+    for name, start in initial.items():
+        moved = (expected.params[name] - start).norm()
+        apart = (expected.params[name] - got.params[name]).norm()
+        assert moved > 0, f"{name} did not learn"
+        # Adam divides by the gradient's own size, so rounding shows most where it is small.
+        assert apart <= {"fp32": 0.02, "bf16": 0.25}[precision] * moved, name
+
+
+@pytest.mark.slow("compiles the step: about 20 s on a CPU")
+def test_compiled_training_agrees(device: torch.device) -> None:
+    reason = cannot("compile", device)
+    if reason:
+        pytest.skip(reason)
+    expected = run("v2", device, steps=5, plan=StepPlan())
+    got = run("v2", device, steps=5, plan=StepPlan(compile=True))
+    assert got.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_training_agrees(precision: str, device: torch.device) -> None:
+    reason = cannot("capture", device)
+    if reason:
+        pytest.skip(f"capture: {reason}")
+    expected = run("v2", device, steps=STEPS, precision=precision, plan=StepPlan())
+    got = run("v2", device, steps=STEPS, precision=precision, plan=StepPlan(capture=True))
+    assert got.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("plan", [StepPlan(), StepPlan(capture=True)], ids=str)
+def test_a_new_learning_rate_takes_effect(plan: StepPlan, device: torch.device) -> None:
+    """Captured or not: with a rate of zero nothing moves, and afterwards it does again."""
+    if plan.capture and (reason := cannot("capture", device)):
+        pytest.skip(f"capture: {reason}")
+    model = TinyLlama(SHAPE, "v2").to(device)
+    with products("fp32", device):
+        step = TrainStep(model, TrainConfig(batch_size=3, seq_len=29), plan)
+        step.prepare()
+        batch = tokens(0).to(device)
+
+        def moved(rate: float) -> float:
+            before = model.embedding.detach().clone()
+            step.optimizer.set_lr(rate)
+            step(batch[:, :-1], batch[:, 1:])
+            return (model.embedding.detach() - before).norm().item()
+
+        assert moved(1e-3) > 0
+        assert moved(0.0) == 0
+        assert moved(1e-3) > 0
+        assert step.optimizer.steps.item() == 3
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_step_with_a_loss_that_is_not_finite_changes_nothing(
+    tier: str, device: torch.device
+) -> None:
+    leave_to_gpu(tier, device)
+    model = TinyLlama(SHAPE, tier).to(device)
+    with products("fp32", device):
+        step = TrainStep(model, TrainConfig(batch_size=3, seq_len=29))
+        step.prepare()
+        with torch.no_grad():
+            model.final_norm[0] = float("inf")
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        batch = tokens(0).to(device)
+        assert not step(batch[:, :-1], batch[:, 1:]).isfinite()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, before[name]), name
+        assert step.optimizer.steps.item() == 0
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_same_seed_gives_the_same_run(tier: str, device: torch.device) -> None:
+    """Bit for bit, where every provider of the tier declares itself deterministic."""
+    leave_to_gpu(tier, device)
+    nondeterministic = [
+        f"{op}-{provider}"
+        for op, provider in TIERS[tier].table.items()
+        if device.type not in OPS[op][provider].deterministic
+    ]
+    if nondeterministic:
+        pytest.skip(f"declared not deterministic on {device.type}: {', '.join(nondeterministic)}")
+    one, other = (run(tier, device, steps=3) for _ in range(2))
+    assert one.losses == other.losses
+    assert all(torch.equal(one.params[name], other.params[name]) for name in one.params)
+    assert run(tier, device, steps=3, seed=1).losses != one.losses
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_prepare_and_split_leave_no_trace(tier: str, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
+    model = TinyLlama(SHAPE, tier).to(device)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with products("fp32", device):
+        step = TrainStep(model, TrainConfig(batch_size=3, seq_len=29))
+        phases = step.split()
+        step.prepare()
+    assert set(phases) == {"forward", "backward", "optimizer"}
+    assert all(seconds > 0 for seconds in phases.values())
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert step.optimizer.steps.item() == 0
+    assert not any(state.any() for state in step.optimizer.exp_avg)
+
+
+@pytest.mark.parametrize("switch", [*V2.switches, "compile", "capture"])
+def test_each_part_of_v2_can_be_switched_off(switch: str, device: torch.device) -> None:
+    tier = V2.without(switch)
+    assert tier != V2
+    if switch in V2.switches:
+        for op in V2.switches[switch]:
+            assert tier.table[op] == V1.table[op] != V2.table[op]
+        kept = set(V2.table) - set(V2.switches[switch])
+        assert all(tier.table[op] == V2.table[op] for op in kept)
+        losses = run(tier, device, plan=StepPlan()).losses
+        assert losses == pytest.approx(run("v1", device).losses, rel=1e-6)
+    else:
+        assert not getattr(tier.gpu, switch)
+
+
+def test_v1_is_the_baseline_and_v2_fuses() -> None:
+    assert {V1.table[op] for op in ("rms_norm", "attention", "qkv", "swiglu")} == {"eager"}
+    assert V1.plan("cuda") == V1.plan("cpu") == StepPlan()
+    assert V2.plan("cuda") == StepPlan(compile=True, capture=True)
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tier 'v9' does not exist: use one of v1, v2"):
+        resolve("v9")
+    with pytest.raises(ConfigError, match="no switch 'magic': use one of norm"):
+        V2.without("magic")
+
+
+def test_what_cannot_be_captured_says_why(device: torch.device) -> None:
+    """On every device: an optimizer that counts on the host would freeze in a graph."""
+    if cannot("capture", device):
+        pytest.skip(f"capture: {cannot('capture', device)}")
+    step = TrainStep(TinyLlama(SHAPE, V2.without("adamw")).to(device), TrainConfig())
+    assert not step.plan.capture
+    assert "counts its steps on the host" in step.left_out["capture"]
+    step = TrainStep(TinyLlama(SHAPE, V2).to(device), TrainConfig(precision="fp16"))
+    assert "gradient scaler" in step.left_out["capture"]
+
+
+def test_a_plan_that_cannot_run_is_refused(device: torch.device) -> None:
+    if cannot("capture", device) is None:
+        pytest.skip("this device can capture: there is no plan to refuse")
+    model = TinyLlama(SHAPE, Tier("t", "t", V2.table, cpu=StepPlan(capture=True)))
+    with pytest.raises(ConfigError, match="capture cannot run on cpu: device graphs need a GPU"):
+        TrainStep(model, TrainConfig(), StepPlan(capture=True))
+    assert TrainStep(model, TrainConfig()).left_out == {"capture": "device graphs need a GPU"}

@@ -1,0 +1,331 @@
+"""A training run: it learns, it says what it did, and it does not hide what went wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.faults import (
+    dead_swiglu_tier,
+    detached_norm_tier,
+    infinite_gradient_tier,
+    tier_with,
+)
+from correctness_tests.support.runs import CONFIG, MODEL, ON_CPU, PARAMETERS, run
+from correctness_tests.support.steps import leave_to_gpu
+from tinyllama.harness.machine.device import cannot
+from tinyllama.model.config import ConfigError
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, V2, StepPlan
+from tinyllama.ops import OPS
+from tinyllama.training import checkpoint
+from tinyllama.training.data import RandomTokens, TextBytes
+from tinyllama.training.diagnose import gradients
+from tinyllama.training.memory import MemoryMeter
+from tinyllama.training.result import Result
+from tinyllama.training.step import TrainStep
+from tinyllama.training.train import StepRecord, train
+
+
+def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> TrainStep:
+    return TrainStep(TinyLlama(MODEL).to(device), replace(CONFIG, precision=precision))
+
+
+# -- it learns --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_it_learns_a_text_by_heart(tier: str, tmp_path: Path, device: torch.device) -> None:
+    leave_to_gpu(tier, device)
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 8)
+    config = replace(CONFIG, batch_size=8, seq_len=32, num_steps=200)
+    batches = TextBytes(tmp_path / "text", MODEL.vocab_size, config)
+    options: dict[str, Any] = {"device": device, "batches": batches, "plan": StepPlan()}
+    losses = train(MODEL, config, tier, **options).losses
+    assert abs(losses[0] - math.log(MODEL.vocab_size)) < 0.5
+    assert losses[-1] < 0.4
+
+
+def test_random_tokens_cannot_be_learned() -> None:
+    """Fresh ones in each step: a falling loss would mean that targets leak."""
+    result = run(num_steps=60, batch_size=8, seq_len=16)
+    assert min(result.losses) > math.log(MODEL.vocab_size) - 0.3
+
+
+def test_a_run_repeats_bit_for_bit_and_another_seed_does_not() -> None:
+    assert run(seed=5).losses == run(seed=5).losses
+    assert run(seed=5).losses[0] != run(seed=6).losses[0]
+
+
+# -- it says what it did ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_result_describes_the_run(tier: str, device: torch.device) -> None:
+    records: list[StepRecord] = []
+    result = run(tier, device=device, on_step=records.append)
+    assert result.status == "completed"
+    assert result.reason is None
+    assert len(result.losses) == len(result.step_seconds) == 4
+    assert [record.number for record in records] == [1, 2, 3, 4]
+    assert tuple(record.loss for record in records) == result.losses
+    assert records[-1].live_bytes == result.memory.live_bytes
+    assert all(seconds > 0 for seconds in result.step_seconds)
+    assert result.phase_seconds.keys() == {"forward", "backward", "optimizer"}
+    assert all(seconds > 0 for seconds in result.phase_seconds.values())
+    assert result.gradients == dict.fromkeys(PARAMETERS, True)
+    assert result.parameters == MODEL.parameters
+    assert result.samples_per_second is not None
+    assert result.tokens_per_second == result.samples_per_second * CONFIG.seq_len
+    assert {"python", "torch", "numpy", "tinyllama"} <= result.versions.keys()
+
+
+def test_speed_is_that_of_the_median_step() -> None:
+    result = replace(run(), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
+    assert result.samples_per_second == CONFIG.batch_size / 0.2
+
+
+def test_micro_batches_count_as_samples() -> None:
+    """And draw the data of one batch of their size, so that the curve is the same."""
+    whole = run(batch_size=6)
+    parts = replace(run(batch_size=2, accumulate=3), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
+    assert parts.samples_per_second == 6 / 0.2
+    assert parts.tokens_per_second == 6 * CONFIG.seq_len / 0.2
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+def test_norms_are_those_of_the_steps() -> None:
+    assert run().gradient_norms == ()
+    unclipped, clipped = run(max_grad_norm=1e3), run(max_grad_norm=0.1)
+    assert len(unclipped.gradient_norms) == len(clipped.gradient_norms) == 4
+    assert unclipped.losses == run().losses
+    first = unclipped.gradient_norms[0]
+    assert first is not None
+    assert clipped.gradient_norms[0] == first > 0.1
+
+
+@pytest.mark.parametrize("tier", ON_CPU)
+def test_small_memory_has_the_same_curve(tier: str) -> None:
+    small = run(tier, plan=StepPlan(memory="small"), diagnose_at=(1, 3))
+    assert small.losses == run(tier, plan=StepPlan()).losses
+    assert small.plan == "small-memory"
+    assert small.gradients == dict.fromkeys(PARAMETERS, True)
+    assert small.memory.live_bytes == 3 * MODEL.parameters * 4 + 4
+    assert len(small.diagnoses) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("accumulate", 0, "accumulate is 0: use a whole number of at least 1"),
+        ("accumulate", 1.5, "accumulate is 1.5: use a whole number of at least 1"),
+        ("max_grad_norm", 0.0, "max_grad_norm is 0.0: use a finite number above 0"),
+        ("max_grad_norm", math.inf, "max_grad_norm is inf: use a finite number above 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused(setting: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(CONFIG, **{setting: value})
+
+
+def test_live_memory_is_parameters_gradients_and_two_moments() -> None:
+    memory = run().memory
+    assert memory.live_bytes == 4 * MODEL.parameters * 4 + 4  # and the step count
+    assert memory.live_means == "parameters, gradients and optimizer state"
+    assert memory.peak_bytes > memory.live_bytes
+    assert memory.peak_means == "resident set of the process"
+
+
+def test_the_peak_is_that_of_steps_and_not_of_what_looks_into_them(device: torch.device) -> None:
+    reason = cannot("gpu", device)
+    if reason:
+        pytest.skip(f"device memory: {reason}")
+    meter = MemoryMeter(make_step(device=device))
+    before = meter.live()  # other tests of this process may keep memory
+    meter.start()
+    with meter.paused():
+        torch.empty(2**26, dtype=torch.uint8, device=device)
+    assert meter.read().peak_bytes < before + 2**26
+    torch.empty(2**26, dtype=torch.uint8, device=device)
+    with meter.paused():
+        pass
+    assert meter.read().peak_bytes >= before + 2**26
+
+
+def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said() -> None:
+    result = run(replace(V2, cpu=StepPlan(capture=True)))
+    assert result.plan == "eager"
+    assert result.left_out == {"capture": "device graphs need a GPU"}
+
+
+def test_a_plan_that_is_asked_for_must_run() -> None:
+    with pytest.raises(ConfigError, match="capture cannot run on cpu"):
+        run("v2", plan=StepPlan(capture=True))
+
+
+def test_a_provider_that_cannot_run_here_is_refused() -> None:
+    reason = cannot("gpu", torch.device("cpu"))
+    message = rf"tier v1-needy cannot run on cpu: its rms_norm \(needy\) needs gpu: {reason}"
+    eager = OPS["rms_norm"]["eager"].call
+    with (
+        tier_with("rms_norm", eager, "needy", requires=("gpu",)) as tier,
+        pytest.raises(ConfigError, match=message),
+    ):
+        run(tier)
+
+
+@pytest.mark.parametrize("device", ["tpu", "mps", "cuda:99", "cpu:x"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device '{device}' is (unknown|not there)"):
+        train(MODEL, CONFIG, device=device)
+
+
+# -- gradients that get lost ------------------------------------------------------------------
+
+
+def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> None:
+    with detached_norm_tier() as tier:
+        result = run(tier, device=device)
+    assert result.status == "failed"
+    assert result.losses == ()
+    # What is left is the output projection, which is the embedding.
+    assert result.lost == dict.fromkeys(PARAMETERS[1:], "absent")
+    assert result.gradients == {name: name == "embedding" for name in PARAMETERS}
+    assert result.reason == (
+        f"no gradient arrives at {len(PARAMETERS) - 1} of {len(PARAMETERS)} parameters, "
+        "and the optimizer does not update in part"
+    )
+
+
+def test_a_gradient_of_zeros_does_not_pass(device: torch.device) -> None:
+    with dead_swiglu_tier() as tier:
+        result = run(tier, device=device)
+    assert result.status == "completed"
+    assert result.lost == {
+        f"layers.{layer}.{name}": "all zero"
+        for layer in range(2)
+        for name in ("mlp_norm", "w_gate", "w_up", "w_down")
+    }
+
+
+def test_a_gradient_that_is_not_finite_does_not_pass(device: torch.device) -> None:
+    with infinite_gradient_tier() as tier:
+        result = run(tier, device=device, num_steps=1)
+    assert result.lost["layers.1.w_up"] == "not finite"
+    assert result.gradients["layers.1.w_down"]
+
+
+def test_a_gradient_that_is_released_at_once_counts() -> None:
+    step = make_step()
+    for parameter in step.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
+    assert set(verdicts.values()) == {"received"}
+
+
+def test_a_leftover_gradient_does_not_count() -> None:
+    step = make_step()
+    for parameter in step.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    norm = step.model.norm
+    step.model.norm = lambda x, weight, eps: norm(x, weight.detach(), eps=eps)
+    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
+    assert verdicts.pop("final_norm") == "absent"
+    assert set(verdicts.values()) == {"received"}
+
+
+def test_an_fp16_scale_that_starts_too_high_loses_no_gradient() -> None:
+    step = make_step("fp16")
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
+    verdicts = gradients(step, *RandomTokens(MODEL.vocab_size, CONFIG).batch(0))
+    assert set(verdicts.values()) == {"received"}
+    assert step.scaler.get_scale() == 2.0**40
+
+
+# -- runs that end early ----------------------------------------------------------------------
+
+
+def test_ctrl_c_between_steps_keeps_what_was_done() -> None:
+    def stop_after_two(record: StepRecord) -> None:
+        if record.number == 2:
+            raise KeyboardInterrupt
+
+    result = run(on_step=stop_after_two)
+    assert result.status == "interrupted"
+    assert result.reason == "Ctrl-C after 2 of 4 steps"
+    assert result.losses == run().losses[:2]
+    assert len(result.step_seconds) == 2
+    assert len(result.gradients) == len(PARAMETERS)
+
+
+def test_ctrl_c_within_a_step_waits_for_its_end(tmp_path: Path) -> None:
+    """An update that stops half way would leave a state that no run ever had."""
+    whole = run().losses
+    calls: list[None] = []
+    press_at = math.inf
+
+    def press(*args: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        if len(calls) == press_at:
+            signal.raise_signal(signal.SIGINT)
+        return OPS["linear_cross_entropy"]["torch"].call(*args)
+
+    with tier_with("linear_cross_entropy", press) as tier:
+        run(tier)
+        press_at = len(calls) - CONFIG.num_steps + 3  # in the third step, after the warm-up
+        calls.clear()
+        result = run(tier, save_to=tmp_path / "saved")
+    assert result.status == "interrupted"
+    assert result.losses == whole[:3]
+    assert run(resume=checkpoint.load(tmp_path / "saved"), num_steps=1).losses == whole[3:]
+
+
+def test_it_runs_in_a_thread_that_cannot_receive_ctrl_c() -> None:
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(run()))
+    thread.start()
+    thread.join()
+    assert results[0].losses == run().losses
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_op(device: torch.device) -> None:
+    result = run(device=device, learning_rate=1e18)
+    assert result.status == "failed"
+    assert len(result.losses) == 1
+    assert all(map(math.isfinite, result.losses))
+    assert result.reason is not None
+    assert re.fullmatch(
+        r"the loss of step 2 is nan: the first op whose output is not finite is layers\.\d\..+",
+        result.reason,
+    )
+
+
+def test_the_op_that_made_the_loss_not_finite_is_found() -> None:
+    swiglu = OPS["swiglu"]["eager"]
+    with tier_with("swiglu", lambda *args: swiglu(*args) / 0) as tier:
+        result = run(tier)
+    assert result.losses == ()
+    assert result.reason is not None
+    assert result.reason.endswith("is layers.0.swiglu")
+
+
+# -- precisions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_autocast_follows_the_fp32_curve(precision: str, device: torch.device) -> None:
+    losses = run(device=device, precision=precision).losses
+    assert losses == pytest.approx(run(device=device).losses, rel=0.01)
+
+
+def test_a_precision_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"precision tf32 is not there on cpu: .*; use fp32"):
+        run(precision="tf32")

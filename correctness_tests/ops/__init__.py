@@ -1,0 +1,1 @@
+"""Are the kernels right? Cases that follow from declarations, references, each op."""

@@ -1,0 +1,401 @@
+"""What the derived cases cannot ask of the attention kernels.
+
+Blocks of every proportion, one launch or several, scores of any size, gradients written into a
+packed buffer and nowhere else, gradients left out, rows far apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tinyllama.harness import Case
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.compare import SLACK
+from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels import layout
+from tinyllama.harness.kernels.configs import Config
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.precision import input_precision
+from tinyllama.harness.machine.device import cannot
+from tinyllama.ops import attention as attention_file
+from tinyllama.ops.attention import attend, attend_backward, attention
+from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.rope import rotate
+
+pytestmark = pytest.mark.skipif(
+    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
+)
+
+B, T, H, G, K, D = 2, 37, 4, 2, 12, 16  # D: K as it is padded
+LOG2_E = math.log2(math.e)
+
+
+def packed(device: torch.device, tokens: int = T, dtype: torch.dtype = torch.float32) -> list:
+    """A buffer (B T (H + 2G) K), and its views q (B T H K), k and v (B T G K)."""
+    generator = torch.Generator().manual_seed(0)
+    buffer = torch.randn(B, tokens, H + 2 * G, K, generator=generator).to(device, dtype)
+    return [buffer, *buffer.split((H, G, G), 2)]
+
+
+def exact(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """do, q, k, v -> o, lse, dq, dk, dv in float64."""
+    do, *inputs = (x.detach().double() for x in tensors)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    o = attention["eager"].call(q, k, v)
+    keys = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    scores = torch.einsum("bthk,bshk->bhts", q, keys) * q.shape[-1] ** -0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    lse = scores.masked_fill(future, -torch.inf).logsumexp(-1) * LOG2_E
+    return o, lse, *torch.autograd.grad(o, (q, k, v), do)
+
+
+def assert_close(found: tuple, expected: tuple, tolerance: float = 2e-5) -> None:
+    """Relative to the whole tensor: a wrong mask or index is off by more than 1e-2."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        error = (one.double() - other).norm() / other.norm()
+        assert error < tolerance, f"off by {error:.2e}"
+
+
+def results(device: torch.device, tokens: int = T) -> tuple[tuple, tuple]:
+    """o, lse, dq, dk, dv by the kernels, and in float64, for one group of heads.
+
+    Past the last token inputs are NaN: what reads it shows."""
+    buffer, *_ = packed(device, tokens)
+    room = torch.full((B, tokens + 64, *buffer.shape[2:]), float("nan"), device=device)
+    views = room[:, :tokens].copy_(buffer).split((H, G, G), 2)
+    q, k, v = (x[:, :, : x.shape[2] // G] for x in views)
+    do = torch.full_like(room, float("nan"))[:, :tokens, : H // G].copy_(q.flip(1))
+    o, lse = attend(q, k, v)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    attend_backward(do, q, k, v, o, lse, *gradients)
+    return (o, lse, *gradients), exact(do, q, k, v)
+
+
+@contextlib.contextmanager
+def blocks(rows: int, step: int, turn: int = 0, ahead: int = 0) -> Iterator[None]:
+    """Every kernel owns ``rows`` rows a program and takes ``step`` a step; turn: products read
+    transposes; ahead: those of the scores come first."""
+    size = {"num_warps": 4, "num_stages": 2, "TURN": turn}
+    queries, keys = {"QM": rows, "QN": step}, {"KN": rows, "KM": step, "AHEAD": ahead}
+    with contextlib.ExitStack() as stack:
+        for kind in ("fp32", "tf32x3"):
+            key = {"D": D, "kind": kind}
+            for length in ("short", "long"):
+                stack.enter_context(FORWARD.force(Config(**queries, **size), **key, length=length))
+            stack.enter_context(BACKWARD_QUERIES.force(Config(**queries, **size), **key))
+            stack.enter_context(BACKWARD_KEYS.force(Config(**keys, **size), **key))
+            stack.enter_context(BACKWARD.force(Config(**queries, **keys, **size), **key))
+        yield
+
+
+@pytest.fixture(params=["short", "long"])
+def length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Sequences count as short, or as long: each kernel has both ways."""
+    if request.param == "long":
+        monkeypatch.setattr(attention_file, "FEW_TOKENS", 0)
+    return request.param
+
+
+# -- blocks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "step"),
+    [(37, 16, 16), (37, 16, 64), (37, 64, 16), (37, 32, 32), (48, 16, 64), (64, 64, 16)],
+)
+def test_blocks_of_any_proportion(
+    tokens: int, rows: int, step: int, length: str, device: torch.device
+) -> None:
+    with blocks(rows, step):
+        assert_close(*results(device, tokens))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize(("tokens", "rows", "step"), [(37, 16, 32), (37, 32, 16), (64, 32, 32)])
+def test_products_may_read_transposes_and_come_in_another_order(
+    tokens: int, rows: int, step: int, ahead: int, length: str, device: torch.device
+) -> None:
+    with blocks(rows, step, turn=1, ahead=ahead):
+        assert_close(*results(device, tokens))
+
+
+def test_transposes_of_every_head_and_sequence_are_found(length: str, device: torch.device) -> None:
+    _, q, k, v = packed(device)
+    do, gradients = q.flip(1), [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    with blocks(32, 16, turn=1):
+        o, lse = attend(q, k, v)
+        attend_backward(do, q, k, v, o, lse, *gradients)
+    assert_close((o, lse, *gradients), exact(do, q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("farthest", "launches"),
+    [(attention_file.FARTHEST_ROW, 1 + 1 + 1 + 1 + 2 + 1), (100, 1 + 1 + 1)],
+    ids=["within 32 bits", "beyond"],
+)
+def test_operands_are_transposed_once_without_another_copy(
+    farthest: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v; k; q and do: as long as offsets in a transpose have 32 bits."""
+    monkeypatch.setattr(attention_file, "FEW_TOKENS", 0)
+    monkeypatch.setattr(attention_file, "FARTHEST_ROW", farthest)
+    buffer, q, k, v = packed(torch.device("cpu"), tokens=60)
+    copies = layout.copies
+    with blocks(16, 16, turn=1), recorded() as seen:
+        o, lse = attend(q, k, v)
+        attend_backward(torch.empty_like(o), q, k, v, o, lse, *buffer.split((H, G, G), 2))
+    assert len(seen) == launches
+    assert layout.copies == copies
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 31, 33])
+def test_a_block_more_or_less(tokens: int, length: str, device: torch.device) -> None:
+    with blocks(16, 16):
+        found, expected = results(device, tokens)
+        if tokens == 1:  # dq and dk are exactly zero there
+            assert max(found[i].abs().max() for i in (2, 3)) < 1e-5
+            found, expected = (tuple(r[i] for i in (0, 1, 4)) for r in (found, expected))
+        assert_close(found, expected)
+
+
+def test_equal_inputs_give_equal_bits(length: str, device: torch.device) -> None:
+    (one, _), (other, _) = results(device), results(device)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# -- scores -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [30.0, 100.0])
+def test_scores_of_thousands_leave_one_key(
+    spread: float, length: str, device: torch.device
+) -> None:
+    """Weights are 0 and 1: o is a row of v, whatever the exponentials would overflow to."""
+    _, q, k, v = packed(device)
+    do, q, k = q.flip(1), q * spread, k * spread
+    o, lse = attend(q, k, v)
+    expected = exact(do, q, k, v)
+    assert_close((o, lse), expected[:2], 1e-2)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    attend_backward(do, q, k, v, o, lse, *gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert_close((gradients[2],), (expected[4],), 1e-2)
+
+
+@pytest.mark.parametrize("drawn", [476292, 476297])
+def test_weights_that_are_made_again_are_those_of_the_forward_pass(
+    drawn: int, device: torch.device
+) -> None:
+    """Of one-hot rows in float32. With a log-sum-exp in float32 dv has six times this error."""
+    if input_precision(torch.empty(0, device=device)) != "ieee":
+        pytest.skip("products of float32 are made of tf32 ones here")
+    case = next(one for one in attention.cases if one.dims["T"] == 17)
+    peaked = OpCase(attention, attention["triton"], case, torch.float32, extreme="peaked")
+    (dv,) = (one for one in peaked.compare(device, drawn, slack=SLACK / 3) if one.name == "grad v")
+    assert dv.passed, str(dv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shift", [0.0, 20.0])
+def test_long_sequences_are_as_accurate_as_eager(
+    dtype: torch.dtype, shift: float, device: torch.device, seed: int
+) -> None:
+    """The extremes of the declaration are tried on a short one; rounding must not add up."""
+    case = Case(B=1, T=300, H=2, G=1, K=64, values={"k": normal(1.0, mean=shift)})
+    found = OpCase(attention, attention["triton"], case, dtype).compare(device, seed)
+    wrong = [str(comparison) for comparison in found if not comparison.passed]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+def test_gradients_fill_a_packed_buffer_and_nothing_beside_it(
+    length: str, device: torch.device
+) -> None:
+    buffer, q, k, v = packed(device)
+    guarded = torch.full((B + 2, T, H + 2 * G + 2, K), 7.0, device=device)
+    inside = guarded[1:-1, :, 1:-1]
+    inside.fill_(float("nan"))
+    before = buffer.clone(), layout.copies
+    do = packed(device)[1].flip(1)
+    o, lse = attend(q, k, v)
+    attend_backward(do, q, k, v, o, lse, *inside.split((H, G, G), 2))
+    assert torch.equal(buffer, before[0])
+    assert layout.copies == before[1]
+    assert_close(tuple(inside.split((H, G, G), 2)), exact(do, q, k, v)[2:])
+    inside.fill_(7.0)
+    assert (guarded == 7.0).all()
+    assert o.is_contiguous()
+
+
+def test_gradients_go_back_through_the_rotation(length: str, device: torch.device) -> None:
+    buffer, q, k, v = packed(device)
+    angles = torch.randn(T, K // 2, generator=torch.Generator().manual_seed(1)).to(device)
+    tables = angles.cos(), angles.sin()
+    o, lse = attend(q, k, v)
+    plain, rotated = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
+    attend_backward(o.flip(1), q, k, v, o, lse, *plain.split((H, G, G), 2))
+    dq, dk, dv = rotated.split((H, G, G), 2)
+    attend_backward(o.flip(1), q, k, v, o, lse, dq, dk, dv, *tables)
+    dq, dk, _ = plain.split((H, G, G), 2)
+    rotate(dq, dk, *tables, dq, dk, inverse=True)
+    assert_close((rotated,), (plain.double(),), tolerance=1e-6)
+
+
+def test_every_tensor_has_strides_of_its_own(length: str, device: torch.device) -> None:
+    """Those of one used for another: dO read as o is, dv written as dk is."""
+
+    def apart(x: torch.Tensor, gap: int, order: tuple[int, ...]) -> torch.Tensor:
+        """x with its axes in this order in memory, and a gap behind the last."""
+        room = x.new_full((*(x.shape[i] for i in order), K + gap), float("nan"))
+        view = room[..., :K].permute(*(order.index(i) for i in range(3)), 3)
+        return view.copy_(x)
+
+    orders = ((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1))
+    _, q, k, v = packed(device)
+    tensors = (q.flip(1), q, k, v)
+    do, q, k, v = (apart(x, 16 * (i + 1), orders[i]) for i, x in enumerate(tensors))
+    dq, dk, dv = (
+        apart(torch.full_like(x, float("nan")), 16 * (i + 5), orders[i])
+        for i, x in enumerate((q, k, v))
+    )
+    before = layout.copies
+    o, lse = attend(q, k, v)
+    attend_backward(do, q, k, v, o, lse, dq, dk, dv)
+    assert layout.copies == before
+    assert_close((o, lse, dq, dk, dv), exact(do, q, k, v))
+
+
+@pytest.mark.parametrize("which", ["dq", "dk and dv"])
+def test_what_is_not_wanted_is_left_out(which: str, length: str, device: torch.device) -> None:
+    _, q, k, v = packed(device)
+    do = packed(device)[1].flip(1)
+    o, lse = attend(q, k, v)
+    dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
+    expected = exact(do, q, k, v)[2:]
+    if which == "dq":
+        attend_backward(do, q, k, v, o, lse, dq, None, None)
+        assert_close((dq,), expected[:1])
+    else:
+        attend_backward(do, q, k, v, o, lse, None, dk, dv)
+        assert_close((dk, dv), expected[1:])
+
+
+def test_a_provider_computes_what_is_wanted_in_one_launch() -> None:
+    call = attention["triton"].call
+    q, k, v = (torch.empty(B, 512, heads, K, device="meta") for heads in (H, G, G))
+    for wanted, launches in (((q,), 1), ((k,), 1), ((k, v), 1), ((q, v), 2)):
+        for x in (q, k, v):
+            x.requires_grad_(any(x is w for w in wanted))
+        with recorded("sm_90") as noted:
+            o = call(q, k, v)
+            torch.autograd.grad(o, wanted, torch.empty_like(o))
+        assert len(noted) == 1 + launches
+
+
+@pytest.mark.parametrize(("tokens", "launches"), [(128, 2), (256, 2), (257, 3), (4096, 3)])
+def test_short_sequences_take_one_launch_each_way(tokens: int, launches: int) -> None:
+    q, k, v = (torch.empty(B, tokens, heads, 64, device="meta") for heads in (H, G, G))
+    with recorded("gfx942") as noted:
+        o, lse = attend(q, k, v)
+        attend_backward(o, q, k, v, o, lse, *(torch.empty_like(x) for x in (q, k, v)))
+    assert len(noted) == launches
+
+
+def test_tokens_too_far_apart_are_brought_together() -> None:
+    """Within a block offsets have 32 bits."""
+    size, stride = (1, 16, 1, K), (0, 2**28, K, 1)
+    q, k, v = (torch.empty_strided(size, stride, device="meta") for _ in range(3))
+    before = layout.copies
+    with recorded("sm_90") as noted:
+        attend(q, k, v)
+    assert layout.copies == before + 3
+    assert noted[0].arguments["q_t"] == K
+
+
+def test_sequences_may_be_more_than_32_bits_apart(device: torch.device) -> None:
+    reason = cannot("gpu", device)
+    if reason:
+        pytest.skip(f"needs 9 GB: {reason}")
+    far, heads = 2**31 + 64, H + 2 * G
+    room = torch.empty(2, far + T * heads * K, dtype=torch.bfloat16, device=device)
+    buffer, into = (x.as_strided((B, T, heads, K), (far, heads * K, K, 1)) for x in room)
+    buffer.copy_(packed(device)[0])
+    into.fill_(float("nan"))
+    q, k, v = buffer.split((H, G, G), 2)
+    o, lse = attend(q, k, v)
+    attend_backward(q, q, k, v, o, lse, *into.split((H, G, G), 2))
+    assert_close((o, lse, *into.split((H, G, G), 2)), exact(q, q, k, v), 1e-2)
+
+
+def test_operands_of_several_dtypes_are_read_as_the_widest(device: torch.device) -> None:
+    _, q, k, v = packed(device)
+    v = v.to(torch.bfloat16)
+    o, lse = attend(q, k, v)
+    do = packed(device)[1].flip(1)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    attend_backward(do, q, k, v, o, lse, *gradients)
+    assert (o.dtype, gradients[2].dtype) == (torch.float32, torch.bfloat16)
+    expected = exact(do, q, k, v)
+    assert_close((o, lse, *gradients[:2]), expected[:4])
+    assert_close((gradients[2],), expected[4:], 1e-2)
+
+
+@pytest.mark.parametrize("empty", [(0, 5), (2, 0)])
+def test_nothing_to_attend_to(empty: tuple[int, int], device: torch.device) -> None:
+    q, k, v = (torch.empty(*empty, heads, K, device=device) for heads in (H, G, G))
+    o, lse = attend(q, k, v)
+    attend_backward(o, q, k, v, o, lse, q, k, v)
+    assert o.shape == q.shape
+    assert lse.shape == (empty[0], H, empty[1])
+
+
+def test_what_cannot_be_done_is_refused(device: torch.device) -> None:
+    wide = torch.zeros(1, 2, 1, 257, device=device)
+    with pytest.raises(ValueError, match="head dimension 257: up to 256 is supported"):
+        attend(wide, wide, wide)
+    assert attention["triton"].supports({"K": 257}) is not None
+    x = torch.zeros(1, 2, 1, K, device=device)
+    o, lse = attend(x, x, x)
+    strided = torch.zeros(1, 2, 1, 2 * K, device=device)[..., ::2]
+    with pytest.raises(ValueError, match="dense last axis"):
+        attend_backward(x, x, x, x, o, lse, strided, x.clone(), x.clone())
+
+
+# -- configurations ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [
+        (kind, width)
+        for kind in ("16bit", "fp32", "tf32", "tf32x3")
+        for width in (16, 32, 64, 128, 256)
+        if kind != "tf32x3" or width <= attention_file.WIDEST_IN_THREE
+    ],
+)
+def test_spaces_are_finite_and_their_blocks_whole(kind: str, width: int) -> None:
+    asked = {"D": width, "kind": kind}
+    spaces = [
+        (FORWARD, {**asked, "length": "long"}),
+        (FORWARD, {**asked, "length": "short"}),
+        (BACKWARD, asked),
+        (BACKWARD_QUERIES, asked),
+        (BACKWARD_KEYS, asked),
+    ]
+    for space, key in spaces:
+        found = space.configs(**key)
+        assert len(set(found)) == len(found) <= 60
+        for config in [*found, space.default(**key)]:
+            assert {name for name, _ in config.constants} == {
+                name for name, _ in space.default(**key).constants
+            }
+            sizes = {name: size for name, size in config.constants if name not in ("TURN", "AHEAD")}
+            assert set(sizes.values()) <= {16, 32, 64, 128}

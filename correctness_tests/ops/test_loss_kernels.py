@@ -1,0 +1,384 @@
+"""What the derived cases cannot ask of the loss's kernels.
+
+The loss in chunks, on every case; who owns memory; targets that are no class; rows and classes
+anywhere.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness.correct.cases import OpCase, op_cases
+from tinyllama.harness.kernels.configs import Config
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.machine.device import cannot
+from tinyllama.ops import cross_entropy as cross_entropy_file
+from tinyllama.ops import linear_cross_entropy as linear_file
+from tinyllama.ops.cross_entropy import cross_entropy, loss_backward, loss_forward, row_losses
+from tinyllama.ops.linear_cross_entropy import CHUNKS, chunk_rows, in_chunks, linear_cross_entropy
+
+pytestmark = pytest.mark.skipif(
+    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
+)
+
+KERNELS = linear_cross_entropy["triton"].call
+IN_CHUNKS = [
+    case
+    for case in op_cases([linear_cross_entropy], providers=["triton"])
+    if case.dtype is not torch.float16
+]
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Chunks at every size; for each loss in chunks, the gradients that were asked for."""
+    calls: list[tuple[str, ...]] = []
+    known = linear_file.chunked_loss
+
+    def noted(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        wanted: tuple[str, ...] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        calls.append(wanted)
+        return known(x, weight, targets, wanted)
+
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 0)
+    monkeypatch.setattr(linear_file, "chunked_loss", noted)
+    return calls
+
+
+def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[torch.Tensor]:
+    """x (N D), weight (V D), both with gradients, and targets (N)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, D, generator=generator).to(device).requires_grad_()
+    weight = torch.randn(V, D, generator=generator).to(device).requires_grad_()
+    return [x, weight, torch.randint(V, (N,), generator=generator).to(device)]
+
+
+# -- the loss in chunks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", IN_CHUNKS, ids=str)
+def test_loss_in_chunks_is_as_accurate_as_eager(
+    case: OpCase, chunks: list, device: torch.device, seed: int
+) -> None:
+    wrong = [str(found) for found in case.compare(device, seed) if not found.passed]
+    assert not wrong, "\n".join(wrong)
+    assert chunks == [("x", "weight")]
+
+
+def test_derived_cases_reach_both_ways() -> None:
+    ways = {in_chunks(**case.dims, dtype=torch.bfloat16) for case in linear_cross_entropy.cases}
+    assert ways == {False, True}
+    small, medium, large = linear_cross_entropy.timed
+    assert not in_chunks(**small.dims, dtype=torch.float32)
+    assert not in_chunks(**medium.dims, dtype=torch.float32)
+    assert in_chunks(**large.dims, dtype=torch.bfloat16)
+
+
+def test_float16_holds_its_logits_however_many_they_are() -> None:
+    many = (10**6, 4, 10**5)
+    assert in_chunks(*many, torch.bfloat16)
+    assert in_chunks(*many, torch.float32)
+    assert not in_chunks(*many, torch.float16)
+
+
+def test_float16_gradients_use_the_scale_of_the_loss(device: torch.device) -> None:
+    """1 / N of a probability of exp(-12) is less than float16 can hold; scaled as in training it
+    is not."""
+    x = torch.full((256, 1), 2.0, device=device)
+    weight = torch.zeros(100, 1, device=device)
+    weight[0] = 6.0
+    targets, scale = torch.zeros(256, dtype=torch.int64, device=device), 2.0**16
+    found = []
+    for call, dtype in ((KERNELS, torch.float16), (linear_file.eager, torch.float64)):
+        given = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
+        found.append(torch.autograd.grad(scale * call(*given, targets), given))
+    for got, exact in zip(*found, strict=True):
+        assert (got.double() - exact).norm() <= 0.01 * exact.norm()
+
+
+def test_chunks_are_few_and_whole_tiles() -> None:
+    for N in [*range(1, 300), 1000, 8191, 8192, 8193, 131072]:
+        rows = chunk_rows(N)
+        assert math.ceil(N / rows) <= CHUNKS
+        assert rows <= 128 or rows % 128 == 0
+    assert chunk_rows(8192) == 1024
+
+
+@pytest.mark.parametrize("wanted", [(), ("x",), ("weight",)])
+def test_only_wanted_gradients_are_computed(
+    wanted: tuple[str, ...], chunks: list, device: torch.device
+) -> None:
+    x, weight, targets = problem(device)
+    expected = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
+    chunks.clear()
+    given = [x.detach(), weight.detach()]
+    for name, tensor in zip(("x", "weight"), given, strict=True):
+        tensor.requires_grad_(name in wanted)
+    loss = KERNELS(*given, targets)
+    assert chunks == [wanted]
+    if wanted:
+        loss.backward()
+    for name, tensor, gradient in zip(("x", "weight"), given, expected, strict=True):
+        if name in wanted:
+            assert tensor.grad is not None
+            assert torch.equal(tensor.grad, gradient)
+        else:
+            assert tensor.grad is None
+
+
+def test_loss_without_gradients_holds_no_gradients(chunks: list, device: torch.device) -> None:
+    x, weight, targets = problem(device)
+    with torch.no_grad():
+        alone = KERNELS(x, weight, targets)
+    assert chunks == [()]
+    torch.testing.assert_close(alone, KERNELS(x, weight, targets).detach())
+
+
+def test_backward_again_gives_the_same(chunks: list, device: torch.device) -> None:
+    """What forward saved is given away only by the last backward pass."""
+    x, weight, targets = problem(device)
+    loss = KERNELS(x, weight, targets)
+    upstream = torch.tensor(3.0, device=device)
+    kept, again = (
+        torch.autograd.grad(loss, [x, weight], upstream, retain_graph=True) for _ in range(2)
+    )
+    last = torch.autograd.grad(loss, [x, weight], upstream)
+    for one, two, three in zip(kept, again, last, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+        assert len({one.data_ptr(), two.data_ptr(), three.data_ptr()}) == 3
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
+def test_gradients_follow_the_one_from_upstream(
+    factor: float, chunks: list, device: torch.device
+) -> None:
+    """To the bit, for powers of two: in the last backward pass, which works in place, and not."""
+    x, weight, targets = problem(device)
+    loss = KERNELS(x, weight, targets)
+    kept, last = (
+        torch.autograd.grad(loss, [x, weight], upstream, retain_graph=retain)
+        for upstream, retain in (
+            (torch.ones((), device=device), True),
+            (torch.tensor(factor, device=device), False),
+        )
+    )
+    for one, scaled in zip(kept, last, strict=True):
+        assert torch.equal(factor * one, scaled)
+
+
+def test_last_backward_takes_no_memory(
+    chunks: list, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[torch.Tensor] = []
+    counted = linear_file.chunked_loss
+
+    def noted(*args: Any) -> tuple[torch.Tensor, ...]:
+        held[:] = counted(*args)
+        return tuple(held)
+
+    monkeypatch.setattr(linear_file, "chunked_loss", noted)
+    x, weight, targets = problem(device)
+    found = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
+    assert [gradient.data_ptr() for gradient in found] == [t.data_ptr() for t in held[1:]]
+
+
+def test_gradients_of_two_losses_add_up(chunks: list, device: torch.device) -> None:
+    x, weight, targets = problem(device)
+    once = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
+    for _ in range(2):
+        KERNELS(x, weight, targets).backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert torch.equal(x.grad, 2 * once[0])
+    assert torch.equal(weight.grad, 2 * once[1])
+
+
+def test_autocast_decides_the_dtype(chunks: list, device: torch.device) -> None:
+    x, weight, targets = problem(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = KERNELS(x, weight, targets)
+    found = torch.autograd.grad(loss, [x, weight])
+    rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in (x, weight)]
+    expected = torch.autograd.grad(KERNELS(*rounded, targets), rounded)
+    for gradient, want in zip(found, expected, strict=True):
+        assert gradient.dtype is torch.float32
+        assert torch.equal(gradient, want.float())
+
+
+@pytest.mark.parametrize("at_once", [0, 2**26])
+def test_compiled_and_uncompiled_agree(
+    at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    compiled = torch.compile(KERNELS, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (KERNELS, compiled):
+        x, weight, targets = problem(device)
+        loss = call(x, weight, targets)
+        results.append((loss.detach(), *torch.autograd.grad(loss * 2, [x, weight])))
+    torch.testing.assert_close(results[1], results[0])
+
+
+# -- cross-entropy ------------------------------------------------------------------------------
+
+
+def test_a_target_that_is_no_class_gives_nan_and_reads_nothing(device: torch.device) -> None:
+    logits = torch.randn(5, 33, device=device)
+    targets = torch.tensor([0, -1, 33, 2**40, 32], device=device)
+    loss_N, lse_N = row_losses(logits, targets)
+    assert loss_N.isnan().tolist() == [False, True, True, True, False]
+    dlogits = loss_backward(logits, targets, lse_N, torch.ones((), device=device))
+    assert dlogits.isfinite().all()
+
+
+def test_classes_that_are_masked_out(device: torch.device) -> None:
+    """Logits of -inf, a whole block of them first."""
+    logits = torch.randn(2, 4100, device=device)
+    logits[:, :4097] = -math.inf
+    targets = torch.tensor([4097, 4099], device=device)
+    loss, lse_N = loss_forward(logits, targets)
+    few = logits[:, 4097:].contiguous()
+    expected, _ = loss_forward(few, targets - 4097)
+    torch.testing.assert_close(loss, expected)
+    gradient = loss_backward(logits, targets, lse_N, torch.ones((), device=device))
+    assert not gradient[:, :4097].any()
+    gradients = torch.empty_like(logits)
+    loss_N = torch.empty(2, device=device)
+    cross_entropy_file.losses_and_gradient(logits, targets, 0.5, loss_N, gradients)
+    torch.testing.assert_close(loss_N.mean(), loss)
+    torch.testing.assert_close(gradients, gradient)
+
+
+def test_rows_and_targets_anywhere(device: torch.device) -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(6, 50, device=device)
+    spread = torch.randint(33, (12,), device=device)
+    expected, lse_N = loss_forward(wide[::2, 4:37].contiguous(), spread[::4].contiguous())
+    loss, same_N = loss_forward(wide[::2, 4:37], spread[::4])
+    # Rows that begin anywhere are loaded in other widths, and summed in another order.
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(same_N, lse_N, rtol=1e-6, atol=0)
+    dloss = torch.ones((), device=device)
+    gradient = loss_backward(wide[::2, 4:37].contiguous(), spread[::4].contiguous(), lse_N, dloss)
+    before = wide.clone()
+    into = wide[::2, 4:37]
+    loss_backward(into, spread[::4], lse_N, dloss, out_NV=into)
+    torch.testing.assert_close(into, gradient)
+    before[::2, 4:37] = into.clone()
+    assert torch.equal(wide, before), "nothing beside them is written"
+
+
+def test_targets_apart_from_each_other_in_one_launch(device: torch.device) -> None:
+    spread = torch.arange(12, device=device)
+    logits = torch.randn(4, 40, generator=torch.Generator().manual_seed(4)).to(device)
+    found = []
+    for targets in (spread[::3], spread[::3].contiguous()):
+        loss_N = torch.empty(4, device=device)
+        found.append(
+            (cross_entropy_file.losses_and_gradient(logits.clone(), targets, 0.5, loss_N), loss_N)
+        )
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("at_once", [0, 2**26])
+def test_targets_apart_from_each_other_give_the_loss_and_gradients_of_dense_ones(
+    at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of two rows, and as a whole."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    x, weight, dense = problem(device)
+    wide = dense.new_zeros(len(dense), 3)
+    wide[:, 0] = dense
+    results = []
+    for targets in (wide[:, 0], dense):
+        loss = KERNELS(x, weight, targets)
+        results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight])))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_empty_batch(device: torch.device) -> None:
+    x, weight, targets = problem(device, N=0, V=600)
+    for call in (KERNELS, linear_cross_entropy["eager"].call):
+        loss = call(x, weight, targets)
+        found = torch.autograd.grad(loss, [x, weight])
+        assert loss.isnan()
+        assert [tuple(gradient.shape) for gradient in found] == [(0, 8), (600, 8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_backward_in_place_gives_the_same_bits(dtype: torch.dtype, device: torch.device) -> None:
+    logits = torch.randn(4, 5000, device=device).to(dtype)
+    targets = torch.tensor([0, 4095, 4096, 4999], device=device)
+    _, lse_N = loss_forward(logits, targets)
+    dloss = torch.tensor(0.7, device=device)
+    expected = loss_backward(logits, targets, lse_N, dloss)
+    assert loss_backward(logits, targets, lse_N, dloss, out_NV=logits) is logits
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("BLOCK", [64, 1024])
+def test_true_class_keeps_its_gradient_at_any_block(BLOCK: int, device: torch.device) -> None:
+    """p = 0.999, in one block and in several: p - 1 to the last bits that p itself has."""
+    generator = torch.Generator().manual_seed(1)
+    logits = cross_entropy_file.confident((3, 1000), generator).float().to(device)
+    targets = torch.zeros(3, dtype=torch.int64, device=device)
+    exact = torch.softmax(logits.double(), -1)[:, 0] - 1
+    loss_N = torch.empty(3, device=device)
+    key = cross_entropy_file._key(logits)
+    with cross_entropy_file.BOTH.force(Config(BLOCK=BLOCK, num_warps=1), **key):
+        cross_entropy_file.losses_and_gradient(logits, targets, 1.0, loss_N)
+    error = (logits[:, 0].double() - exact).abs().max()
+    assert error <= 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("BLOCK", [64, 1024])
+def test_logits_of_hundreds_do_not_overflow(BLOCK: int, device: torch.device) -> None:
+    """In one block and in several: what is subtracted is the largest logit."""
+    logits = 300 + 50 * torch.randn(3, 1000, generator=torch.Generator().manual_seed(3))
+    logits, targets = logits.to(device), torch.tensor([0, 500, 999], device=device)
+    exact = torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none")
+    loss_N = torch.empty(3, device=device)
+    config, key = Config(BLOCK=BLOCK, num_warps=1), cross_entropy_file._key(logits)
+    with cross_entropy_file.BOTH.force(config, **key):
+        cross_entropy_file.losses_and_gradient(logits, targets, 1.0, loss_N)
+    torch.testing.assert_close(loss_N.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_offsets_past_int32(tmp_path: Path) -> None:
+    """Rows 2^30 apart, the third beyond 2^31 elements; the file between them is a hole."""
+    stride = 2**30 + 16
+    storage = torch.UntypedStorage.from_file(str(tmp_path / "hole"), True, 2 * (2 * stride + 64))
+    assert isinstance(storage, torch.UntypedStorage)
+    far = torch.empty(0, dtype=torch.float16).set_(storage, 0, (3, 64), (stride, 1))
+    near = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).half()
+    far.copy_(near)
+    targets = torch.tensor([1, 2, 3])
+    expected, lse_N = loss_forward(near, targets)
+    loss, _ = loss_forward(far, targets)
+    assert torch.equal(loss, expected)
+    dloss = torch.ones(())
+    gradient = loss_backward(near, targets, lse_N, dloss)
+    assert torch.equal(loss_backward(far, targets, lse_N, dloss, out_NV=far), gradient)
+
+
+def test_launches_are_counted() -> None:
+    """One launch a pass (the mean is torch's), whatever the vocabulary."""
+    for V in (1000, 32000):
+        logits = torch.empty(64, V, device="meta", requires_grad=True)
+        with recorded("sm_90") as launches:
+            loss = cross_entropy["triton"](
+                logits, torch.empty(64, dtype=torch.int64, device="meta")
+            )
+            assert len(launches) == 1
+            torch.autograd.grad(loss, logits, torch.empty((), device="meta"))
+            assert len(launches) == 2

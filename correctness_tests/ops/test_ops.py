@@ -1,0 +1,79 @@
+"""Every provider of every op is as accurate as eager, in outputs and in every gradient.
+
+The cases follow from the declarations: shapes, dtypes, memory layouts of inputs and of
+upstream gradients, extreme values, and absent upstream gradients. Inputs must stay as they
+were, and memory that a provider asks for holds NaN until it is written.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyllama import ops
+from tinyllama.harness import Op
+from tinyllama.harness.correct.cases import OpCase, full_cases, op_cases
+from tinyllama.harness.machine.device import cannot
+from tinyllama.ops import OPS
+
+MOVES = {"transpose"}  # memory, and computes nothing
+
+
+def params(cases: Iterable[OpCase]) -> list:
+    """Every case; those that a provider does not support are skipped with its reason."""
+    made = []
+    for case in cases:
+        reason = case.unsupported()
+        marks = [pytest.mark.skip(reason=reason)] if reason else []
+        made.append(pytest.param(case, id=str(case), marks=marks))
+    return made
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", params(op_cases(OPS.values())))
+    if "combination" in metafunc.fixturenames:
+        metafunc.parametrize("combination", params(full_cases(OPS.values())))
+
+
+def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
+    for capability in case.provider.requires:
+        reason = cannot(capability, device)
+        if reason:
+            pytest.skip(f"{case.provider.name}: {reason}")
+    comparisons = case.compare(device, seed)
+    assert comparisons, "nothing was compared"
+    wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
+    assert not wrong, "\n".join([str(case), *wrong])
+
+
+def test_is_as_accurate_as_eager(case: OpCase, device: torch.device, seed: int) -> None:
+    assert_accurate(case, device, seed)
+
+
+@pytest.mark.slow("every combination of shape, values and layouts")
+def test_is_as_accurate_in_combination(
+    combination: OpCase, device: torch.device, seed: int
+) -> None:
+    assert_accurate(combination, device, seed)
+
+
+def test_every_op_of_the_tree_is_found_with_reference_and_stock_provider() -> None:
+    files = {path.stem for path in Path(ops.__file__).parent.glob("*.py")} - {"__init__"}
+    # What an op's file launches, and how; which terms of its gradients cancel.
+    parts = {name for name in files if name.endswith(("_kernels", "_configs", "_terms"))}
+    assert files - parts | {name.rpartition("_")[0] for name in parts} <= set(OPS)
+    for name in files - parts:
+        assert {"eager", "torch"} <= set(OPS[name].providers), name
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_declares_bytes_and_flops_of_each_pass(op: Op) -> None:
+    passes = {"forward", "backward"} if op.differentiable else {"forward"}
+    assert set(op.bytes) == set(op.flops) == passes
+    for case in [*op.cases, *op.timed]:
+        for which in passes:
+            view = (op.name, which) == ("transpose", "backward")  # of the upstream gradient
+            assert op.bytes[which](4, **case.dims) > 0 or view
+            assert op.flops[which](**case.dims) > 0 or op.name in MOVES

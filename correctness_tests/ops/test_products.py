@@ -1,0 +1,88 @@
+"""The products of a projection's backward pass, whose operands may be transposed first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tinyllama.harness.kernels.configs import Config, asked
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.machine.device import cannot
+from tinyllama.ops import linear as linear_file
+from tinyllama.ops.linear import INPUT_GRADIENT, WEIGHT_GRADIENT, input_gradient, weight_gradient
+from tinyllama.ops.transpose import transposed
+
+pytestmark = pytest.mark.skipif(
+    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
+)
+N, WIDE, NARROW = 70, 40, 33
+TURN = Config(TURN=1)
+
+
+@pytest.fixture
+def turning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products count as tf32, and every operand that may be transposed is."""
+    monkeypatch.setattr(linear_file, "input_precision", lambda x: "tf32")
+    monkeypatch.setitem(WEIGHT_GRADIENT.forced, "longer=64", TURN)
+    monkeypatch.setitem(INPUT_GRADIENT.forced, "inner=64,rows=128", TURN)
+
+
+def random(*shape: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.mark.parametrize(("out", "inner"), [(WIDE, NARROW), (NARROW, WIDE), (WIDE, WIDE)])
+def test_the_narrower_operand_is_transposed_and_the_product_is_the_same(
+    out: int, inner: int, turning: None, device: torch.device
+) -> None:
+    dy, x = random(N, out, device=device), random(N, inner, device=device)
+    exact = dy.double().T @ x.double()
+    found = weight_gradient(dy, x, torch.float32)
+    assert found.shape == (out, inner)
+    assert (found.double() - exact).norm() < 1e-6 * exact.norm()
+    with recorded() as launches:
+        weight_gradient(dy, x, torch.float32)
+    (launch,) = launches
+    assert launch.arguments["x"] is (x if inner <= out else dy)
+
+
+def test_the_weight_is_transposed_for_an_inputs_gradient(
+    turning: None, device: torch.device
+) -> None:
+    dy, w = random(N, WIDE, device=device), random(WIDE, NARROW, device=device)
+    exact = dy.double() @ w.double()
+    found = input_gradient(dy, w)
+    assert found.shape == (N, NARROW)
+    assert (found.double() - exact).norm() < 1e-6 * exact.norm()
+    with recorded() as launches:
+        input_gradient(dy, w)
+    assert [launch.arguments["x"] for launch in launches] == [w]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_transposed_or_asked_for_where_products_are_not_tf32(dtype: torch.dtype) -> None:
+    dy, x = random(N, WIDE).to(dtype), random(N, NARROW).to(dtype)
+    with recorded("sm_90") as launches, asked() as keys:
+        weight_gradient(dy, x, dtype)
+        input_gradient(dy, random(WIDE, NARROW).to(dtype))
+    assert launches == []
+    assert keys == {}
+
+
+def test_sizes_beyond_those_that_were_searched_share_a_choice(turning: None) -> None:
+    with recorded("sm_90"), asked() as keys:
+        for size in (2**13, 2**14):
+            wide, narrow = (torch.empty(size, n, device="meta") for n in (size, 2))
+            input_gradient(narrow, torch.empty(2, 3, device="meta"))
+            weight_gradient(wide, narrow, torch.float32)
+    choices = [key for (space, _), key in keys.items() if space.startswith("linear.")]
+    assert choices == [{"rows": 2**13, "inner": 2}, {"longer": 2**12}]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 200), (200, 5), (0, 3), (3, 0)])
+def test_a_transpose_of_rows_that_lie_apart(shape: tuple[int, int], device: torch.device) -> None:
+    room = random(shape[0], shape[1] + 7, device=device)
+    x = room[:, 3 : 3 + shape[1]]
+    found = transposed(x)
+    assert found.is_contiguous()
+    assert torch.equal(found, x.T)

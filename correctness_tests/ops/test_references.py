@@ -1,0 +1,175 @@
+"""Each reference is right: in float64 it agrees with code that is not ours.
+
+A reference compared only with itself hides its own error, and every provider would be held
+to that error. Rows of small magnitude, where an epsilon shows, are among the cases.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.bench.hugging_face import as_hugging_face, hugging_face_llama, hugging_face_names
+from tinyllama.harness import Case, Op
+from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.model.config import ModelConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.ops import OPS
+from tinyllama.ops.adamw import adamw
+from tinyllama.ops.attention import attention
+from tinyllama.ops.rope import rope_tables
+
+# Two float64 computations of one formula in another order differ by some thousand roundings
+# at most; a wrong formula is off by percents.
+RELATIVE = 1e-11
+ROUNDING = 8 * torch.finfo(torch.float64).eps
+
+
+def references() -> list:
+    return [
+        pytest.param(op, source, case, extreme, id=f"{op.name}-{case}-{extreme or 'plain'}")
+        for op in OPS.values()
+        for source in op.independents
+        for case in op.cases
+        for extreme in (None, *op.extremes)
+    ]
+
+
+def disagreements(op: Op, source: str, inputs: Inputs) -> list[str]:
+    """The results on which the reference and an independent implementation disagree."""
+    ours = evaluate(op, op["eager"].call, inputs)
+    theirs = evaluate(op, op.independents[source], inputs)
+    scale = max(value.norm().item() for value in theirs.values())
+    wrong = [] if set(ours) == set(theirs) else [f"results {sorted(set(ours) ^ set(theirs))}"]
+    for name in set(ours) & set(theirs):
+        error, size = (x.norm().item() for x in (ours[name] - theirs[name], theirs[name]))
+        # A result that cancels (nearly) to zero keeps the rounding of the terms that cancel.
+        if not error <= RELATIVE * size + ROUNDING * scale < math.inf:
+            wrong.append(f"{name}: differs by {error:.3g} of {size:.3g}")
+    return wrong
+
+
+@pytest.mark.parametrize(("op", "source", "case", "extreme"), references())
+def test_reference_agrees_with_code_that_is_not_ours(
+    op: Op, source: str, case: Case, extreme: str | None, seed: int
+) -> None:
+    inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
+    assert not disagreements(op, source, inputs)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e-6])
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_one_element_of_either_that_is_off_is_a_disagreement(
+    value: float, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is infinite excuses nothing."""
+    op = OPS["rms_norm"]
+    source, right = next(iter(op.independents.items()))
+    inputs = make_inputs(op, op.cases[0], torch.float64)
+    assert not disagreements(op, source, inputs)
+
+    def off(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def y(*args: Any, **params: Any) -> torch.Tensor:
+            first = torch.arange(args[0].numel()).view(args[0].shape) == 0
+            return call(*args, **params) + torch.where(first, value, 0.0)
+
+        return y
+
+    if whose == "theirs":
+        monkeypatch.setitem(op.independents, source, off(right))
+    else:
+        eager = op["eager"]
+        monkeypatch.setitem(op.providers, "eager", replace(eager, call=off(eager.call)))
+    assert any("y: differs" in one for one in disagreements(op, source, inputs))
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_every_reference_is_checked(op: Op) -> None:
+    assert op.independents, f"{op.name} has no independent implementation"
+
+
+def test_attention_sees_no_future_token() -> None:
+    """Changing the last token changes the last output alone."""
+    inputs = make_inputs(attention, attention.cases[0], torch.float64).args
+    changed = {name: value.clone() for name, value in inputs.items()}
+    for value in changed.values():
+        value[:, -1] += 1.0
+    before, after = (attention(*args.values()) for args in (inputs, changed))
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+
+
+def test_rope_depends_on_relative_positions_alone() -> None:
+    """q at i against k at j gives the same score as q at i + s against k at j + s."""
+    cos, sin = (table.double() for table in rope_tables(40, 16))
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=generator)
+    rope = OPS["rope"]
+
+    def score(i: int, j: int) -> torch.Tensor:
+        (q_i, _), (k_j, _) = (
+            rope(x, x, cos[at : at + 1], sin[at : at + 1]) for x, at in ((q, i), (k, j))
+        )
+        return (q_i * k_j).sum()
+
+    torch.testing.assert_close(score(5, 2), score(25, 22), rtol=1e-5, atol=0)
+    assert abs(score(5, 2) - score(5, 3)) > 1e-3
+
+
+def test_rope_tables_are_those_of_the_formula() -> None:
+    cos, sin = rope_tables(7, 8, theta=100.0)
+    angle = 6 * 100.0 ** (-4 / 8)  # position 6, pair 2
+    assert cos[6, 2] == pytest.approx(torch.tensor(angle).cos().item(), abs=1e-6)
+    assert sin[6, 2] == pytest.approx(torch.tensor(angle).sin().item(), abs=1e-6)
+    assert cos[0].eq(1).all()
+    assert sin[0].eq(0).all()
+
+
+def test_adamw_skips_a_step_that_is_not_finite() -> None:
+    inputs = make_inputs(adamw, adamw.cases[0], torch.float64, extreme="skipped")
+    results = evaluate(adamw, adamw["eager"].call, inputs)
+    assert torch.equal(results["step"], inputs.args["step"])
+    assert torch.equal(results["param[0]"], inputs.args["param"][0])
+
+
+@pytest.mark.peers
+def test_model_agrees_with_hugging_face_llama() -> None:
+    """Logits, loss and every gradient of the whole model, in float64, weights mapped."""
+    pytest.importorskip("transformers", reason="extra 'peers' is not installed")
+    config = ModelConfig(
+        hidden_dim=48, num_layers=2, num_heads=6, num_kv_heads=2, ffn_dim=64, vocab_size=50
+    )
+    ours = TinyLlama(config, seed=3).double()
+    theirs = hugging_face_llama(config).double()
+
+    with torch.no_grad():  # small gains and inputs, so that the epsilon matters
+        for parameter in ours.parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(1))
+
+    pairs = hugging_face_names(config)
+    mine = dict(ours.named_parameters())
+    other = dict(theirs.named_parameters())
+    assert set(pairs.values()) == set(mine)
+    assert set(pairs) == set(other)
+    with torch.no_grad():
+        for hf, name in pairs.items():
+            other[hf].copy_(as_hugging_face(config, name, mine[name]))
+
+    tokens = torch.randint(50, (2, 21), generator=torch.Generator().manual_seed(0))
+    loss = ours.loss(tokens[:, :-1], tokens[:, 1:])
+    logits = theirs(tokens[:, :-1]).logits
+    reference = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    # Their rotary tables are float32, computed on their own: that bounds the agreement.
+    torch.testing.assert_close(ours(tokens[:, :-1]), logits, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(loss, reference, rtol=1e-7, atol=0)
+    loss.backward()
+    reference.backward()
+    for hf, name in pairs.items():
+        gradient = mine[name].grad
+        assert gradient is not None, name
+        expected, got = other[hf].grad, as_hugging_face(config, name, gradient)
+        assert (got - expected).norm() <= 1e-5 * expected.norm(), name

@@ -1,0 +1,205 @@
+"""What the derived cases cannot ask of the optimizer's kernel.
+
+Bits where nothing may change, its scalars at any step, tensors at any address, and the tables of
+addresses that a captured graph replays with.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tinyllama.harness.kernels import addresses
+from tinyllama.harness.kernels.addresses import Tables
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.machine.device import cannot
+from tinyllama.ops import adamw as adamw_file
+from tinyllama.ops.adamw import adamw
+
+pytestmark = pytest.mark.skipif(
+    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
+)
+
+
+def states(device: torch.device, sizes: Sequence[int] = (5, 3000)) -> list[list[torch.Tensor]]:
+    """param, grad, exp_avg, exp_avg_sq."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = [[torch.randn(n, generator=generator).to(device) for n in sizes] for _ in range(4)]
+    drawn[3] = [v.abs() for v in drawn[3]]
+    return drawn
+
+
+def scalars(device: torch.device, step: float = 2.0, found_inf: float = 0.0) -> list[torch.Tensor]:
+    return [torch.tensor(value, device=device) for value in (step, found_inf)]
+
+
+def copies(lists: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    return [[tensor.clone() for tensor in tensors] for tensors in lists]
+
+
+def assert_near(found: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> None:
+    for one, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("step", [0.0, 7.0])
+def test_a_skipped_step_changes_no_bit(step: float, device: torch.device) -> None:
+    given = states(device)
+    given[1] = [torch.full_like(g, float("nan")) for g in given[1]]
+    before = copies(given)
+    count, found_inf = scalars(device, step=step, found_inf=1.0)
+    adamw["triton"](*given, count, found_inf, lr=0.1)
+    assert count.item() == step
+    for index in (0, 2, 3):
+        for tensor, old in zip(given[index], before[index], strict=True):
+            assert torch.equal(tensor, old)
+
+
+@pytest.mark.parametrize("step", [0, 1, 9, 999, 10**6, 2**24 - 2, 2**24 - 1])
+def test_bias_corrections_at_any_step(step: int, device: torch.device) -> None:
+    """To a rounding of float32: in it, 1 - 0.999 is off by 1.3e-5."""
+    factors = torch.empty(3, device=device)
+    count, found_inf = scalars(device, step=float(step))
+    arguments = (count, found_inf, 0.25, 0.5, factors)
+    adamw_file._advance[(1,)](*arguments, BETA1=0.9, BETA2=0.999, LR_ON_DEVICE=False, num_warps=1)
+    t = step + 1
+    exact = [1 - 0.25 * 0.5, 0.25 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t)]
+    assert count.item() == t
+    for value, want in zip(factors.tolist(), exact, strict=True):
+        assert abs(value / want - 1) <= torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_learning_rate_may_be_a_tensor(dtype: torch.dtype, device: torch.device) -> None:
+    results = []
+    for lr in (0.125, torch.tensor(0.125, dtype=dtype, device=device)):
+        given = states(device)
+        adamw["triton"](*given, *scalars(device), lr=lr)
+        results.append(given)
+    for one, other in zip(*map(itertools.chain.from_iterable, results), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_tensors_at_any_address_and_in_any_layout(device: torch.device) -> None:
+    """Addresses that no vector divides, and a matrix whose memory is transposed."""
+    plain = states(device, sizes=(12, 3000))
+    odd = [
+        [torch.nn.functional.pad(t, (1, 0))[1:] for t in (tensors[1], tensors[0])]
+        for tensors in plain
+    ]
+    for tensors in odd:
+        tensors[1] = tensors[1].view(4, 3).T.contiguous().T
+    results = [copies(plain), odd]
+    for given in results:
+        adamw["triton"](*given, *scalars(device), lr=0.1)
+    flat = [[second.reshape(-1), first] for first, second in odd]
+    for one, other in zip(itertools.chain(*flat), itertools.chain(*results[0]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_may_be_narrow(device: torch.device) -> None:
+    given = states(device)
+    given[1] = [g.bfloat16() for g in given[1]]
+    expected = copies(given)
+    adamw["triton"](*given, *scalars(device), lr=0.1)
+    expected[1] = [g.float() for g in expected[1]]
+    adamw["eager"](*expected, *scalars(device), lr=0.1)
+    for index in (0, 2, 3):
+        assert_near([given[index]], [expected[index]])
+
+
+def test_lists_that_do_not_fit_are_refused(device: torch.device) -> None:
+    given = states(device)
+    given[1][0] = given[1][0][:4]
+    with pytest.raises(ValueError, match="grad has other sizes than param"):
+        adamw["triton"](*given, *scalars(device))
+    given = states(device)
+    given[2][0] = given[2][0].double()
+    with pytest.raises(ValueError, match="exp_avg differ in dtype"):
+        adamw["triton"](*given, *scalars(device))
+
+
+def test_nothing_to_update_still_counts(device: torch.device) -> None:
+    nothing: list[list[torch.Tensor]] = [[], [], [], []]
+    for lists in (nothing, states(device, sizes=(0, 0))):
+        count, found_inf = scalars(device)
+        adamw["triton"](*lists, count, found_inf)
+        assert count.item() == 3
+
+
+def test_all_tensors_take_one_launch() -> None:
+    """And one program that counts the step."""
+    sizes = [torch.empty(n, device="meta") for n in range(1, 40)]
+    scalar = torch.empty((), device="meta")
+    with recorded("sm_90") as launches:
+        adamw["triton"](sizes, sizes, sizes, sizes, scalar, scalar)
+    assert [launch.kernel.__name__ for launch in launches] == ["_advance", "_update"]
+    assert launches[1].grid == (39,)
+
+
+# -- tables of addresses ------------------------------------------------------------------------
+
+CPU = torch.device("cpu")
+
+
+def test_a_table_is_padded_and_used_again() -> None:
+    tables = Tables()
+    table = tables.table(((0, 4, 9), (1, 2, 3)), CPU)
+    assert table.tolist() == [[0, 4, 9, 2**63 - 1], [1, 2, 3, 2**63 - 1]]
+    assert tables.table(((0, 4, 9), (1, 2, 3)), CPU) is table
+    assert tables.table(((0, 4, 9), (1, 2, 4)), CPU) is not table
+
+
+def test_old_tables_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tables, "KEPT", 2)
+    tables = Tables()
+    first = tables.table(((1,),), CPU)
+    for n in (2, 3):
+        tables.table(((n,),), CPU)
+    assert len(tables._recent) == 2
+    assert tables.table(((1,),), CPU) is not first
+
+
+def test_a_capture_allocates_no_pinned_memory_and_a_call_before_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def host_memory(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        asked.append(shape)
+        return torch.empty(shape, dtype=torch.int64)
+
+    monkeypatch.setattr(addresses, "_host_memory", host_memory)
+    monkeypatch.setattr(addresses, "_pinned", lambda device: True)
+    monkeypatch.setattr(Tables, "KEPT", 3)
+    tables = Tables()
+    for _ in range(4):
+        tables.table(((1,),), CPU)
+    assert asked == [(1, 1), (3, 1, 1)], "a table, and what is set aside"
+    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
+    made = [tables.table(((n,),), CPU) for n in (2, 3, 4)]
+    assert len(asked) == 2
+    assert [table.item() for table in made] == [2, 3, 4]
+    assert len({table.source.data_ptr() for table in tables._captured}) == 3
+    tables.table(((5,),), CPU)
+    assert asked[2:] == [(1, 1)], "more than were set aside"
+    monkeypatch.setattr(addresses, "_capturing", lambda device: False)
+    tables.table(((1,),), CPU)
+    assert asked[3:] == [(3, 1, 1)], "and again for the next capture"
+
+
+def test_a_captured_table_stays_and_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph fills the table it captured, so nobody else may trust it before; and it replays
+    with a table that it found, so that one may not go."""
+    monkeypatch.setattr(Tables, "KEPT", 1)
+    tables = Tables()
+    found = tables.table(((1,),), CPU)
+    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
+    assert tables.table(((1,),), CPU) is found
+    made = tables.table(((2,),), CPU)
+    assert tables.table(((2,),), CPU) is not made
+    monkeypatch.setattr(addresses, "_capturing", lambda device: False)
+    assert tables.table(((2,),), CPU) is not made
+    assert [id(table.on_device) for table in tables._captured][:2] == [id(found), id(made)]

@@ -1,0 +1,1 @@
+"""The project: set-up, command line, documents, imports."""

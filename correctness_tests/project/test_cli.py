@@ -1,0 +1,377 @@
+"""The command line, as its users meet it: exit status, what is printed, what is written."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tinyllama
+from correctness_tests.support.commands import ENVIRONMENT, ROOT, SHORT, TINY, python
+from correctness_tests.support.faults import dead_swiglu_tier
+from tinyllama import cli
+from tinyllama.cli import doctor
+from tinyllama.cli.summary import ProgressBar
+from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS
+from tinyllama.training.train import StepRecord
+
+
+def record_of(path: Path, *argv: str, status: int = 0) -> dict:
+    """The JSON of a short run."""
+    assert cli.main([*SHORT, *argv, "--json", str(path)]) == status
+    return json.loads(path.read_text())
+
+
+# -- a run ------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_progress_and_summary(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich's way of being told that this is a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    assert cli.main([*SHORT, "--tier", "v2"]) == 0
+    out, err = (re.sub(r"\x1b[^a-zA-Z]*[a-zA-Z]", "", text) for text in capsys.readouterr())
+    assert re.search(r"2/2 loss \d\.\d{4} +[\d,.]+ samples/s +[\d,]+ tokens/s +[\d.]+ MiB", err)
+    for line in (
+        r"tier +v2, eager, fp32",
+        r"data +random tokens",
+        r"steps +1 to 2",
+        r"loss +\d\.\d{4} first, \d\.\d{4} last",
+        r"speed +[\d,.]+ samples/s, [\d,]+ tokens/s",
+        r"phases +forward [\d.]+ ms, backward [\d.]+ ms, optimizer [\d.]+ ms",
+        r"live memory +6\.5 MiB \(parameters, gradients and optimizer state\)",
+        r"peak memory +[\d,.]+ MiB \(resident set of the process\)",
+        r"gradients +20 of 20 parameters received one",
+        r"versions +.*python .*torch ",
+    ):
+        assert re.search(line, out), line
+
+
+def test_the_bar_counts_the_samples_of_all_micro_batches() -> None:
+    bar = ProgressBar(TrainConfig(batch_size=2, accumulate=3, seq_len=8))
+    bar.update(StepRecord(1, 6.9, 0.1, 2**20))
+    state = bar._progress.tasks[0].fields["state"]
+    assert state == "loss 6.9000  60.0 samples/s  480 tokens/s  1.0 MiB"
+
+
+def test_json_holds_what_is_printed(tmp_path: Path) -> None:
+    record = record_of(tmp_path / "run.json", "--seed", "3", "--diagnose")
+    assert record["status"] == "completed"
+    assert len(record["losses"]) == len(record["step_seconds"]) == 2
+    assert record["model"]["hidden_dim"] == 128
+    assert record["train"]["seed"] == 3
+    assert record["phase_seconds"].keys() == {"forward", "backward", "optimizer"}
+    names = [name for name, _ in TinyLlama(PRESETS["tiny"]).named_parameters()]
+    assert record["gradients"] == dict.fromkeys(names, True)
+    assert record["memory"]["live_bytes"] > 0
+    assert record["versions"]["tinyllama"] == tinyllama.__version__
+    assert [found["step"] for found in record["diagnoses"]] == [1, 2]
+    first = record["diagnoses"][0]["ops"][0]
+    assert first["name"] == "embedding"
+    assert first["output"].keys() == {"minimum", "maximum", "std", "nonfinite"}
+
+
+def test_without_options_the_settings_are_the_documents() -> None:
+    args = cli._parser().parse_args(["train"])
+    assert cli._settings(args, None) == (ModelConfig(), TrainConfig())
+
+
+def test_options_override_the_preset(tmp_path: Path) -> None:
+    options = ["--hidden-dim", "48", "--num-layers", "1", "--num-heads", "6", "--num-kv-heads", "3"]
+    model = record_of(tmp_path / "run.json", *options)["model"]
+    assert (model["hidden_dim"], model["num_layers"]) == (48, 1)
+    assert (model["num_heads"], model["num_kv_heads"], model["ffn_dim"]) == (6, 3, 256)
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ([], "fp32"),
+        (["--use-amp"], "bf16"),
+        (["--precision", "fp16"], "fp16"),
+        (["--use-amp", "--precision", "bf16"], "bf16"),
+    ],
+)
+def test_amp_is_bf16(tmp_path: Path, options: list[str], precision: str) -> None:
+    assert record_of(tmp_path / "run.json", *options)["train"]["precision"] == precision
+
+
+def test_parts_of_a_tier_can_be_switched_off(tmp_path: Path) -> None:
+    options = ["--tier", "v2", "--without", "attention", "--without", "compile"]
+    assert record_of(tmp_path / "run.json", *options)["tier"] == "v2-no-attention-compile"
+
+
+def test_clipping_and_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--accumulate", "3", "--max-grad-norm", "0.001"]
+    record = record_of(tmp_path / "run.json", *options)
+    assert (record["train"]["accumulate"], record["train"]["max_grad_norm"]) == (3, 0.001)
+    assert all(norm > 0.001 for norm in record["gradient_norms"])
+    out = capsys.readouterr().out
+    assert re.search(r"batch +3 x 2 x 8 tokens, seed 0\n", out)
+    assert re.search(r"clipped +2 of 2 steps, to norm 0\.001 \(it was [\d.]+ to [\d.]+\)\n", out)
+
+
+def test_small_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast = record_of(tmp_path / "fast.json", "--tier", "v2")
+    capsys.readouterr()
+    small = record_of(tmp_path / "small.json", "--tier", "v2", "--memory", "small")
+    assert small["losses"] == fast["losses"]
+    assert (fast["plan"], small["plan"]) == ("eager", "small-memory")
+    out = capsys.readouterr().out
+    assert re.search(r"tier +v2, small-memory, fp32\n", out)
+    assert re.search(r"live memory +4\.8 MiB \(parameters and optimizer state\)\n", out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--accumulate 0", "accumulate is 0: use a whole number of at least 1"),
+        ("--accumulate two", "argument --accumulate: 'two' is not a whole number: use one"),
+        ("--max-grad-norm 0", "max_grad_norm is 0.0: use a finite number above 0"),
+        ("--max-grad-norm big", "argument --max-grad-norm: 'big' is not a number: use one like"),
+        ("--memory tiny", "argument --memory: invalid choice: 'tiny'"),
+        ("--memory small --accumulate 2", "accumulate 2 needs them: use memory fast, or accum"),
+        ("--memory small --max-grad-norm 1", "max_grad_norm 1.0 needs them: use memory fast, or"),
+        ("--memory small --precision fp16", "precision fp16 needs them: use memory fast, or prec"),
+    ],
+)
+def test_a_step_that_cannot_be_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    assert cli.main([*SHORT, *options.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tinyllama: error: ")
+    assert message in line
+
+
+def test_it_trains_on_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("to be or not to be")
+    (tmp_path / "corpus" / ".hidden").write_text("that is the question")
+    record = record_of(tmp_path / "run.json", "--data", str(tmp_path / "corpus"))
+    assert record["batches"]["files_taken"] == record["batches"]["files_left_out"] == 1
+    assert (
+        "data         text, 18 bytes, 1 files taken, 1 files left out\n" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (["--diagnose"], [1, 7]),
+        (["--diagnose-every", "3"], [1, 3, 6, 7]),
+        ([], []),
+    ],
+)
+def test_diagnosis_shows_the_steps_asked_for(
+    capsys: pytest.CaptureFixture[str], options: list[str], steps: list[int]
+) -> None:
+    assert cli.main([*TINY, "--num-steps", "7", *options]) == 0
+    out = capsys.readouterr().out
+    titles = re.findall(r"Step (\d+), loss [\d.]+, run again .* uncompiled and uncaptured", out)
+    assert [int(step) for step in titles] == steps
+    assert out.count("layers.1.add_rms_norm.sum") == len(steps)
+
+
+# -- saved and resumed ------------------------------------------------------------------------
+
+
+def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path: Path) -> None:
+    """So ``--resume PATH`` alone continues the curve; ``--num-steps`` are added."""
+    path = str(tmp_path / "saved")
+    options = ["--precision", "bf16", "--learning-rate", "0.01", "--seed", "7"]
+    whole = record_of(tmp_path / "whole.json", *options, "--num-steps", "5")
+    record_of(tmp_path / "half.json", *options, "--save", path)
+    resume = ["train", "--device", "cpu", "--resume", path, "--num-steps", "3"]
+    assert cli.main([*resume, "--json", str(tmp_path / "resumed.json")]) == 0
+    resumed = json.loads((tmp_path / "resumed.json").read_text())
+    assert resumed["start"] == 2
+    assert resumed["losses"] == whole["losses"][2:]
+    assert resumed["train"] == {**whole["train"], "num_steps": 3}
+
+
+def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path: Path) -> None:
+    path = str(tmp_path / "saved")
+    record_of(tmp_path / "a.json", "--accumulate", "2", "--max-grad-norm", "0.5", "--save", path)
+    resume = ["--resume", path]
+    kept = record_of(tmp_path / "b.json", *resume)["train"]
+    assert (kept["accumulate"], kept["max_grad_norm"]) == (2, 0.5)
+    told = [*resume, "--accumulate", "1", "--max-grad-norm", "none", "--memory", "small"]
+    assert record_of(tmp_path / "c.json", *told)["train"]["max_grad_norm"] is None
+
+
+def test_text_must_be_named_again_and_other_text_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, path = tmp_path / "text", str(tmp_path / "saved")
+    text.write_text("to be or not to be")
+    assert cli.main([*SHORT, "--data", str(text), "--save", path]) == 0
+    assert cli.main([*SHORT, "--resume", path]) == 2
+    assert "was trained on text of 18 bytes: name it with --data" in capsys.readouterr().err
+    assert cli.main([*SHORT, "--resume", path, "--data", str(text)]) == 0
+    assert "note" not in capsys.readouterr().err
+    text.write_text("that is the question")
+    assert cli.main([*SHORT, "--resume", path, "--data", str(text)]) == 0
+    note = "tinyllama: note: the data is not what the checkpoint was trained on"
+    assert note in capsys.readouterr().err
+
+
+# -- runs that go wrong -----------------------------------------------------------------------
+
+
+def test_lost_gradients_are_shown_loudly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with dead_swiglu_tier() as tier:
+        monkeypatch.setitem(TIERS, "dead", tier)
+        record = record_of(tmp_path / "run.json", "--tier", "dead", status=1)
+    out = capsys.readouterr().out
+    assert "12 of 20 parameters received one" in out
+    assert "NO GRADIENT at 8 of 20 parameters:" in out
+    assert "layers.1.w_gate: all zero" in out
+    assert record["gradients"]["layers.1.w_gate"] is False
+
+
+def test_a_diverging_run_stops_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--learning-rate", "1e18", "--num-steps", "9", "--diagnose"]
+    record = record_of(tmp_path / "run.json", *options, status=1)
+    assert record["status"] == "failed"
+    assert len(record["losses"]) == 1
+    assert [found["step"] for found in record["diagnoses"]] == [1, 2]
+    assert record["diagnoses"][1]["loss"] is None
+    out = capsys.readouterr().out
+    assert "Step 2, loss not finite, run again for this table" in out
+    assert re.search(
+        r"failed: the loss of step 2 is nan: the first op whose output is not finite is \w+", out
+    )
+
+
+def test_ctrl_c_prints_and_writes_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinyllama.cli import summary
+
+    def stop(self: ProgressBar, record: StepRecord) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(summary.ProgressBar, "update", stop)
+    options = ["--num-steps", "9", "--save", str(tmp_path / "saved")]
+    record = record_of(tmp_path / "run.json", *options, status=130)
+    out = capsys.readouterr().out
+    assert re.search(r"steps +1 to 1\n", out)
+    assert "interrupted: Ctrl-C after 1 of 9 steps" in out
+    assert record["status"] == "interrupted"
+    assert len(record["losses"]) == 1
+    monkeypatch.undo()
+    assert cli.main([*SHORT, "--resume", str(tmp_path / "saved")]) == 0
+
+
+def test_ctrl_c_before_there_is_a_run_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinyllama.training.data.TextBytes.__init__", stop)
+    assert cli.main([*SHORT, "--data", "anything"]) == 130
+    assert capsys.readouterr() == ("", "tinyllama: interrupted\n")
+
+
+def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tinyllama", *TINY, "--num-steps", "1000000"]
+    process = subprocess.Popen(
+        [*argv, "--json", str(tmp_path / "run.json"), "--data", str(ROOT / "tinyllama")],
+        env={**ENVIRONMENT, "TERM": "xterm", "FORCE_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        drawn = ""
+        while "training" not in drawn:
+            character = process.stderr.read(1)
+            assert character, f"the run ended by itself: {drawn}"
+            drawn += character
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "interrupted: Ctrl-C after" in out
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "interrupted"
+
+
+# -- the rest ---------------------------------------------------------------------------------
+
+
+def test_help_and_version_load_no_torch() -> None:
+    code = """
+import sys
+from tinyllama.cli import main
+for argv in (["--version"], ["--help"], ["train", "--help"]):
+    try:
+        main(argv)
+    except SystemExit as end:
+        assert end.code == 0
+assert "torch" not in sys.modules
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f"tinyllama {tinyllama.__version__}" in done.stdout
+    assert "steps of this run; with --resume they are added to those done" in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_doctor_says_what_runs_here_and_why_the_rest_cannot(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        r"torch +│ \d",
+        r"v1 +│ PyTorch baseline +│ yes +│ eager +│",
+        r"v2 +│ .* │ yes +│ eager; without capture: device graphs need a GPU +│",
+        r"capture +│ no: device graphs need a GPU",
+        r"compile +│ no: torch.compile needs a C\+\+ compiler",
+        r"rocprofv3 +│ no: not on PATH",
+        r"ncu +│ no: not on PATH",
+    ):
+        assert re.search(line, out), line
+
+
+def test_doctor_says_how_a_tier_runs_and_which_ways_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def how(*missing: str) -> str:
+        reason = lambda way, device: f"no {way}" if way in missing else None  # noqa: E731
+        monkeypatch.setattr(doctor, "cannot", reason)
+        return doctor._how(replace(TIERS["v2"], cpu=TIERS["v2"].gpu), torch.device("cpu"))
+
+    assert how() == "compile + capture"
+    assert how("capture") == "compile; without capture: no capture"
+    assert how("compile", "capture") == (
+        "eager; without compile: no compile; without capture: no capture"
+    )
+
+
+def test_the_loss_starts_at_that_of_guessing(tmp_path: Path) -> None:
+    assert record_of(tmp_path / "run.json")["losses"][0] == pytest.approx(math.log(1000), rel=0.02)

@@ -1,0 +1,167 @@
+"""The documents say what is true: tables, links, the worked example, operations, memory."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from correctness_tests.ops.test_references import disagreements
+from correctness_tests.support.sample_records import record, step
+from tinyllama.harness import Registry, load_file
+from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.model.config import ModelConfig, Workload
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import TIERS, Tier
+from tools import bar_tables, generate_docs, model_tables
+
+ROOT = generate_docs.ROOT
+LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
+CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
+EXAMPLE = re.compile(r"^```python\n(# layer_norm\.py\n.*?)^```$", re.M | re.S)
+
+SHAPE = ModelConfig(
+    hidden_dim=48, num_layers=2, num_heads=6, num_kv_heads=2, ffn_dim=40, vocab_size=50
+)
+BATCH, TIME = 3, 7
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
+def test_generated_tables_are_current(path: Path) -> None:
+    _, stale = generate_docs.fill(path.read_text(encoding="utf-8"), name(path))
+    assert not stale, f"{name(path)}: {', '.join(stale)}: run python -m tools.generate_docs"
+
+
+def test_a_stale_table_is_named_and_a_broken_marker_refused() -> None:
+    old = "<!-- generated: presets -->\n| old |\n<!-- end -->\n"
+    text, stale = generate_docs.fill(old, "X.md")
+    assert stale == ["presets"]
+    assert generate_docs.fill(text, "X.md") == (text, [])
+    with pytest.raises(generate_docs.DocumentError, match=r"X\.md: no generator 'prests'"):
+        generate_docs.fill(old.replace("presets", "prests"), "X.md")
+    with pytest.raises(generate_docs.DocumentError, match="no line `<!-- end -->`"):
+        generate_docs.fill("<!-- generated: tiers -->\n" + old, "X.md")
+
+
+def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def table(v3: float, **changed: Any) -> str:
+        ratio = {"over": {"v1": [v3, 0.9 * v3, 1.1 * v3]}}
+        entries = [step("small-tf32", name) for name in ("v1", "hf-eager", "v3")]
+        entries[-1] |= {**ratio, **changed}
+        found = record("small-tf32", entries, device="NVIDIA H200")
+        monkeypatch.setattr(bar_tables, "newest", lambda kind: [[found]] * (kind == "step"))
+        return bar_tables.steps()
+
+    bar = "| small-tf32 | v3 speed over v1 >= 5.5 | {} | {} |"
+    assert bar.format("7.000 [6.300, 7.700]", "holds") in table(7)
+    assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
+    assert "v3 speed over v1" not in table(7, kind="part")
+    assert bar_tables.ops() == "Nothing is recorded yet."
+
+
+def broken_links(path: Path) -> list[str]:
+    text = CODE.sub("", path.read_text(encoding="utf-8"))
+    targets = ["".join(groups) for groups in LINK.findall(text)]
+    relative = [t.split("#")[0] for t in targets if not re.match(r"[a-z][a-z0-9+.-]*:|#", t)]
+    return [target for target in relative if not (path.parent / target).exists()]
+
+
+def test_relative_links_point_to_files() -> None:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: which documents belong to it is unknown")
+    found = [path for path in map(ROOT.joinpath, listed.stdout.split("\0")[:-1]) if path.exists()]
+    assert ROOT / "docs/MODEL.md" in found
+    assert not {name(p): links for p in found if (links := broken_links(p))}
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").touch()
+    text = (
+        "[a](there.md#b) [c](gone.md) `[d](e.md)` [f](https://g.h)\n```\n[i](j.md)\n```\n[k]: l.md"
+    )
+    (tmp_path / "x.md").write_text(text)
+    assert broken_links(tmp_path / "x.md") == ["gone.md", "l.md"]
+
+
+def test_the_worked_example_is_right_as_it_stands(
+    tmp_path: Path, device: torch.device, seed: int
+) -> None:
+    (example,) = EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    (tmp_path / "layer_norm.py").write_text(example)
+    registry = Registry()
+    load_file(tmp_path / "layer_norm.py", registry)
+    op = registry["layer_norm"]
+    cases = list(op_cases([op]))
+    assert {case.provider.name for case in cases} == {"eager", "manual"}
+    failed = [
+        f"{case}: {found}"
+        for case in cases
+        for found in case.compare(device, seed)
+        if not (found.passed and found.sees_zero)
+    ]
+    assert not failed, "\n".join(failed)
+    (source,) = op.independents
+    for case in op.cases:
+        for extreme in (None, *op.extremes):
+            inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
+            assert not disagreements(op, source, inputs)
+
+
+@pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)
+def test_the_table_of_tiers_names_what_the_model_of_each_calls(tier: Tier) -> None:
+    if tier.interpreted:
+        pytest.importorskip("triton")
+    heads, _, *rows = (line.strip("| ").split(" | ") for line in model_tables.tiers().splitlines())
+    column = heads.index(tier.name.upper())
+    named = {row[0].strip("`"): row[column].strip("`") for row in rows if len(row) > column}
+    called = {op for op, _, _ in model_tables.traced(tier)} | {"adamw"}
+    assert {op: tier.table[op] for op in called} == {
+        op: provider for op, provider in named.items() if provider and provider != "in `block"
+    }
+
+
+def batch() -> torch.Tensor:
+    return torch.randint(SHAPE.vocab_size, (BATCH, TIME), generator=torch.Generator())
+
+
+def test_step_flops_are_the_products_that_a_step_runs() -> None:
+    """V1 materialises T² scores a head, of which the formula counts T (T + 1) / 2."""
+    model, tokens = TinyLlama(SHAPE, "v1"), batch()
+    with FlopCounterMode(display=False) as counter:
+        model.loss(tokens, tokens).backward()
+    per_score = 6 * 2 * SHAPE.head_dim  # 2 products forward, 4 backward
+    masked = SHAPE.num_layers * BATCH * SHAPE.num_heads * TIME * (TIME - 1) // 2
+    assert counter.get_total_flops() == SHAPE.step_flops(BATCH, TIME) + masked * per_score
+
+
+def test_kept_activations_are_those_that_autograd_saves() -> None:
+    """All but parameters, tables of `rope`, tokens, and the loss's scalar weight."""
+    model, tokens = TinyLlama(SHAPE, "v1"), batch()
+    model.rope(TIME)
+    given = [*model.parameters(), *model.rope(TIME), tokens]
+    left_out = {tensor.untyped_storage().data_ptr() for tensor in given}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in left_out and tensor.numel() > 1:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.loss(tokens, tokens)
+    dims = model_tables.sizes(Workload(model=SHAPE, batch_size=BATCH, seq_len=TIME))
+    assert sum(storage.nbytes() for storage in saved.values()) == model_tables.kept_bytes(dims)[1]

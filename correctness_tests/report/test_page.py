@@ -1,0 +1,171 @@
+"""The page made from records: what it says. How it looks is in test_page_in_browser.py."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import re
+from dataclasses import replace
+
+import pytest
+
+from correctness_tests.support.sample_records import (
+    CONTENDERS,
+    FIRST,
+    OPS,
+    PROVIDERS,
+    SECOND,
+    record,
+    sample_records,
+    sample_targets,
+    step,
+    steps,
+)
+from tinyllama.harness.page import NEEDS, render
+
+PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
+needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
+NEVER = "never run on AMD hardware"
+CAVEAT = "1 of 74 parameters"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    if not PLOTS:
+        pytest.skip("needs the extra 'report'")
+    return render(sample_records(), sample_targets())
+
+
+def visible(text: str) -> str:
+    """The words of a page, without tags and drawings."""
+    text = re.sub(r"<(style|svg|title)\b.*?</\1>", " ", text, flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def test_every_device_contender_and_op_is_there(text: str) -> None:
+    words = visible(text)
+    for name in (FIRST, SECOND, *CONTENDERS, *OPS, *PROVIDERS, "megatron"):
+        assert name in words
+    assert words.count("megatron peer cannot run: SYNTHETIC: needs a toolkit") == 4  # in ladders
+
+
+def test_every_ratio_is_there_with_its_interval(text: str) -> None:
+    words = visible(text)
+    assert "24.8 [24.3, 25.3]" in words
+    assert "0.880 [0.862, 0.897]" in words
+    assert words.count("13.0 [12.7, 13.2]") == 4  # v2, in each group of each device
+
+
+def test_only_complete_records_are_shown(text: str) -> None:
+    words = visible(text)
+    assert "small tf32" not in words
+    assert "incomplete and not shown: small-tf32 of 2026-03-02" in words
+
+
+def test_the_newest_record_of_each_group_is_shown_and_the_others_are_history(text: str) -> None:
+    ladder, history = text.index("d0-ladder"), text.index("3 runs, 2026-01-05 to 2026-03-02")
+    assert "24.1 ms" in text[ladder:history]
+    assert "31.3 ms" not in visible(text[ladder:history])
+    assert "v1 31.3 ms, then 24.1 ms" in text[history:]
+    assert "torch 2.10.0 → 2.11.0, triton 3.5.1 → 3.6.0" in visible(text)
+
+
+def test_published_figures_carry_their_caveat_and_that_amd_was_never_run(text: str) -> None:
+    for row in re.findall(r"<tr.*?</tr>", text, flags=re.S):
+        if "MI325X" in row:
+            assert NEVER in row
+            assert CAVEAT in row
+    assert text.count("MI325X") >= 3
+
+
+@needs_plots
+def test_a_record_of_that_device_ends_the_remark_but_not_the_caveat() -> None:
+    own = record("small-bf16", steps("small-bf16"), device="SYNTHETIC AMD MI325X")
+    words = visible(render([*sample_records(), own], sample_targets()))
+    assert NEVER not in words
+    assert CAVEAT in words
+
+
+@needs_plots
+@pytest.mark.parametrize(
+    ("direction", "bound", "verdict"),
+    [
+        (">=", 24.0, "met"),
+        (">=", 25.0, "undecided: within the interval"),
+        (">=", 26.0, "missed"),
+        ("<=", 26.0, "met"),
+        ("<=", 25.0, "undecided: within the interval"),
+        ("<=", 24.0, "missed"),
+    ],
+)
+def test_a_bar_is_judged_by_the_whole_interval(direction: str, bound: float, verdict: str) -> None:
+    target = {**sample_targets()[0], "direction": direction, "bound": bound}
+    words = visible(render([record("small-bf16", steps("small-bf16"))], [target]))
+    assert f"a bar of this project {verdict} SYNTHETIC bar" in words
+
+
+@needs_plots
+def test_a_figure_of_another_device_gets_no_verdict() -> None:
+    words = visible(render([record("small-bf16", steps("small-bf16"))], sample_targets()[4:5]))
+    assert "none: another device the published example" in words
+
+
+@needs_plots
+def test_text_of_records_is_escaped() -> None:
+    evil = "SYNTHETIC <script>alert(1)</script> & \"$x_1$\" 'device'"
+    entry = {**step("small-bf16", "v2"), "contender": "<b>v2</b> $x_1$", "title": "<img src=x>"}
+    text = render([record("small-bf16", [entry], device=evil)], title="<i>t</i>")
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert "<img" not in text
+    assert "<i>" not in text
+    assert evil in visible(text)
+    assert text.count(">&lt;b&gt;v2&lt;/b&gt; $x_1$</text>") == 2  # not set as a formula
+
+
+def test_equal_records_give_equal_pages(text: str) -> None:
+    assert render(list(reversed(sample_records())), sample_targets()) == text
+
+
+def test_ids_are_unique_and_every_reference_has_one(text: str) -> None:
+    found = re.findall(r' id="([^"]+)"', text)
+    assert len(found) == len(set(found))
+    used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)|labelledby="([^"]+)"', text)
+    assert {name for names in used for name in names if name} <= set(found)
+
+
+def test_nothing_is_loaded(text: str) -> None:
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:,)|url\((?!#)|@import|<script", text)
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+def test_one_run_is_no_history(text: str) -> None:
+    assert text.count("<figure") == 3 * 3 + 2 + 4 + 2 + 2  # ladder, split, history; roofline, sweep
+    last = text[text.index('<section id="d1-history"') :]
+    assert "pytest perf_tests --record" in last
+
+
+@needs_plots
+def test_what_is_missing_is_said_with_the_command_that_fills_it() -> None:
+    text = render([record("ops", [], device=SECOND)])
+    assert "<figure" not in text
+    assert text.count("pytest perf_tests --record") >= 5
+    assert "pytest perf_tests --record" in render([])
+
+
+@needs_plots
+def test_few_fields_are_enough() -> None:
+    """A record of the first schema: tiers, times and ratios."""
+    kept = ("name", "kind", "workload", "precision", "contender", "role", "seconds", "over_v1")
+    few = [{k: v for k, v in step("small-bf16", t).items() if k in kept} for t in ("v1", "v2")]
+    words = visible(render([replace(record("steps", few), machine={})]))
+    assert "13.0 [12.7, 13.2]" in words
+    assert "driver not recorded" in words
+    assert "Not in this record: floor share, peak" in words
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'tinyllama\[report\]'"):
+        render([])

@@ -1,0 +1,197 @@
+"""The commands on records, as their users meet them: exit status, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyllama import cli
+from tinyllama.harness.records import results
+from tinyllama.harness.records.results import Record
+
+
+def record(seconds: float = 1.0, **fields: Any) -> Record:
+    known: dict[str, Any] = {
+        "group": "small-bf16",
+        "device": "A Card",
+        "machine": {},
+        "versions": {"torch": "2.0"},
+        "commit": "a" * 40,
+        "date": "2030-01-02T03:04:05Z",
+        "command": "pytest",
+        "complete": True,
+        "entries": [
+            {
+                "name": "step/small-bf16/v1",
+                "kind": "step",
+                "role": "tier",
+                "seconds": seconds,
+                "seconds_quartiles": [seconds, seconds],
+                "peak_bytes": 2**20,
+            },
+            {"name": "step/small-bf16/hf", "kind": "step", "role": "peer", "seconds": 2 * seconds},
+        ],
+    }
+    return Record(**{**known, **fields})
+
+
+def file(path: Path, content: Record) -> str:
+    path.write_text(json.dumps(asdict(content)))
+    return str(path)
+
+
+@pytest.fixture
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(a: Record, b: Record) -> tuple[int, str]:
+        argv = ["compare", file(tmp_path / "a.json", a), file(tmp_path / "b.json", b)]
+        return cli.main(argv), capsys.readouterr().out
+
+    return run
+
+
+def has(text: str, *patterns: str) -> None:
+    for pattern in patterns:
+        assert re.search(pattern, text, re.MULTILINE), f"{pattern}\n{text}"
+
+
+# -- compare ----------------------------------------------------------------------------------
+
+
+def test_equal_records_are_the_same(compared: Any) -> None:
+    status, out = compared(record(), record())
+    assert status == 0
+    has(
+        out,
+        "^A: small-bf16; A Card; torch 2.0; commit aaaaaaaaaa; 2030-01-02$",
+        r"step/small-bf16/v1 │ seconds +│ 1000 ms +│ 1000 ms +│ 1.000 │ SAME",
+        r"step/small-bf16/v1 │ peak_bytes │ 1.00 MiB │ 1.00 MiB │ 1.000 │ SAME",
+        r"step/small-bf16/hf │ seconds .* not gated",
+        "^verdict: SAME$",
+    )
+
+
+def test_slower_is_10_missing_is_15_and_new_is_12(compared: Any) -> None:
+    status, out = compared(record(), record(1.5))
+    assert status == 10
+    has(out, "1.500 │ SLOWER: ", "^verdict: SLOWER$")
+    assert compared(record(1.5), record())[0] == 0
+    lacking = record(entries=record().entries[1:])
+    assert compared(record(), lacking)[0] == 15
+    status, out = compared(lacking, record())
+    assert status == 12
+    has(out, r"seconds +│ +│ 1000 ms")
+    assert compared(record(entries=[]), record(entries=[]))[0] == 15
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"device": "Another"}, "device A Card and Another"),
+        ({"versions": {"torch": "3.0", "triton": "4"}}, "torch 2.0 and 3.0, triton none and 4"),
+    ],
+)
+def test_other_settings_are_13_and_shown_without_verdict(
+    compared: Any, fields: dict[str, Any], text: str
+) -> None:
+    status, out = compared(record(), record(9.0, **fields))
+    assert status == 13
+    has(out, f"^verdict: OTHER DEVICE OR VERSION: {text}: none can be given$", "9000 ms +│ 9.000")
+    assert "SLOWER" not in out
+
+
+def test_what_weakens_a_comparison_is_said(compared: Any) -> None:
+    _, out = compared(record(), record(complete=False, group="other"))
+    has(out, "^B: other; .*; not complete$", "note: A is of group small-bf16, B of other")
+
+
+def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The error of a command that has nothing else to say."""
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tinyllama: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_files_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = file(tmp_path / "good.json", record()), tmp_path / "bad.json"
+    assert "nowhere.json': No such file" in one_line(capsys, "compare", good, "nowhere.json")
+    assert "Is a directory" in one_line(capsys, "compare", str(tmp_path), good)
+    assert "are one file" in one_line(capsys, "compare", good, good)
+    bad.write_text(json.dumps({**asdict(record()), "complete": "yes"}))
+    found = one_line(capsys, "compare", good, str(bad))
+    assert "bad.json is not a record of this version: complete is 'yes'" in found
+    assert "A.json" in one_line(capsys, "compare")
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    results.save(record(), tmp_path / "results")
+    results.save(record(group="ops-bf16"), tmp_path / "results")
+    results.save(record(device="Another", commit="b" * 40 + "+dirty"), tmp_path / "results")
+    return tmp_path / "results"
+
+
+def run(*argv: str | Path) -> int:
+    return cli.main([str(arg) for arg in argv])
+
+
+def test_list_is_a_table_of_the_records(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("results", "list", "--results-dir", root) == 0
+    out = capsys.readouterr().out
+    has(
+        out,
+        r"A Card +│ small-bf16 │ 2030-01-02T03:04:05Z │ a{10} +│ yes +│ 2 +│ 2030\w+-a{10}-sm",
+        r"A Card +│ ops-bf16",
+        r"Another +│ small-bf16 │ .* │ b{10}\+dirty",
+    )
+    assert run("results", "list", "--results-dir", root, "--device", "a card", "--group", "x") == 2
+    assert "there are A Card ops-bf16, A Card small-bf16, Another" in capsys.readouterr().err
+
+
+def test_export_and_import(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, there = tmp_path / "records.zip", tmp_path / "there"
+    chosen = ("--device", "A Card", "--group", "ops-bf16", "--results-dir", root)
+    assert run("results", "export", "--output", output, *chosen) == 0
+    assert capsys.readouterr().out == f"1 records in {output}\n"
+    assert run("results", "import", output, "--results-dir", there) == 0
+    (path,) = there.glob("*/*.json")
+    out = capsys.readouterr().out
+    has(out, f"^imported {path}$", "generate_docs writes the tables, .* report the page")
+    assert results.load(path).group == "ops-bf16"
+    assert run("results", "import", output, "--results-dir", there) == 0
+    has(capsys.readouterr().out, f"^already there {path}$")
+
+
+def test_what_cannot_be_exported_or_imported(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, folder = str(tmp_path / "records.zip"), str(root)
+    export = ("results", "export", "--output")
+    assert run(*export, output, "--results-dir", root) == 0
+    capsys.readouterr()
+    assert "exists: name a new file" in one_line(capsys, *export, output, "--results-dir", folder)
+    assert "no folder 'gone'" in one_line(capsys, *export, "gone/x.zip", "--results-dir", folder)
+    found = one_line(capsys, *export, str(tmp_path / "x.zip"), "--results-dir", "gone")
+    assert "--results-dir 'gone' is no folder" in found
+    assert "gone.zip': No such file" in one_line(capsys, "results", "import", "gone.zip")
+    (root / "bad").mkdir()
+    (root / "bad" / "x.json").write_text("{}")
+    found = one_line(capsys, "results", "list", "--results-dir", folder)
+    assert "bad/x.json is not a record of this version" in found
+    found = one_line(capsys, "results", "import", str(root / "bad" / "x.json"))
+    assert "is not an export of records: File is not a zip file: nothing was imported" in found
+    blocked = str(tmp_path / "records.zip" / "under")
+    found = one_line(capsys, "results", "import", output, "--results-dir", blocked)
+    assert "Not a directory: nothing was imported" in found
+    assert "--output" in one_line(capsys, "results", "export")
+    assert "COMMAND" in one_line(capsys, "results")

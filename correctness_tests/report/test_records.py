@@ -1,0 +1,331 @@
+"""Records: read only when valid, written whole, over no other one, and carried elsewhere whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import zipfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from correctness_tests.support.commands import ENVIRONMENT
+from tinyllama.harness.records import exchange, results
+from tinyllama.harness.records.results import Record
+
+
+def record(**fields: Any) -> Record:
+    known: dict[str, Any] = {
+        "group": "g",
+        "device": "A Card",
+        "machine": {"cores": 2},
+        "versions": {"torch": "2.0"},
+        "commit": "a" * 40,
+        "date": "2030-01-02T03:04:05Z",
+        "command": "pytest",
+        "entries": [{"name": "x", "kind": "step", "seconds": 1.0, "seconds_quartiles": [0.9, 1]}],
+        "complete": True,
+    }
+    return Record(**{**known, **fields})
+
+
+def with_entry(**fields: Any) -> Record:
+    return record(entries=[{**record().entries[0], **fields}])
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = results.save(record(), tmp_path)
+    assert path == tmp_path / "a-card" / "20300102T030405Z-aaaaaaaaaa-g.json"
+    assert results.load(path) == record()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [found for found in results.records(tmp_path, "A Card")] == [(path, record())]
+
+
+def test_a_new_record_names_its_machine_and_versions() -> None:
+    found = results.new_record(torch.device("cpu"), "g")
+    assert found.machine["cores"] >= 1
+    assert found.versions["torch"] == torch.__version__
+    results.validate(asdict(found))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (record(group="../up"), "group '../up'"),
+        (record(commit="a/b"), "commit 'a/b'"),
+        (record(device="…"), "device"),
+        (record(device=7), "device is 7"),
+        (record(date="2030-13-01T00:00:00Z"), "date '2030-13"),
+        (record(date="2030-1-1T0:0:0Z"), "date"),
+        (record(complete=1), "complete is 1"),
+        (record(versions={"torch": 2}), "versions"),
+        (record(schema=3), "schema 3"),
+        (record(machine={"cores": math.nan}), "machine: cores"),
+        (record(entries={0: {}}), "entries is {"),
+        (record(entries=[7]), r"entries\[0\] is 7"),
+        (record(entries=[{"name": "x"}]), "has no kind"),
+        (record(entries=[{"name": "x", "kind": "y"}] * 2), "a second entry has the name 'x'"),
+        (with_entry(seconds="1"), "seconds is '1'"),
+        (with_entry(seconds=True), "seconds is True"),
+        (with_entry(seconds=math.nan), "seconds is nan"),
+        (with_entry(peak_bytes=-1), "peak_bytes is -1"),
+        (with_entry(samples_per_second=math.inf), "samples_per_second is inf"),
+        (with_entry(kernels=10**400), "kernels is 1000"),
+        (with_entry(seconds_quartiles=[2, 1]), "seconds_quartiles"),
+        (with_entry(over_v1=[1, 1, math.nan]), "over_v1 is nan"),
+        (with_entry(role=1), "role is 1"),
+        (with_entry(tolerances=[1]), "tolerances is"),
+        (with_entry(loss=torch.ones(2)), "loss is tensor"),
+        (with_entry(loss=np.float32(1)), "loss is "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_record_that_is_none_is_neither_written_nor_read(
+    tmp_path: Path, bad: Record, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        results.save(bad, tmp_path)
+    assert not list(tmp_path.rglob("*"))
+    if message.startswith("loss"):
+        return  # JSON has no such value
+    with pytest.raises(ValueError, match=f"mine is not a record of this version: .*{message}"):
+        results.parse(json.dumps(asdict(bad)).encode(), "mine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"schema": 1}', b'{"schema": 2}', b"[" * 10**6],
+    ids=range(8),
+)
+def test_a_file_that_is_no_record_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(text)
+    with pytest.raises(ValueError, match=r"x\.json is not a record of this version"):
+        results.load(tmp_path / "x.json")
+
+
+def test_missing_and_unknown_fields_are_named() -> None:
+    data = asdict(record())
+    del data["machine"]
+    with pytest.raises(ValueError, match="missing or unknown: extra, machine"):
+        results.validate({**data, "extra": 1})
+
+
+def test_records_of_the_first_schema_are_read() -> None:
+    entry = {"name": "step/small-bf16/v1", "tier": "v1", "seconds": 1.0}
+    old = asdict(record(schema=1, entries=[entry]))
+    del old["group"], old["machine"]
+    found = results.parse(json.dumps(old).encode(), "old")
+    assert (found.schema, found.group) == (2, "steps")
+    assert found.entries[0]["contender"] == "v1"
+    assert "tier" not in found.entries[0]
+
+
+# -- written whole ----------------------------------------------------------------------------
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    results.save(record(), tmp_path / "seed")
+    (seed,) = (tmp_path / "seed").glob("*/*.json")
+    code = f"""
+import sys
+from pathlib import Path
+from tinyllama.harness.records import results
+record = results.load(Path({str(seed)!r}))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(20):
+    results.save(record, Path({str(tmp_path / "shared")!r}))
+"""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=60)
+        assert writer.returncode == 0
+    assert len(list(results.records(tmp_path / "shared"))) == 40
+
+
+@pytest.mark.parametrize("step", ["json.dump", "os.fsync", "os.chmod", "os.link"])
+def test_a_crash_in_the_middle_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def crash(*args: Any, **kwargs: Any) -> None:
+        if step == "json.dump":
+            args[1].write('{"schema": 2, "gro')
+        raise OSError("no space left")
+
+    module, name = step.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(results, module), name, crash)
+        with pytest.raises(OSError, match="no space left"):
+            results.save(record(), tmp_path)
+    assert not list(tmp_path.glob("*/*"))
+
+
+# -- export and import ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    first = results.save(record(), tmp_path / "from")
+    second = results.save(record(group="h"), tmp_path / "from")
+    exchange.export([first, second], tmp_path / "out.zip")
+    return tmp_path / "out.zip"
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def altered(archive: Path, change: dict[str, bytes | None], **manifest: Any) -> Path:
+    """A copy with members replaced, added or (None) removed, and a manifest that fits them."""
+    with zipfile.ZipFile(archive) as old:
+        members: dict[str, bytes | None] = {name: old.read(name) for name in old.namelist()}
+    members.update(change)
+    kept = {n: text for n, text in members.items() if text is not None and n != exchange.MANIFEST}
+    data = {
+        "format": 1,
+        "records": {n: hashlib.sha256(text).hexdigest() for n, text in kept.items()},
+    }
+    path = archive.with_name("altered.zip")
+    with zipfile.ZipFile(path, "w") as new:
+        new.writestr(exchange.MANIFEST, json.dumps({**data, **manifest}))
+        for name, text in kept.items():
+            new.writestr(name, text)
+    return path
+
+
+def test_records_arrive_as_they_left_and_a_second_time_are_there(
+    tmp_path: Path, exported: Path
+) -> None:
+    found = exchange.load(exported, tmp_path / "to" / "results")
+    assert contents(tmp_path / "to" / "results") == contents(tmp_path / "from")
+    assert (len(found.written), found.present) == (2, [])
+    again = exchange.load(exported, tmp_path / "to" / "results")
+    assert (again.written, again.present) == ([], found.written)
+
+
+def test_an_export_overwrites_nothing_and_takes_only_records(
+    tmp_path: Path, exported: Path
+) -> None:
+    before = exported.read_bytes()
+    paths = list((tmp_path / "from").glob("*/*.json"))
+    with pytest.raises(FileExistsError):
+        exchange.export(paths, exported)
+    assert exported.read_bytes() == before
+    paths[0].write_text("{}")
+    with pytest.raises(ValueError, match=f"{paths[0].name} is not a record"):
+        exchange.export(paths, tmp_path / "new.zip")
+    assert not (tmp_path / "new.zip").exists()
+
+
+A_RECORD = json.dumps(asdict(record())).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "manifest", "message"),
+    [
+        ({"../evil.json": A_RECORD}, {}, "the name '../evil.json'"),
+        ({"a-card/../../evil.json": A_RECORD}, {}, "the name"),
+        ({"/tmp/evil.json": A_RECORD}, {}, "the name"),
+        ({"a-card\\evil.json": A_RECORD}, {}, "the name"),
+        ({"a-card/.evil.json": A_RECORD}, {}, "the name"),
+        ({"a-card/deep/evil.json": A_RECORD}, {}, "the name"),
+        ({"a-card/evil.py": A_RECORD}, {}, "the name"),
+        ({"other-card/x.json": A_RECORD}, {}, "is a record of 'A Card'"),
+        ({"a-card/x.json": b"{}"}, {}, "a-card/x.json is not a record"),
+        ({"a-card/x.json": A_RECORD.replace(b"1.0", b"NaN")}, {}, "seconds is nan"),
+        ({"a-card/x.json": A_RECORD.replace(b"T03", b"T99")}, {}, "date"),
+        ({}, {"records": {}}, "manifest.json cannot be used"),
+        ({}, {"records": {"a-card/x.json": "0"}}, "its manifest and content differ"),
+        ({}, {"format": 2}, "format 1"),
+        ({}, {"records": []}, "cannot be used"),
+    ],
+)
+def test_an_export_that_is_none_changes_nothing(
+    tmp_path: Path,
+    exported: Path,
+    change: dict[str, bytes | None],
+    manifest: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        exchange.load(altered(exported, change, **manifest), tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+    assert not list(tmp_path.glob("**/evil*"))
+
+
+def test_a_changed_record_is_found_by_its_hash(tmp_path: Path, exported: Path) -> None:
+    with zipfile.ZipFile(exported) as old:
+        name = old.namelist()[-1]
+        hashes = json.loads(old.read(exchange.MANIFEST))["records"]
+        text = old.read(name).replace(b"1.0", b"0.5")
+    with pytest.raises(ValueError, match=f"{name} was changed"):
+        exchange.load(altered(exported, {name: text}, records=hashes), tmp_path / "to")
+
+
+def test_a_second_member_of_one_name_is_refused(tmp_path: Path, exported: Path) -> None:
+    with zipfile.ZipFile(exported, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr(archive.namelist()[-1], archive.read(archive.namelist()[-1]))
+    with pytest.raises(ValueError, match="is in it twice"):
+        exchange.load(exported, tmp_path / "to")
+
+
+def test_sizes_and_broken_zips_are_refused(
+    tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MOST_FILES", "MOST_BYTES", "MOST_BYTES_IN_ALL"):
+        with monkeypatch.context() as patch:
+            patch.setattr(exchange, limit, 2)
+            with pytest.raises(ValueError, match="is not an export of records"):
+                exchange.load(exported, tmp_path / "to")
+    whole = exported.read_bytes()
+    for broken in (whole[:-40], b"", b"no zip", whole[:60] + b"\0\0\0\0" + whole[64:]):
+        exported.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"out\.zip"):
+            exchange.load(exported, tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_import_is_all_or_nothing(
+    tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = results.save(replace(record(), group="h", command="another"), tmp_path / "to")
+    before = contents(tmp_path / "to")
+    with pytest.raises(ValueError, match=f"{other.name} exists with other content"):
+        exchange.load(exported, tmp_path / "to")
+    assert contents(tmp_path / "to") == before
+    real, calls = exchange.os.link, []
+
+    def full_at_the_second(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("no space left")
+        real(*args)
+
+    monkeypatch.setattr(exchange.os, "link", full_at_the_second)
+    with pytest.raises(OSError, match="no space left"):
+        exchange.load(exported, tmp_path / "fresh" / "results")
+    assert len(calls) == 2
+    assert not (tmp_path / "fresh").exists()

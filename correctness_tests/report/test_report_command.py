@@ -1,0 +1,157 @@
+"""``python -m tinyllama report``: tables, Markdown and the page, from records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support.sample_records import sample_records
+from tinyllama.cli import main
+from tinyllama.harness.records.report import last_passes, latest, markdown, ops_markdown, terminal
+from tinyllama.harness.records.results import save
+
+pytest.importorskip("matplotlib", reason="extra 'report' is not installed")
+pytest.importorskip("jinja2", reason="extra 'report' is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    for record in sample_records():
+        save(record, root)
+    return root
+
+
+def test_it_prints_tables_and_writes_the_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert main(["report", "--results-dir", str(folder), "--html", str(page)]) == 0
+    shown = capsys.readouterr()
+    assert "ms a step" in shown.out
+    assert "of the roof" in shown.out
+    assert str(page) in shown.err
+    assert page.read_text().startswith("<!doctype html>") or "<html" in page.read_text()
+
+
+def test_markdown_can_go_to_a_step_summary(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    status = main(["report", "--results-dir", str(folder), "--html", str(page), "--markdown", "-"])
+    assert status == 0
+    assert "| contender | ms a step |" in capsys.readouterr().out
+
+
+def test_documented_figures_come_with_their_caveat(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["report", "--results-dir", str(folder), "--html", str(tmp_path / "page.html")])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "MI325X (" in line]
+    assert len(lines) >= 10
+    assert all("never run on AMD hardware" in line for line in lines)
+    assert any("1 of 74 parameters" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--results-dir", "nowhere"], "--results-dir 'nowhere' is no folder"),
+        (["--device", "Card Z"], "has no records of 'Card Z': make some with pytest perf_tests"),
+        (["--html", "nowhere/page.html"], "no folder 'nowhere'; make it first"),
+        (["--html", "x", "--markdown", "./x"], "--html and --markdown are both 'x': name two"),
+        (["--markdown", "nowhere/x.md"], "--markdown 'nowhere/x.md': no folder 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_2(
+    arguments: list[str],
+    message: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = (
+        arguments if "--results-dir" in arguments else ["--results-dir", str(folder), *arguments]
+    )
+    assert main(["report", *given]) == 2
+    out, error = capsys.readouterr()
+    assert message in error
+    assert not out
+    assert len(error.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def make_dangling(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("a-card/x.json", make_folder),
+        ("a-card/x.json", make_dangling),
+        ("a-card/gate/certificate.json", make_folder),
+        ("a-card/gate/certificate.json", make_dangling),
+    ],
+)
+def test_what_is_no_file_among_the_results_is_one_line_and_2(
+    name: str,
+    make: Callable[[Path], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for record in sample_records():
+        save(record, tmp_path / "results")
+    path, page = tmp_path / "results" / name, tmp_path / "page.html"
+    make(path)
+    asked = ["report", "--results-dir", str(tmp_path / "results"), "--html", str(page)]
+    assert main(asked) == 2
+    out, error = capsys.readouterr()
+    (line,) = error.splitlines()
+    assert f"'{path}': repair that file or take it away" in line
+    assert not out
+    assert not page.exists()
+
+
+def test_the_newest_complete_record_is_shown_and_an_incomplete_one_only_for_want_of_it() -> None:
+    records = sample_records()
+    group = records[0].group
+    of_group = [r for r in records if (r.device, r.group) == (records[0].device, group)]
+    for record in of_group:
+        record.complete = False
+    (shown,) = [r for r in latest(of_group)]
+    assert shown.date == max(record.date for record in of_group)
+    assert "INCOMPLETE" in markdown([shown])
+    of_group[0].complete = True
+    assert latest(of_group) == [of_group[0]]
+
+
+def test_the_table_of_ops_has_a_row_for_each_case_and_a_column_for_each_provider() -> None:
+    (record,) = [r for r in latest(sample_records()) if r.group.startswith("ops")][:1]
+    entries = last_passes(record)
+    header, _, *rows = ops_markdown([record]).split("\n\n")[0].splitlines()
+    assert header.split(" | ")[0:4] == ["| op", "case", "dtype", "eager"]
+    assert len(rows) == len({(entry["op"], entry["case"], entry["dtype"]) for entry in entries})
+    assert sum(row.count("%)") for row in rows) == len(entries)
+
+
+def test_an_op_shows_its_last_pass_and_what_did_not_run_is_said() -> None:
+    (record,) = [r for r in latest(sample_records()) if r.group.startswith("ops")][:1]
+    assert {entry.get("passes") for entry in last_passes(record)} <= {
+        None,
+        "forward+backward",
+        "forward",
+    }
+    record.entries.append(
+        {"name": "op/x", "kind": "op", "op": "x", "provider": "far", "cannot": "too far away"}
+    )
+    assert any("far not timed: too far away" in line for line in terminal([record]))

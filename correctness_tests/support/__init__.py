@@ -1,0 +1,1 @@
+"""What tests share: saboteurs, fakes, samples. No test is in here."""

@@ -1,0 +1,298 @@
+"""Both sides of a gate, answering from a script: a whole comparison in milliseconds.
+
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.03)
+    script.on(BASE, "turn", WorkerError("it died"), launch=3)
+    assert script.run()["a"].outcome is Outcome.SLOWER
+
+The pairs and the session are those of the gate; of a worker only the answers are made up. Unless a
+test says otherwise, all benchmarks exist and are right on both sides, run different code, and take
+the same time but for noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinyllama.harness.gate.accepted import Accepted, Entry
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
+from tinyllama.harness.gate.noise import Noise
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
+from tinyllama.harness.gate.session import Session, Setting
+from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.measure.op_contender import Timed
+from tinyllama.harness.records.verdict import Outcome, Verdict, worst
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SIDES = (BASE, CANDIDATE)
+VERSIONS = {"torch": "3.1", "triton": "4.2"}
+COUNTS = {"peak_bytes": 1000, "kernels": 3, "copies": 1, "host_syncs": 2}
+QUIET = 0.002  # between blocks: 3% is found, and equal sides are told in a few
+SECONDS = {DEVICE: 5e-6, HOST: 1e-4}  # of a call of the base
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a side answers to a method. launch: only of the pair with that number, from 1."""
+
+    side: str
+    method: str
+    answer: Any
+    benchmark: str | None
+    launch: int | None
+    when: Callable[[], bool]
+
+
+class Watching:
+    """Tells one after the other of some reasons, then none."""
+
+    def __init__(self, *reasons: str | None) -> None:
+        self.reasons = list(reasons)
+        self.pids: list[Sequence[int]] = []
+
+    def during(self, pids: Sequence[int]) -> str | None:
+        self.pids.append(pids)
+        return self.reasons.pop(0) if self.reasons else None
+
+
+class Script:
+    """What both sides answer, and the comparison of them. noise: of a block, its deviation."""
+
+    def __init__(
+        self, *names: str, device: torch.device = GPU, noise: float = QUIET, seed: int = 0
+    ) -> None:
+        self.device, self.noise = device, noise
+        self.random = np.random.default_rng(seed)
+        self.names = {side: list(names or ("a",)) for side in SIDES}
+        usual = ON_CPU if device.type == "cpu" else ON_GPU
+        self.slowdowns = {side: dict(usual) for side in SIDES}
+        self.identity: dict[str, dict[str, Any]] = {side: {} for side in SIDES}
+        self.ratios: dict[tuple[str, str], float] = {}
+        self.rules: list[Rule] = []
+        self.sources: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in SIDES}
+        self.states: dict[tuple[str, str], dict[str, float]] = {}  # of one benchmark
+        self.accepted: list[Entry] = []
+        self.accepted_by_base: list[Entry] = []
+        self.watch = Watching()
+        self.launches = 0
+        self.asked: list[tuple[int, str, str, tuple[Any, ...]]] = []  # launch, side, method, args
+        self.said: list[str] = []
+        self.session: Session
+        self.verdicts: list[Verdict] = []
+
+    # -- what is scripted -------------------------------------------------------------------
+
+    def on(
+        self,
+        side: str,
+        method: str,
+        answer: Any,
+        benchmark: str | None = None,
+        *,
+        launch: int | None = None,
+        when: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Answer so; raise what is an exception, ask what can be called. The last rule counts."""
+        self.rules.insert(0, Rule(side, method, answer, benchmark, launch, when))
+
+    def slower(self, benchmark: str, **ratios: float) -> None:
+        """How many times longer the candidate takes, by metric."""
+        self.ratios |= {(benchmark, metric): ratio for metric, ratio in ratios.items()}
+
+    def alike(self, benchmark: str, *, host_only: bool = False) -> None:
+        """The same source on both sides; host_only: but for the bodies of kernels, and those are
+        compiled to the same."""
+        for side in SIDES:
+            self.sources[side][benchmark] = side if host_only else "same", "same"
+        if host_only:
+            for side in SIDES:
+                self.on(side, "compiled", ["code"], benchmark)
+
+    def counts(self, benchmark: str, **more: int) -> None:
+        """How many more of something the candidate counts than the base."""
+        counted = {name: n + more.get(name, 0) for name, n in COUNTS.items()}
+        self.on(CANDIDATE, "counted", counted, benchmark)
+
+    def accept(self, benchmark: str, metric: str = DEVICE, amount: float = 0.0) -> None:
+        """Accept an amount, or where none is given that the benchmark is new."""
+        self.accepted.append(Entry(benchmark, "why", "9.0", metric, amount, new=not amount))
+
+    @property
+    def confirming(self) -> bool:
+        return any("confirmed" in line for line in self.said)
+
+    @property
+    def confirmed(self) -> bool:
+        return any(one.again >= CONFIRM_BLOCKS for one in self.session.found.values())
+
+    # -- the comparison ---------------------------------------------------------------------
+
+    def run(self, **changes: Any) -> dict[str, Verdict]:
+        """The verdicts by name, of which each is there once."""
+        self.session = Session(self.setting(**changes))
+        self.verdicts = self.session.run()
+        found = {verdict.name: verdict for verdict in self.verdicts}
+        assert len(found) == len(self.verdicts), self.verdicts
+        return found
+
+    @property
+    def status(self) -> int:
+        """With which pytest would end."""
+        return worst(verdict.outcome for verdict in self.verdicts).status
+
+    def setting(self, **changes: Any) -> Setting:
+        usual: dict[str, Any] = {
+            "base": _tree(BASE),
+            "candidate": _tree(CANDIDATE),
+            "device": self.device,
+            "package": "ops",
+            "noise": Noise("a device"),
+            "accepted": Accepted(
+                Path("accepted.toml"), tuple(self.accepted), tuple(self.accepted_by_base)
+            ),
+            "watch": self.watch,
+            "sources": self.digests,
+            "effort": self.effort,
+            "say": self.said.append,
+            "pairs": self.pairs,
+        }
+        return Setting(**{**usual, **changes})
+
+    @contextmanager
+    def pairs(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
+        """In the place of `opened`."""
+        pair = ScriptedPair(self, trees, device, package)
+        try:
+            pair.open()
+            yield pair
+        finally:
+            pair.close()
+
+    @property
+    def effort(self) -> Effort:
+        return replace(Effort.on(self.device), pairs=2, repeated=2)
+
+    def digests(
+        self, tree: Tree, benchmark: Benchmark
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        whole, host = self.sources[tree.name].get(benchmark.name, (tree.name, tree.name))
+        return {"f.py": whole}, {"f.py": host}
+
+    # -- what a side answers ----------------------------------------------------------------
+
+    def answer(self, worker: ScriptedWorker, method: str, args: tuple[Any, ...]) -> Any:
+        self.asked.append((worker.launch, worker.tree.name, method, args))
+        benchmark = args[0] if args else None
+        for rule in self.rules:
+            if (
+                (rule.side, rule.method) == (worker.tree.name, method)
+                and rule.benchmark in (None, benchmark)
+                and rule.launch in (None, worker.launch)
+                and rule.when()
+            ):
+                if isinstance(rule.answer, BaseException):
+                    raise rule.answer
+                return rule.answer(benchmark) if callable(rule.answer) else rule.answer
+        return getattr(self, f"_{method}", lambda *_: None)(worker, *args)
+
+    def _identity(self, worker: ScriptedWorker) -> dict[str, Any]:
+        usual = {"python": "3.14 /usr", "versions": VERSIONS, "device": "a device"}
+        root = str(worker.tree.root.resolve())
+        return {"root": root, **usual, **self.identity[worker.tree.name]}
+
+    def _benchmarks(self, worker: ScriptedWorker) -> list[Benchmark]:
+        side, found = worker.tree.name, []
+        for name in self.names[side]:
+            stated = self.states.get((side, name), self.slowdowns[side])
+            found.append(Benchmark(name, Timed(name, "eager", 0, "bf16"), f"ops.{name}", stated))
+        return found
+
+    def _left_out(self, worker: ScriptedWorker) -> dict[str, int]:
+        return {}
+
+    def _begin(self, worker: ScriptedWorker, *args: Any) -> float:
+        return 3.0
+
+    def _inputs(self, worker: ScriptedWorker, name: str) -> int:
+        return 7
+
+    def _counted(self, worker: ScriptedWorker, name: str) -> dict[str, int]:
+        return {} if self.device.type == "cpu" else COUNTS
+
+    def _compiled(self, worker: ScriptedWorker, name: str) -> list[str]:
+        return [] if self.device.type == "cpu" else [f"code of the {worker.tree.name}"]
+
+    def _verify(self, worker: ScriptedWorker, name: str) -> list[str]:
+        return [f"proof of {name} by the {worker.tree.name}"]
+
+    def _turn(self, worker: ScriptedWorker, name: str) -> dict[str, float]:
+        return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}
+
+    def _factor(self, worker: ScriptedWorker, name: str, metric: str) -> float:
+        if worker.tree.name == BASE:
+            return 1.0
+        if (name, metric) not in worker.shifts:  # drawn once for a launch
+            worker.shifts[name, metric] = self.random.normal(0.0, self.noise)
+        return self.ratios.get((name, metric), 1.0) * math.exp(worker.shifts[name, metric])
+
+    def _profiles(self, worker: ScriptedWorker, name: str, times: int) -> list[dict[str, Any]]:
+        ratio = 1.0 if worker.tree.name == BASE else self.ratios.get((name, DEVICE), 1.0)
+        took = SECONDS[DEVICE] * ratio
+        kernels = {f"{name}_kernel": (1, took), "fill": (2, 1e-6)}
+        return [{"kernels": kernels, "resources": {}}] * times
+
+
+class ScriptedWorker:
+    """In the place of a `Worker`."""
+
+    def __init__(self, script: Script, tree: Tree, launch: int) -> None:
+        self.script, self.tree, self.launch = script, tree, launch
+        self.pid = 1000 + 2 * launch + SIDES.index(tree.name)
+        self.shifts: dict[tuple[str, str], float] = {}
+
+    def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
+        self.script.answer(self, "make", ())
+
+    def call(self, key: str, method: str, *args: Any, timeout: float) -> Any:
+        return self.script.answer(self, method, args)
+
+    def hang_up(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.script.asked.append((self.launch, self.tree.name, "kill", ()))
+
+    def close(self) -> None:
+        self.script.asked.append((self.launch, self.tree.name, "close", ()))
+
+
+class ScriptedPair(Pair):
+    """A `Pair` of scripted workers."""
+
+    def __init__(self, script: Script, *args: Any) -> None:
+        self.script = script
+        super().__init__(*args)
+
+    def started(self, tree: Tree) -> Any:
+        self.script.launches += tree.name == BASE
+        self.script.answer(
+            worker := ScriptedWorker(self.script, tree, self.script.launches), "start", ()
+        )
+        return worker
+
+
+def outcomes(verdicts: Mapping[str, Verdict]) -> dict[str, Outcome]:
+    return {name: verdict.outcome for name, verdict in verdicts.items()}
+
+
+def _tree(name: str) -> Tree:
+    return Tree(name, Path(f"/trees/{name}"), "python", f"the {name}", Path("/caches"))

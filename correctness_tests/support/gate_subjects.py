@@ -1,0 +1,69 @@
+"""Subjects of the gate whose provider is a call, for the specifications of them.
+
+The fixture ``subject`` is in the folder's conftest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import FILES, PACKAGE, Call, weighed
+from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
+from tinyllama.harness.measure import cache
+from tinyllama.harness.measure.op_contender import Timed, ops_of
+
+Make = Callable[..., Subject]
+
+
+class Turning:
+    """A call that is right until it is told to turn."""
+
+    def __init__(self, wrong: Call) -> None:
+        self.wrong, self.turned = wrong, False
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = (self.wrong if self.turned else weighed)(x, weight)
+        return found
+
+
+@pytest.fixture
+def subject(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes the subject of a call, ready to be asked, as a provider with these traits."""
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+    op = ops_of(PACKAGE, FILES)["weigh_rows"]
+
+    def make(
+        call: Call = weighed,
+        dtype: str = "fp32",
+        case: int = 0,
+        metrics: Sequence[str] = (DEVICE, HOST),
+        **traits: Any,
+    ) -> Subject:
+        op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
+        timed = Timed("weigh_rows", "tried", case, dtype)
+        made = Subject(timed, str(device), PACKAGE, FILES, metrics)
+        made.run_once()
+        return made
+
+    yield make
+    op.providers.pop("tried", None)
+
+
+def ready(made: Subject) -> Subject:
+    """With what it gave verified and expected."""
+    made.expect(made.verify())
+    return made
+
+
+def nudged(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Right, and of the same norm; one element has another last bit."""
+    y = weighed(x, weight)
+    other = y.detach().clone()
+    one = other.view(-1)[3:4]
+    one.copy_(torch.nextafter(one, torch.full_like(one, torch.inf)))  # and nobody waits for it
+    return y + (other - y.detach())

@@ -1,0 +1,170 @@
+"""A small git repository in which pytest gates the working tree against its commits, both sides
+answering from a script (`gate_fakes`); the plugin, git and the files around it are real.
+
+The fixture ``gated`` is in the folder's conftest; a test module that uses it names pytester in its
+``pytest_plugins``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from correctness_tests.support.gate_fakes import CPU, Script
+from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.session import Session
+from tinyllama.harness.gate.setting import Setting
+from tinyllama.harness.gate.watch import Watch
+from tinyllama.harness.plugins import gate as plugin
+from tinyllama.harness.records import results
+
+results.versions()  # triton aborts when one process imports it twice, and pytester forgets imports
+ROOT = Path(results.__file__).parents[3]
+CONFTEST = """
+pytest_plugins = [
+    "tinyllama.harness.plugins.suite",
+    "tinyllama.harness.plugins.benchmarks",
+    "tinyllama.harness.plugins.gate",
+]
+
+
+def pytest_tinyllama_groups(config):
+    return ["steps"]
+
+
+def pytest_benchmark_generate_machine_info(config):
+    return {}  # asking the processor takes a second
+"""
+TESTS = """
+def test_one():
+    raise AssertionError("a gate runs no test")
+
+
+def test_two(benchmark):
+    raise AssertionError("a gate runs no test")
+"""
+
+
+class Watched(Watch):
+    """What disturbs the device before, and after."""
+
+    before_reason: str | None = None
+    after_reason: str | None = None
+    unseen: str | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.blind = self.unseen
+
+    def before(self) -> str | None:
+        return self.before_reason
+
+    def during(self, pids: Sequence[int] = ()) -> str | None:
+        return None
+
+    def after(self) -> str | None:
+        return self.after_reason
+
+
+class GatedSuite:
+    """``scripts``: by the name that --against is given, else ``script``."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester, self.monkeypatch = pytester, monkeypatch
+        self.script = Script("a", "b", device=CPU)
+        self.scripts: dict[str, Script] = {}
+        self.path = pytester.path
+        pytester.makeconftest(CONFTEST)
+        pytester.makepyfile(test_timed=TESTS)
+        pytester.makeini(
+            f"[pytest]\npythonpath = {ROOT}\n"
+            "addopts = -p no:cacheprovider -p no:hypothesispytest -p no:anyio\n"
+            "markers =\n    slow: left out\n"
+        )
+        for name in comparison.instrument(ROOT):
+            self.write(name, "")
+        self.write(".gitignore", "*.xml\nresults/\n.benchmarks/\n__pycache__/\nout.json\n")
+        git("init", "--quiet", "--initial-branch=main")
+        self.commit("the base")
+        self.write("tinyllama/changed.py", "x = 1\n")
+        self.commit("the candidate")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def commit(self, message: str) -> None:
+        git("add", "--all")
+        git("commit", "--quiet", f"--message={message}")
+
+    def session(self, setting: Setting) -> Session:
+        """In the place of `Session`: the same, with sides that answer from a script."""
+        script = self.scripts.get(setting.base.label, self.script)
+        fakes = {"pairs": script.pairs, "sources": script.digests, "effort": script.effort}
+        script.session = Session(replace(setting, **fakes))  # type: ignore[arg-type]
+        return script.session
+
+    def run(self, *args: str, against: str = "main~1") -> pytest.RunResult:
+        """Of the tests in the folder; against nothing where that is empty."""
+        gate = [f"--against={against}"] if against else []
+        argv = ("test_timed.py", "--device", "cpu", *gate, *args)
+        return self.pytester.runpytest_inprocess(*argv, no_reraise_ctrlc=True)
+
+    def cases(self, *args: str, **options: Any) -> tuple[int, dict[str, str | None]]:
+        """The exit status, and what made the test cases of JUnit fail, by base and benchmark."""
+        found = self.run("--junitxml", "out.xml", *args, **options)
+        suite = ElementTree.parse("out.xml").getroot()[0]
+        cases = {}
+        for case in suite:
+            failure = next(iter([*case.findall("failure"), *case.findall("error")]), None)
+            name = f"{case.get('classname')} {case.get('name')}".removeprefix("compare.")
+            cases[name] = None if failure is None else failure.get("message")
+        counted = sum(int(suite.get(name, "0")) for name in ("failures", "errors"))
+        assert counted == sum(message is not None for message in cases.values())
+        assert int(suite.get("tests", "0")) == len(cases)
+        return int(found.ret), cases
+
+    def report(self) -> dict[str, Any]:
+        """What --gate-json out.json wrote."""
+        content: dict[str, Any] = json.loads((self.path / "out.json").read_text())
+        return content
+
+
+@pytest.fixture
+def gated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GatedSuite:
+    for name in [name for name in os.environ if name.startswith(("GIT_", "PYTEST_"))]:
+        if name != "PYTEST_CURRENT_TEST":
+            monkeypatch.delenv(name)
+    for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
+        monkeypatch.setenv(name, "a")
+    for name in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(name, "a@b")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
+    monkeypatch.setattr(plugin, "WAIT", 0.0)
+    monkeypatch.setattr(plugin, "Watch", type("Watch", (Watched,), {}))
+    suite = GatedSuite(pytester, monkeypatch)
+    monkeypatch.setattr(comparison, "Session", suite.session)
+    return suite
+
+
+def git(*args: str) -> str:
+    run = subprocess.run(["git", *args], capture_output=True, check=True, text=True)
+    return run.stdout.strip()
+
+
+def lines(found: pytest.RunResult, *patterns: str) -> None:
+    text = found.stdout.str() + found.stderr.str()
+    for pattern in patterns:
+        assert re.search(pattern, text, re.MULTILINE), f"{pattern}\n{text}"

@@ -1,0 +1,283 @@
+"""SYNTHETIC records of every kind, for tests of what is made from records. Nothing in this file
+was measured: the figures follow from simple formulas, and every device says SYNTHETIC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tinyllama.harness.records.results import Record
+
+Entry = dict[str, Any]
+
+FIRST, SECOND = "SYNTHETIC device A", "SYNTHETIC device B"
+DATES = ("2026-01-05T09:00:00Z", "2026-02-09T09:00:00Z", "2026-03-02T09:00:00Z")
+VERSIONS = {"python": "3.12.3", "torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0"}
+MACHINE = {
+    "processor": "SYNTHETIC processor",
+    "cores": 16,
+    "memory_bytes": 128 * 2**30,
+    "system": "Linux 6.1",
+    "driver": "580.95",
+    "power_limit_watts": 700,
+    "clocks_mhz": {"sm_max": 1980, "memory_max": 3201, "sm": 1755, "memory": 3201},
+}
+
+# contender -> role, title, milliseconds of a step of small-bf16, kernels, share of idle time
+CONTENDERS: dict[str, tuple[str, str, float, int, float]] = {
+    "floor": ("floor", "products, attention and optimizer alone", 0.62, 60, 0.0),
+    "v1": ("tier", "PyTorch baseline", 24.1, 1460, 0.81),
+    "v2": ("tier", "PyTorch fused", 1.86, 390, 0.02),
+    "v3": ("tier", "Triton kernels", 0.97, 170, 0.01),
+    "hf-eager": ("peer", "Hugging Face Llama, eager", 27.4, 1890, 0.79),
+    "hf-compiled": ("peer", "Hugging Face Llama, torch.compile", 2.71, 410, 0.12),
+    "liger": ("peer", "Hugging Face Llama with Liger kernels", 9.8, 730, 0.55),
+    "torchtitan": ("peer", "torchtitan's Llama, torch.compile", 2.2, 402, 0.08),
+}
+SHARES = {
+    "products": 0.42,
+    "attention": 0.17,
+    "optimizer": 0.12,
+    "elementwise": 0.2,
+    "copies": 0.05,
+    "other": 0.04,
+}
+# op -> FLOP/byte and bytes of a large case
+OPS = {
+    "rms_norm": (1.75, 400e6),
+    "add_rms_norm": (1.5, 560e6),
+    "rope": (0.75, 330e6),
+    "attention": (210.0, 180e6),
+    "qkv": (380.0, 250e6),
+    "swiglu": (228.0, 420e6),
+    "cross_entropy": (2.5, 500e6),
+    "linear_cross_entropy": (310.0, 300e6),
+    "adamw": (0.62, 900e6),
+    "block": (435.0, 800e6),
+}
+PROVIDERS = {"eager": 0.31, "torch": 0.62, "triton": 0.88, "liger": 0.71}
+PEER_PROVIDERS = ("liger",)
+BANDWIDTH, PEAK = 4.1e12, 720e12
+
+
+def ratio(value: float, width: float = 0.02) -> list[float]:
+    return [value, value * (1 - width), value * (1 + width)]
+
+
+def record(
+    group: str, entries: Sequence[Entry], device: str = FIRST, date: str = DATES[-1], **other: Any
+) -> Record:
+    """A complete record, unless ``other`` says otherwise."""
+    fields: dict[str, Any] = {
+        "machine": MACHINE,
+        "versions": VERSIONS,
+        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "command": "pytest perf_tests --record",
+        "complete": True,
+        **other,
+    }
+    return Record(group=group, device=device, date=date, entries=list(entries), **fields)
+
+
+def step(group: str, contender: str, scale: float = 1.0) -> Entry:
+    """A step of ``group`` ("small-bf16"); scale: multiplies the times."""
+    role, title, milliseconds, kernels, idle = CONTENDERS[contender]
+    workload, precision = group.split("-")
+    seconds = milliseconds * 1e-3 * scale
+    busy = seconds * (1 - idle)
+    software = f"{contender} 1.2.3" if role == "peer" else "torch 2.11.0"
+    entry = {
+        "name": f"step/{group}/{contender}",
+        "kind": "step",
+        "workload": workload,
+        "precision": precision,
+        "contender": contender,
+        "role": role,
+        "title": title,
+        "software": software,
+        "plan": "eager" if contender in ("v1", "hf-eager", "liger") else "compile + capture",
+        "left_out": {"capture": "SYNTHETIC: allocates within a step"} if role == "peer" else {},
+        "seconds": seconds,
+        "seconds_quartiles": [seconds * 0.97, seconds * 1.04],
+        "rounds": 100,
+        "device_seconds": seconds * 0.99,
+        "host_seconds": seconds * (0.98 if idle > 0.5 else 0.1),
+        "busy_seconds": busy,
+        "time_by": {name: busy * share for name, share in SHARES.items()},
+        "kernels": kernels,
+        "copies": 2,
+        "host_syncs": 0,
+        "samples_per_second": 8 / seconds,
+        "tokens_per_second": 8 * 256 / seconds,
+        "flops_per_second": 0.25e12 / seconds,
+        "mfu": 0.25e12 / seconds / PEAK,
+        "live_bytes": 512e6,
+        "peak_bytes": (900 + kernels / 2) * 1e6,
+        "joules_per_sample": seconds * 60,
+        "watts": 480,
+        "compile_seconds": 41.0,
+        "compiled_beside": 3,
+        "over_v1": ratio(CONTENDERS["v1"][2] / milliseconds) if contender != "v1" else [1, 1, 1],
+        "floor_share": ratio(CONTENDERS["floor"][2] / milliseconds),
+        "gradients": 74,
+        "parameters": 74,
+        "first_loss": 7.04,
+        "last_loss": 6.93,
+    }
+    if role == "floor":
+        for absent in ("over_v1", "floor_share", "gradients", "parameters", "time_by"):
+            del entry[absent]
+        entry["parts"] = {"products": 0.4e-3, "attention": 0.12e-3, "optimizer": 0.1e-3}
+    return entry
+
+
+def cannot(group: str, contender: str, reason: str) -> Entry:
+    workload, precision = group.split("-")
+    return {
+        "name": f"step/{group}/{contender}",
+        "kind": "step",
+        "workload": workload,
+        "precision": precision,
+        "contender": contender,
+        "role": "peer",
+        "title": "SYNTHETIC peer that does not run",
+        "software": contender,
+        "cannot": reason,
+    }
+
+
+def steps(group: str, scale: float = 1.0) -> list[Entry]:
+    absent = cannot(group, "megatron", "SYNTHETIC: needs a toolkit that is not installed")
+    return [*(step(group, name, scale) for name in CONTENDERS), absent]
+
+
+def ops(dtype: str = "bf16") -> list[Entry]:
+    """Every op by every provider, in both passes and two cases; and the ceilings."""
+    found: list[Entry] = [
+        {"name": "ceiling/copy", "kind": "ceiling", "bytes_per_second": BANDWIDTH},
+        {"name": f"ceiling/product-{dtype}", "kind": "ceiling", "flops_per_second": PEAK},
+    ]
+    for index, op in enumerate(OPS):
+        for provider, share in PROVIDERS.items():
+            for passes in ("forward", "forward+backward"):
+                for size in (1.0, 0.1):
+                    wobble = 1 + 0.25 * math.sin(7 * index + 3 * len(provider) + len(passes))
+                    found.append(_op(op, provider, dtype, passes, size, share * wobble * 0.8))
+    return found
+
+
+def _op(op: str, provider: str, dtype: str, passes: str, size: float, share: float) -> Entry:
+    intensity, count = OPS[op]
+    count *= size * (3 if passes != "forward" else 1)
+    flops = count * intensity * (1 if passes == "forward" else 1.2)
+    least = max(count / BANDWIDTH, flops / PEAK)
+    seconds = least / (share * size**0.2)
+    case = f"B={8 * size:g},T=2048"
+    return {
+        "name": f"op/{op}-{provider}-{case}-{dtype}-normal/{passes}",
+        "kind": "op",
+        "op": op,
+        "provider": provider,
+        "role": "peer" if provider in PEER_PROVIDERS else "ours",
+        "case": case,
+        "dtype": dtype,
+        "values": "normal",
+        "passes": passes,
+        "seconds": seconds,
+        "seconds_quartiles": [seconds * 0.99, seconds * 1.02],
+        "rounds": 60,
+        "host_seconds": 2.1e-5,
+        "bytes": count,
+        "flops": flops,
+        "bytes_per_second": count / seconds,
+        "bandwidth_share": count / seconds / BANDWIDTH,
+        "flops_per_second": flops / seconds,
+        "flops_share": flops / seconds / PEAK,
+        "roofline_seconds": least,
+        "roofline_share": least / seconds,
+        "bound": "bandwidth" if count / BANDWIDTH > flops / PEAK else "products",
+        "peak_bytes": count * (1.2 - share / 2),
+        "kernels": {"eager": 9, "torch": 3}.get(provider, 1),
+        "layouts": {"transposed": ratio(1.4)},
+        "over_eager": ratio(share / PROVIDERS["eager"]),
+    }
+
+
+def sweep(group: str) -> list[Entry]:
+    """Lengths at a batch of 8, batches at a length of 256 (that of 8 is in the lengths); V1 runs
+    out of memory."""
+    points = [("seq_len", 8, 2**power) for power in range(7, 14)]
+    points += [("batch_size", 2**power, 256) for power in range(8) if power != 3]
+    tiers = ("v1", "v2", "v3", "hf-compiled")
+    return [_point(group, name, *point) for name in tiers for point in points]
+
+
+def _point(group: str, contender: str, axis: str, batch: int, length: int) -> Entry:
+    workload, precision = group.split("-")
+    base = CONTENDERS[contender][2] * 1e-3
+    work = batch * length / 2048 * (1 + length / 4096)
+    peak = 3e8 + 4e8 * work * (1 + (length / 512 if contender == "v1" else 0))
+    entry: Entry = {
+        "name": f"sweep/{group}/{contender}/B{batch}T{length}",
+        "kind": "sweep",
+        "workload": workload,
+        "precision": precision,
+        "contender": contender,
+        "role": CONTENDERS[contender][0],
+        "batch_size": batch,
+        "seq_len": length,
+        "axis": axis,
+    }
+    if peak > 2e11:
+        return {**entry, "cannot": "SYNTHETIC: out of memory"}
+    seconds = base * (0.3 + 0.7 * work) if contender != "v1" else max(base, base * work / 3)
+    spread = [seconds * 0.98, seconds * 1.03]
+    entry |= {"seconds": seconds, "seconds_quartiles": spread, "peak_bytes": peak}
+    return {**entry, "samples_per_second": batch / seconds}
+
+
+def sample_records() -> list[Record]:
+    """Two devices; of the first three dates, the last with other versions; one incomplete."""
+    older = {**VERSIONS, "torch": "2.10.0", "triton": "3.5.1"}
+    found = []
+    for date, scale in zip(DATES, (1.3, 1.12, 1.0), strict=True):
+        versions = VERSIONS if date == DATES[-1] else older
+        for group, size in (("small-bf16", 1.0), ("medium-bf16", 14.0), ("small-fp32", 3.1)):
+            entries = steps(group, scale * size)
+            found.append(record(group, entries, date=date, versions=versions))
+    found.append(record("ops-bf16", ops()))
+    found.append(record("sweep-small-bf16", sweep("small-bf16")))
+    found.append(record("small-tf32", steps("small-tf32")[:3], complete=False))
+    found.append(record("small-bf16", steps("small-bf16", 0.6), device=SECOND))
+    found.append(record("ops-bf16", ops(), device=SECOND, machine={}))
+    return found
+
+
+def sample_targets() -> list[dict[str, Any]]:
+    """A bar that is met, one that is not, one in the interval, and documented figures."""
+    bar = {
+        "tier": "v3",
+        "workload": "small",
+        "direction": ">=",
+        "precision": "any",
+        "device": "any",
+        "source": "SYNTHETIC bar",
+        "caveat": "",
+        "documented": False,
+    }
+    documented = {
+        **bar,
+        "device": "AMD MI325X",
+        "source": "the published example",
+        "caveat": "from a step in which 1 of 74 parameters gets a gradient",
+        "documented": True,
+    }
+    return [
+        {**bar, "metric": "over_v1", "bound": 20.0},
+        {**bar, "metric": "samples_per_second", "bound": 1e6},
+        {**bar, "metric": "over_v1", "bound": 24.9, "precision": "bf16"},
+        {**bar, "metric": "peak_bytes", "bound": 2e9, "direction": "<="},
+        {**documented, "metric": "over_v1", "bound": 5.5},
+        {**documented, "metric": "samples_per_second", "bound": 2065.0, "workload": "absent"},
+    ]

@@ -1,0 +1,1 @@
+"""What perf_tests times: workloads, steps, peers, ops and the floor."""

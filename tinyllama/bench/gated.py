@@ -1,0 +1,218 @@
+"""Training steps that the gate times beside the ops: what runs them, captured or not, is gated too.
+
+Each process begins with one seed's weights and takes the same batches in the same order. It counts
+only after the gradient of every parameter in one step was held to float64, and each timed step must
+give the loss that the verified run had at that step. Of that run the update of every parameter in
+one step was held to float64 as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tinyllama.bench.steps import TierStep
+from tinyllama.bench.workloads import Group, not_here
+from tinyllama.harness.gate.digests import digest
+from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
+from tinyllama.harness.gate.subject import DEVICE, HOST, linger
+from tinyllama.harness.kernels.launch import Launched, launched
+from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.measure.clock import Clock
+from tinyllama.harness.measure.launches import launches
+from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.ops import OPS
+
+FACTORY = "tinyllama.bench.gated:StepSubject"
+TIMED = (("v3", "small-bf16", ("gpu", "triton")), ("v1", "tiny-fp32", ()))
+VERIFIED = 512  # steps whose losses are kept; no process takes more
+CALLS = 4  # steps of which the fastest counts for the host
+STATES = ("parameter", "exp_avg", "exp_avg_sq")
+UPDATE_SLACK = 0.01  # of how far it moves: float32 rounds a weight of 1 by 0.02% of a step of 3e-4
+LOSS_SLACK = 0.02  # of a loss: what the order of atomic additions changes over so many steps
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A tier's step on a workload in a precision, ``small-bf16``."""
+
+    tier: str
+    group: str
+
+
+def benchmarks(device: torch.device) -> list[Benchmark]:
+    """Those of a device; see `tinyllama.harness.gate.side`."""
+    usual = ON_CPU if device.type == "cpu" else ON_GPU
+    found = []
+    for tier, group, needs in TIMED:
+        here = not_here(Group.parse(group), device) is None
+        if here and not any(cannot(need, device) for need in needs):
+            name = f"step-{tier}-{group}/forward+backward+update"
+            found.append(Benchmark(name, TimedStep(tier, group), __name__, dict(usual), FACTORY))
+    return found
+
+
+@dataclass(frozen=True)
+class Verified:
+    """allowed: the error that each parameter's gradient was allowed; losses: of each step."""
+
+    allowed: dict[str, float]
+    losses: list[float]
+
+
+class StepSubject:
+    """What `tinyllama.harness.gate.side.Side` asks of a benchmark, of a training step."""
+
+    def __init__(self, timed: TimedStep, device: str) -> None:
+        self.device = torch.device(device)
+        with launched() as found:
+            self.step = TierStep(timed.tier, group=timed.group, device=device)
+        self._launched = found
+        self.clock = Clock(self.step.queue, spin_seconds=1e-3)
+        self.losses: list[float] = []
+        self.share = self.extra = 0.0  # of work that is added: of a step, seconds on the device
+
+    def run_once(self) -> None:
+        synchronize(self.device)
+
+    def slow_down(self, share: float) -> None:
+        """Add work that takes a share of the step's device time, as it is read ahead of the first
+        turn; on a CPU of each step's own time."""
+        self.share = share
+
+    def _calibrate(self, readings: int = 5) -> None:
+        if self.share and not self.extra and self.device.type != "cpu":
+            read = [self._turn()[DEVICE] for _ in range(readings)]
+            self.extra = self.share * statistics.median(read)
+
+    def verify(self) -> Verified:
+        """Of a run whose gradients and updates are right. Raises WrongResultError."""
+        allowed = self._check_gradients(None)
+        self._check_update()
+        while len(self.step.losses) < VERIFIED:
+            self.step.next()
+        return Verified(allowed, self.step.loss_series())
+
+    def expect(self, proofs: Verified) -> None:
+        """Hold this run to the verified one. Raises WrongResultError."""
+        self.losses = proofs.losses
+        self._check_gradients(proofs.allowed)
+        for place in range(len(self.step.losses)):
+            self._check(place)
+
+    def _check_gradients(self, allowed: dict[str, float] | None) -> dict[str, float]:
+        try:
+            return self.step.check_gradients(allowed)
+        except AssertionError as error:
+            raise WrongResultError(str(error)) from error
+
+    def _check_update(self) -> None:
+        """Hold one step's update of every parameter, and of the optimizer's state, to AdamW in
+        float64 on the gradients of that step. Raises WrongResultError."""
+        optimizer, config = self.step.training.optimizer, self.step.config
+        lists = (optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq)
+        before = [[tensor.detach().double() for tensor in tensors] for tensors in lists]
+        exact = [[tensor.clone() for tensor in tensors] for tensors in before]
+        steps = optimizer.steps.detach().clone()
+        self.step.next()
+        gradients = [parameter.grad for parameter in optimizer.parameters]
+        if any(gradient is None for gradient in gradients):
+            raise WrongResultError("a parameter has no gradient after its step")
+        OPS["adamw"]["eager"].call(
+            exact[0],
+            [gradient.double() for gradient in gradients if gradient is not None],
+            *exact[1:],
+            steps,
+            torch.zeros_like(steps),
+            lr=config.learning_rate,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+        if not torch.equal(steps, optimizer.steps):
+            raise WrongResultError(f"{float(optimizer.steps):g} steps are counted, not {steps:g}")
+        names = {id(value): name for name, value in self.step.parameters.items()}
+        for what, now, then, wanted in zip(STATES, lists, before, exact, strict=True):
+            for place, tensor in enumerate(now):
+                moved = wanted[place] - then[place]
+                error = (tensor.detach().double() - wanted[place]).norm()
+                if not error <= UPDATE_SLACK * moved.norm():
+                    name = names.get(id(optimizer.parameters[place]), str(place))
+                    raise WrongResultError(f"the update of {name}: its {what} is not AdamW's")
+
+    def _check(self, place: int) -> None:
+        if place >= len(self.losses):
+            raise WrongResultError(f"step {place}: the verified run has {len(self.losses)}")
+        got, wanted = float(self.step.losses[place]), self.losses[place]
+        if not (math.isfinite(wanted) and abs(got - wanted) <= LOSS_SLACK * abs(wanted)):
+            raise WrongResultError(
+                f"step {place}: the loss is {got:.6g}, verified was {wanted:.6g}"
+            )
+
+    def warm_up(self, seconds: float) -> None:
+        """Repeat until the time is over, as far as half of the verified steps."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds and len(self.step.losses) < VERIFIED // 2:
+            self.step.next()
+            synchronize(self.device)
+
+    def gated_turn(self) -> dict[str, float]:
+        self._calibrate()
+        before = len(self.step.losses)
+        found = self._turn()
+        for place in range(before, len(self.step.losses)):
+            self._check(place)
+        return found
+
+    def _turn(self) -> dict[str, float]:
+        self.step.next()  # finds the caches as the other side left them
+        fastest = min(self._seconds() for _ in range(CALLS))
+        if self.device.type == "cpu":
+            return {DEVICE: fastest}
+        return {DEVICE: self.clock.read(self._call).device, HOST: fastest}
+
+    def _seconds(self) -> float:
+        """Of the host in one step; the device follows."""
+        start = time.perf_counter()
+        self._call()
+        return time.perf_counter() - start
+
+    def _call(self) -> None:
+        began = time.perf_counter() if self.share else 0.0
+        self.step.next()
+        if self.extra:
+            self.step.queue.spin(self.extra)
+        elif self.share and self.device.type == "cpu":
+            linger(self.share * (time.perf_counter() - began))
+
+    def launched(self) -> Sequence[Launched]:
+        """Those of the steps ahead of the captured one, which launch what is captured."""
+        return self._launched
+
+    def counted(self) -> dict[str, int]:
+        if self.device.type == "cpu":
+            return {}
+        self._calibrate()
+        peak = self.step.memory()["peak_bytes"]
+        found = launches(self._call, self.device)
+        counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
+        return {"peak_bytes": peak, **{name: n for name, n in counts.items() if n is not None}}
+
+    def profile(self) -> dict[str, tuple[int, float]]:
+        self._calibrate()
+        return launches(self._call, self.device).by_name
+
+    def input_digest(self) -> int:
+        """Of the batches, and of what learns from them: another model is another benchmark."""
+        shapes = {name: tuple(value.shape) for name, value in self.step.parameters.items()}
+        shape, config = self.step.shape, self.step.config
+        heads = (shape.num_heads, shape.num_kv_heads, config.precision, config.accumulate)
+        what = hashlib.sha256(repr((sorted(shapes.items()), heads)).encode()).digest()
+        return digest(self.step.batches) ^ int.from_bytes(what[:8], "little")

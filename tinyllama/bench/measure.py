@@ -1,0 +1,321 @@
+"""Measuring a group: every contender in a worker of its own, all of them in turn.
+
+The order matters. Contenders are made side by side, since compiling leaves the device idle; from
+then on one works at a time. Memory is read before anything but a step has run; gradients are
+checked before a time is taken; then all are timed by turns; what disturbs (profiler, energy) is
+last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tinyllama.bench.peers import PEERS, Contender
+from tinyllama.bench.steps import UNTIMED
+from tinyllama.bench.workloads import Group, at_once
+from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
+from tinyllama.harness.records.targets import Target, of_group, shown
+from tinyllama.model.tiers import TIERS, Tier
+
+FLOOR = Contender(
+    "floor", "products, attention, AdamW alone", "floor", "tinyllama.bench.floor:Floor", alone=True
+)
+LONGEST = 400.0  # seconds until a contender is ready; a group is to take less than ten minutes
+LEARNED = 0.9  # of what V1 learned on the same batches; a tied embedding alone learns far less
+
+
+def _tier(tier: Tier, memory: str = "fast") -> Contender:
+    factory = "tinyllama.bench.steps:TierStep"
+    arguments = {"tier": tier.name, "memory": memory}
+    needs = ("gpu", "triton") if tier.interpreted else ()  # interpreted, nothing is timed
+    if memory == "fast":
+        return Contender(tier.name, tier.title, "tier", factory, arguments, needs)
+    name, title = f"{tier.name}-{memory}", f"{tier.title}, {memory} memory"
+    return Contender(name, title, "tier", factory, arguments, needs)
+
+
+CONTENDERS = (
+    *(_tier(tier) for tier in TIERS.values()),
+    *(_tier(tier, "small") for tier in TIERS.values() if tier.interpreted),
+    *PEERS,
+    FLOOR,
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. turn: seconds of one turn of one contender, at least one step;
+    total: seconds of all turns, in as many rounds as fit, at most ``rounds``."""
+
+    warm_up: float
+    turn: float
+    rounds: int
+    total: float
+    readings: int
+    energy: float
+
+    @staticmethod
+    def on(device: torch.device) -> Effort:
+        if device.type == "cpu":
+            return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
+        return Effort(warm_up=1.0, turn=0.1, rounds=20, total=40, readings=10, energy=1.5)
+
+
+@dataclass
+class Measured:
+    """What a group gave: seconds by contender and round, an entry each, and what went wrong."""
+
+    group: Group
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cannot: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, WorkerError] = field(default_factory=dict)
+
+    def over(self, slow: str, fast: str) -> Ratio:
+        """How many times longer one contender takes than another."""
+        return ratio(self.seconds[slow], self.seconds[fast])
+
+    def fastest_peer(self) -> str | None:
+        """The name of the peer with the least median time; None where none ran."""
+        peers = [peer.name for peer in PEERS if peer.name in self.seconds]
+        return min(peers, key=lambda name: statistics.median(self.seconds[name]), default=None)
+
+
+def measure(
+    group: Group, device: torch.device, contenders: tuple[Contender, ...] = CONTENDERS
+) -> Measured:
+    """Measure a group; what fails in one contender is kept beside its name."""
+    measured = Measured(group)
+    with _workers(contenders, device, measured) as workers:
+        run = _Run(group, device, workers, measured)
+        run.prepare(contenders)
+        run.time()
+        run.look_closer()
+    return measured
+
+
+@contextlib.contextmanager
+def _workers(
+    contenders: tuple[Contender, ...], device: torch.device, measured: Measured
+) -> Iterator[dict[str, Worker]]:
+    """A started worker for each contender that can run; all of them end at the end."""
+    workers: dict[str, Worker] = {}
+    try:
+        for contender in contenders:
+            reason = contender.cannot(device, str(measured.group))
+            if reason:
+                measured.cannot[contender.name] = reason
+            else:
+                modules = (contender.factory.partition(":")[0], *contender.preload)
+                workers[contender.name] = Worker(contender.name, preload=modules)
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.hang_up()
+        for worker in workers.values():
+            worker.close()
+
+
+class _Run:
+    def __init__(
+        self, group: Group, device: torch.device, workers: dict[str, Worker], measured: Measured
+    ) -> None:
+        self.group = group
+        self.device = device
+        self.workers = workers
+        self.measured = measured
+        self.effort = Effort.on(device)
+
+    def prepare(self, contenders: tuple[Contender, ...]) -> None:
+        """Make each contender, and hold its gradients to the reference's."""
+        able = [contender for contender in contenders if contender.name in self.workers]
+        most = at_once(self.group)
+        for lot in _lots(able, most):
+            beside = min(most, len(lot)) - 1
+            for contender, made in zip(lot, self._make(lot, most), strict=True):
+                with self._kept(contender.name):
+                    made.result()
+                    self._check(contender, beside)
+        entries = self.measured.entries
+        self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
+
+    def _make(self, lot: Sequence[Contender], most: int) -> list[Future[None]]:
+        """Make contenders side by side; what went wrong with one is in its result."""
+        where = {"group": str(self.group), "device": str(self.device)}
+
+        def make(contender: Contender) -> None:
+            worker, arguments = self.workers[contender.name], {**contender.arguments, **where}
+            worker.make("step", contender.factory, timeout=LONGEST, **arguments)
+
+        with ThreadPoolExecutor(most) as pool:
+            return [pool.submit(make, contender) for contender in lot]
+
+    def _check(self, contender: Contender, beside: int) -> None:
+        entry: dict[str, Any] = {}
+        if contender.role != "floor":
+            entry.update(self._ask(contender.name, "memory"))
+            entry.update(self._ask(contender.name, "verify"))
+            entry["compiled_beside"] = beside
+        self.measured.entries[contender.name] = entry
+
+    def time(self) -> None:
+        """Interleaved wall time of all that are right."""
+        calls: dict[str, int] = {}
+        one_round = 0.0
+        for name in list(self.measured.entries):
+            with self._kept(name):
+                step = self._ask(name, "warm_up", self.effort.warm_up)
+                calls[name] = max(1, min(50, round(self.effort.turn / step)))
+                one_round += (calls[name] + UNTIMED) * step
+
+        def turn(name: str) -> Callable[[], float]:
+            def one() -> float:
+                seconds = math.nan
+                with self._kept(name):
+                    seconds = float(self._ask(name, "turn", calls[name]))
+                return seconds
+
+            return one
+
+        # Whoever is most compared stands side by side: V1 follows its own counterpart.
+        peers = [peer.name for peer in reversed(PEERS) if peer.name in calls]
+        order = [*peers, *(name for name in calls if name not in peers)]
+        fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
+        rounds = max(FEWEST_ROUNDS, min(self.effort.rounds, fitting))
+        seconds = interleaved({name: turn(name) for name in order}, rounds)
+        self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
+
+    def look_closer(self) -> None:
+        """What is measured of one contender alone, and whether it learned."""
+        for name in list(self.measured.seconds):
+            entry = self.measured.entries[name]
+            with self._kept(name):
+                if name != FLOOR.name:
+                    self._look(name, entry)
+                entry.update(self._ask(name, "facts"))
+        self._must_learn()
+
+    def _look(self, name: str, entry: dict[str, Any]) -> None:
+        for question, argument in (
+            ("clocks", (self.effort.readings,)),
+            ("launched", ()),
+            ("used", (self.effort.energy,)),
+        ):
+            answer = self._ask(name, question, *argument)
+            unavailable = {**entry.get("unavailable", {}), **answer.pop("unavailable", {})}
+            entry.update(answer)
+            if unavailable:
+                entry["unavailable"] = unavailable
+        entry["losses"] = self._ask(name, "loss_series")
+
+    def _must_learn(self) -> None:
+        """On the same batches each learns what V1 learns, up to rounding; where V1 does not
+        run, what the first peer learns."""
+        series = {n: e.pop("losses") for n, e in self.measured.entries.items() if "losses" in e}
+        base = next((n for n in ("v1", *(peer.name for peer in PEERS)) if n in series), None)
+        if base is None:
+            return
+        steps = min(map(len, series.values()))
+        drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
+        for name, losses in series.items():
+            entry = self.measured.entries[name]
+            entry.update(first_loss=losses[0], last_loss=losses[steps - 1], steps=steps)
+            if not drops[name] >= LEARNED * drops[base] > 0:
+                message = (
+                    f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
+                    f"{drops[base]:.3g}"
+                )
+                self._drop(name, WorkerError(f"{message} in {steps} steps: it does not learn"))
+
+    def _ask(self, name: str, method: str, *args: Any) -> Any:
+        return self.workers[name].call("step", method, *args)
+
+    @contextlib.contextmanager
+    def _kept(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong with one contender is written down, and it is left out."""
+        try:
+            yield
+        except WorkerError as error:
+            self._drop(name, error)
+
+    def _drop(self, name: str, error: WorkerError) -> None:
+        self.measured.failed.setdefault(name, error)
+        self.measured.entries.pop(name, None)
+        self.measured.seconds.pop(name, None)
+
+
+def _lots(contenders: Sequence[Contender], most: int) -> list[list[Contender]]:
+    """Those that are made at the same time; lots follow each other, each made and checked whole."""
+    together = [contender for contender in contenders if not contender.alone and most > 1]
+    return [together, *([contender] for contender in contenders if contender not in together)]
+
+
+def _drop(losses: list[float]) -> float:
+    """How far the loss fell: the mean of the first eight steps less that of the last."""
+    return statistics.fmean(losses[:8]) - statistics.fmean(losses[-8:])
+
+
+def entry_of(contender: Contender, measured: Measured, product_flops: float) -> Mapping[str, Any]:
+    """The entry of a record; see docs/RECORDS.md. product_flops: the measured ceiling."""
+    name, group = contender.name, measured.group
+    entry: dict[str, Any] = {
+        "workload": group.workload,
+        "precision": group.precision,
+        "contender": name,
+        "role": contender.role,
+        "title": contender.title,
+    }
+    reason = measured.cannot.get(name) or (
+        str(measured.failed[name]) if name in measured.failed else None
+    )
+    if reason:
+        return {**entry, "cannot": reason}
+    shape, times = group.shape, measured.seconds[name]
+    median = statistics.median(times)
+    flops = shape.model.step_flops(shape.batch_size, shape.seq_len) / median
+    entry |= {**measured.entries[name], **summary("seconds", times), "rounds": len(times)}
+    if contender.role != "floor":
+        entry |= {
+            "samples_per_second": shape.batch_size / median,
+            "tokens_per_second": shape.batch_size * shape.seq_len / median,
+            "flops_per_second": flops,
+            "mfu": flops / product_flops,
+        }
+        if "v1" in measured.seconds:
+            entry["over_v1"] = measured.over("v1", name).as_list()
+        if contender.role == "tier":
+            others = [other for other in measured.seconds if other != name]
+            entry["over"] = {other: measured.over(other, name).as_list() for other in others}
+        if FLOOR.name in measured.seconds:
+            entry["floor_share"] = measured.over(FLOOR.name, name).as_list()
+    return entry
+
+
+def missed(
+    targets: Iterable[Target],
+    measured: Measured,
+    entries: Mapping[str, Mapping[str, Any]],
+    device: str,
+) -> list[str]:
+    """The targets of a group that its entries, by contender, do not hold on a device of that
+    name; one that cannot be told counts as missed, unless what it is over cannot run here."""
+    known = {contender.name for contender in CONTENDERS}
+    lines = []
+    for target in of_group(list(targets), measured.group.workload, measured.group.precision):
+        if target.tier not in known or not target.holds_on(device):
+            continue  # a tier that does not exist yet, or a claim about another device
+        found = target.measured(entries)
+        if found is None and target.over in measured.cannot:
+            continue  # the peer is not installed, which its entry says
+        if found is None or not target.met(found):
+            lines.append(f"{target}: measured {shown(found)}")
+    return lines

@@ -1,0 +1,323 @@
+"""Measuring ops: every provider of a case by turns, each kind of provider in its own process.
+
+What is not timed is done side by side: compiling, and counting kernels and bytes. Caches are cold
+and inputs fresh in every round, and each timed call's outputs are checked; see
+`tinyllama.harness.measure.op_contender`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perf_tests.conftest import Ceilings
+from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.registry import Registry
+from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.measure.clock import Reading
+from tinyllama.harness.measure.op_contender import BOTH, Timed, ops_of, passes_of, untimed
+from tinyllama.harness.measure.rounds import interleaved, ratio, summary
+from tinyllama.harness.records.targets import OpTarget, shown
+
+PACKAGE = "tinyllama.ops"
+PEERS = ("compile", "liger", "flash", "cudnn")
+PEER_FILES = tuple(str(Path(__file__).with_name(f"{name}_ops.py")) for name in ("liger", "sdpa"))
+DTYPES = ("bf16", "fp32")
+STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
+COMPILING = 6  # cases at a time
+LAYOUTS = ("strided", "transposed")
+SHARED = "tinyllama.harness.measure.op_contender:OpContender"
+
+
+def groups(device: torch.device) -> list[str]:
+    """The groups of ops that are measured on a device."""
+    return ["ops-bf16", "ops-fp32"] if device.type != "cpu" else ["ops-fp32"]
+
+
+def ops_with(files: Sequence[str]) -> Registry:
+    """The ops that are timed: the tree's with the providers of peers, and those of files."""
+    return ops_of(PACKAGE, (*PEER_FILES, *files))
+
+
+@dataclass
+class OpCaseRun:
+    """One case of an op: what each provider gave."""
+
+    op: Op
+    case: int
+    dtype: str
+    readings: dict[str, dict[str, list[Reading]]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    layouts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    cannot: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, WorkerError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Effort:
+    warm_up: float
+    rounds: int
+    layout_rounds: int
+
+    @staticmethod
+    def on(device: torch.device) -> Effort:
+        if device.type == "cpu":
+            return Effort(warm_up=0.05, rounds=8, layout_rounds=8)
+        return Effort(warm_up=0.2, rounds=10, layout_rounds=8)
+
+
+def cases_of(op: Op, device: torch.device) -> range:
+    """Which of an op's timed cases are timed on a device; see `Op.timed`."""
+    count = len(op.timed)
+    return range(min(1, count)) if device.type == "cpu" or count == 1 else range(1, count)
+
+
+def providers_of(op: Op) -> list[str]:
+    return [*op.providers, "compile"]
+
+
+class Bench:
+    """A worker for each kind of provider, and the cases one after the other."""
+
+    def __init__(self, dtype: str, device: torch.device, files: Sequence[str] = ()) -> None:
+        self.files = (*PEER_FILES, *files)
+        self.device = device
+        self.effort = Effort.on(device)
+        self.runs = [
+            OpCaseRun(op, case, STATE.get(op.name, dtype))
+            for op in ops_with(files).values()
+            for case in cases_of(op, device)
+        ]
+        self.workers: dict[str, Worker] = {}
+
+    def measure(self) -> dict[str, OpCaseRun]:
+        """Every case of every op, by name; what fails is kept beside its provider."""
+        try:
+            with ThreadPoolExecutor(COMPILING) as pool:  # nothing is timed yet
+                list(pool.map(self._compile, self.runs))
+            for run in self.runs:
+                self._one(run)
+        finally:
+            for worker in self.workers.values():
+                worker.hang_up()
+            for worker in self.workers.values():
+                worker.close()
+        return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
+
+    def _key(self, run: OpCaseRun, provider: str) -> str:
+        """One process for each kind of provider; for compiled code one for each case, since
+        the cases are compiled side by side."""
+        return f"{provider} {run.op.name} {run.case}" if provider == "compile" else provider
+
+    def _worker(self, run: OpCaseRun, provider: str) -> Worker:
+        key = self._key(run, provider)
+        if key not in self.workers:
+            self.workers[key] = Worker(key)
+        return self.workers[key]
+
+    def _compile(self, run: OpCaseRun) -> None:
+        if self._can(run, "compile"):
+            self._guarded(run, "compile", self._make)
+
+    def _one(self, run: OpCaseRun) -> None:
+        ready = [name for name in providers_of(run.op) if self._can(run, name)]
+        self._each(run, [name for name in ready if name != "compile"], self._make)
+        for name in ready:  # one by one: the reference in float64 may take much of the memory
+            self._guarded(run, name, self._check)
+        ready = [name for name in ready if name not in run.failed]
+
+        def turn(name: str) -> Callable[[], dict[str, Reading]]:
+            return lambda: self._guarded(run, name, self._turn) or {}
+
+        rounds = interleaved({name: turn(name) for name in ready}, self.effort.rounds)
+        for name in (name for name in ready if name not in run.failed):
+            passes = rounds[name][0]
+            run.readings[name] = {p: [r[p] for r in rounds[name]] for p in passes}
+        self._each(run, ready, self._look)
+        for name in ready:
+            self._guarded(run, name, self._layouts)
+        for name in ready:
+            if name == "compile":  # nothing of this process is used again
+                if worker := self.workers.pop(self._key(run, name), None):
+                    worker.close()
+                continue
+            with contextlib.suppress(WorkerError):
+                self._worker(run, name).drop("op")
+
+    def _each(self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]) -> None:
+        """Do what is not timed for some providers, side by side."""
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            list(pool.map(lambda name: self._guarded(run, name, do), names))
+
+    def _can(self, run: OpCaseRun, name: str) -> bool:
+        needs = ("compile",) if name == "compile" else run.op[name].requires
+        reason = untimed(run.op.name, name, needs, self.device)
+        if name != "compile" and reason is None:
+            dtype = next(dtype for dtype, short in SHORT.items() if short == run.dtype)
+            case = run.op.timed[run.case]
+            reason = OpCase(run.op, run.op[name], case, dtype).unsupported()
+        if reason:
+            run.cannot[name] = reason
+        return reason is None
+
+    def _guarded(self, run: OpCaseRun, name: str, do: Callable[[OpCaseRun, str], Any]) -> Any:
+        """A provider that fails is left out of its case; its process may be gone for good."""
+        if name in run.failed:
+            return None
+        try:
+            return do(run, name)
+        except WorkerError as error:
+            run.failed[name] = error
+            run.readings.pop(name, None)
+            self.workers.pop(self._key(run, name)).close()  # the next case starts a fresh one
+            return None
+
+    def _make(self, run: OpCaseRun, name: str) -> None:
+        timed = Timed(run.op.name, name, run.case, run.dtype)
+        worker, where = self._worker(run, name), str(self.device)
+        worker.make("op", SHARED, timed=timed, device=where, package=PACKAGE, files=self.files)
+        worker.call("op", "run_once")
+
+    def _check(self, run: OpCaseRun, name: str) -> None:
+        self._worker(run, name).call("op", "check_first")
+        self._worker(run, name).call("op", "warm_up", self.effort.warm_up)
+
+    def _turn(self, run: OpCaseRun, name: str) -> dict[str, Reading]:
+        found: dict[str, Reading] = self._worker(run, name).call("op", "turn")
+        return found
+
+    def _look(self, run: OpCaseRun, name: str) -> None:
+        run.facts[name] = self._worker(run, name).call("op", "facts")
+
+    def _layouts(self, run: OpCaseRun, name: str) -> None:
+        last = cases_of(run.op, self.device)[-1]
+        if run.case == last and name not in PEERS and run.op.differentiable:
+            rounds = self.effort.layout_rounds
+            run.layouts[name] = self._worker(run, name).call("op", "layouts", LAYOUTS, rounds)
+
+
+def entries_of(run: OpCaseRun, ceilings: Ceilings) -> dict[str, dict[str, Any]]:
+    """The entries of a case, by name."""
+    found, dtype = {}, run.dtype
+    case = run.op.timed[run.case]
+    for provider in providers_of(run.op):
+        about = {
+            "op": run.op.name,
+            "provider": provider,
+            "role": "peer" if provider in PEERS else "ours",
+            "case": str(case),
+            "dtype": dtype,
+            "values": _values(run.op, case),
+        }
+        name = f"op/{run.op.name}-{provider}-{case}-{dtype}-{about['values']}"
+        reason = run.cannot.get(provider) or str(run.failed.get(provider, ""))
+        if reason:
+            for passes in passes_of(run.op):
+                found[f"{name}/{passes}"] = {**about, "passes": passes, "cannot": reason}
+            continue
+        for passes, readings in run.readings[provider].items():
+            measured = _measured(run, provider, passes, readings, ceilings)
+            found[f"{name}/{passes}"] = {**about, "passes": passes, **measured}
+    return found
+
+
+def missed(
+    targets: Iterable[OpTarget], runs: Mapping[str, OpCaseRun], found: Mapping[str, dict[str, Any]]
+) -> list[str]:
+    """The targets that entries do not hold, each at the cases that it covers; one that cannot be
+    told counts as missed, unless what it is over cannot run here."""
+    calls: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for entry in found.values():
+        call = tuple(entry[name] for name in ("op", "case", "dtype", "passes"))
+        calls.setdefault(call, {})[entry["provider"]] = entry
+    lines = []
+    for target in targets:
+        for (op, case, *rest), entries in calls.items():
+            covered = target.covers(next(iter(entries.values())))
+            if not covered or _not_here(target, runs[f"{op}-{case}"]):
+                continue
+            measured = target.measured(entries)
+            if measured is None or not target.met(measured):
+                lines.append(
+                    f"{op}-{case}, {', '.join(rest)}: {target}: measured {shown(measured)}"
+                )
+    return lines
+
+
+def _not_here(target: OpTarget, run: OpCaseRun) -> bool:
+    """Whether none of those that it is over can run here (not installed, say), which their
+    entries say. One that runs and fails is no reason."""
+    others = set(target.over or ()) & set(providers_of(run.op))
+    return bool(others) and others <= set(run.cannot)
+
+
+def _values(op: Op, case: Any) -> str:
+    """The distributions of the inputs, the usual one left out; "normal(0,1)" if that is all."""
+    named = {
+        name: (case.values.get(name) or tensor.distribution(case.dims)).name
+        for name, tensor in op.inputs.items()
+    }
+    others = [f"{name}={value}" for name, value in named.items() if value != "normal(0,1)"]
+    return ",".join(others) or "normal(0,1)"
+
+
+def _measured(
+    run: OpCaseRun,
+    provider: str,
+    passes: str,
+    readings: list[Reading],
+    ceilings: Ceilings,
+) -> dict[str, Any]:
+    op, case, dtype = run.op, run.op.timed[run.case], run.dtype
+    size = {"fp32": 4}.get(dtype, 2)
+    kinds = ("forward", "backward") if passes == BOTH else ("forward",)
+    moved = sum(op.bytes[kind](size, **case.dims) for kind in kinds if kind in op.bytes)
+    flops = sum(op.flops[kind](**case.dims) for kind in kinds if kind in op.flops)
+    seconds = [reading.device for reading in readings]
+    entry = {
+        **summary("seconds", seconds),
+        **summary("host_seconds", [reading.host for reading in readings]),
+        "rounds": len(readings),
+        **{k: v for k, v in run.facts[provider][passes].items() if v is not None},
+        "bytes": moved,
+        "flops": flops,
+    }
+    median = float(entry["seconds"])
+    by_bytes, by_flops = moved / ceilings.copy(), flops / ceilings.product(dtype)
+    entry |= {
+        "bytes_per_second": moved / median,
+        "bandwidth_share": by_bytes / median,
+        "flops_per_second": flops / median,
+        "flops_share": by_flops / median,
+        "roofline_seconds": max(by_bytes, by_flops),
+        "roofline_share": max(by_bytes, by_flops) / median,
+        "bound": "bandwidth" if by_bytes >= by_flops else "products",
+    }
+    if op.tolerances:
+        entry["tolerances"] = dict(op.tolerances)
+    if not all(reading.queued for reading in readings):
+        entry["queued"] = False
+    entry |= _ratios(run, provider, passes)
+    if provider in run.layouts and passes == passes_of(op)[-1]:
+        entry["layouts"] = run.layouts[provider]
+    return entry
+
+
+def _ratios(run: OpCaseRun, provider: str, passes: str) -> dict[str, Any]:
+    """How many times longer the others take than this one, round by round."""
+    seconds = {
+        name: [reading.device for reading in readings[passes]]
+        for name, readings in run.readings.items()
+    }
+    over = {name: ratio(theirs, seconds[provider]).as_list() for name, theirs in seconds.items()}
+    found: dict[str, Any] = {"over_eager": over["eager"]} if "eager" in over else {}
+    if provider not in PEERS:
+        found["over"] = {name: times for name, times in over.items() if name != provider}
+    return found

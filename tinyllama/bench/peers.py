@@ -1,0 +1,210 @@
+"""The peers: the same training as others write it, timed beside the tiers.
+
+Same weights, batches, optimizer settings and precision. Each runs as its own users would run
+it; what it needs and this machine lacks is said instead of a time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tinyllama.bench.hugging_face import (
+    as_hugging_face,
+    as_ours,
+    hugging_face_llama,
+    hugging_face_names,
+)
+from tinyllama.bench.steps import AUTOCAST, StepContender
+from tinyllama.bench.workloads import not_beside
+from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.measure.memory import forget_peak
+from tinyllama.model.llama import TinyLlama
+from tinyllama.training.step import capture_graphs
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How a contender of a group is made in its worker.
+
+    requires: capabilities of the device; see `tinyllama.harness.machine.device.cannot`.
+    preload: modules that its process imports ahead. only: groups it is tried in, and why.
+    alone: it is made with no other beside it, since it chooses by times that it takes on the
+    device meanwhile. torch.compile's default mode does so too, but between few configurations of
+    a kernel and by the least of many readings: one that nobody disturbs is enough.
+    """
+
+    name: str
+    title: str
+    role: str
+    factory: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    only: tuple[tuple[str, ...], str] | None = None
+    alone: bool = False
+
+    def cannot(self, device: torch.device, group: str) -> str | None:
+        """Why it is not run on a device; None when it is."""
+        if self.only is not None and group not in self.only[0]:
+            return self.only[1]
+        if reason := not_beside(self.name, group):
+            return reason
+        return next(filter(None, (cannot(need, device) for need in self.requires)), None)
+
+
+def _hugging_face(name: str, title: str, *requires: str, **arguments: Any) -> Contender:
+    factory = "tinyllama.bench.peers:HuggingFaceStep"
+    needs = ("module transformers", *requires)
+    return Contender(name, title, "peer", factory, arguments, needs, (LLAMA,))
+
+
+LLAMA = "transformers.models.llama.modeling_llama"
+SEARCHED = tuple(os.environ.get("TINYLLAMA_SEARCH", "").split(","))
+AUTOTUNE = "max-autotune-no-cudagraphs"  # the graph is captured here, around the whole step
+PEERS = (
+    _hugging_face("hf-eager", "Hugging Face Llama, materialised attention", attention="eager"),
+    _hugging_face("hf", "Hugging Face Llama, SDPA"),
+    _hugging_face(
+        "hf-liger", "Hugging Face Llama + Liger", "gpu", "module liger_kernel", liger=True
+    ),
+    Contender(
+        "compile",
+        "V1, torch.compile + graph",
+        "peer",
+        "tinyllama.bench.steps:TierStep",
+        {"tier": "v2", "without": ["norm", "qkv", "attention", "swiglu"]},
+        ("capture", "compile"),
+    ),
+    _hugging_face(
+        "hf-compile", "Hugging Face, torch.compile + graph", "capture", "compile", mode="default"
+    ),
+    replace(
+        _hugging_face(
+            "hf-autotune", "Hugging Face, max-autotune + graph", "capture", "compile", mode=AUTOTUNE
+        ),
+        only=(
+            SEARCHED,
+            "searched where TINYLLAMA_SEARCH names the group: it outlasts all the rest",
+        ),
+        alone=True,
+    ),
+)
+
+
+class HuggingFaceStep(StepContender):
+    """`LlamaForCausalLM` with torch's fused AdamW (the default one with eager attention,
+    which is V1's counterpart).
+
+    mode: of torch.compile; the step is then captured as well. liger: with Liger-Kernel's
+    kernels, fused linear cross-entropy included.
+    """
+
+    def __init__(
+        self,
+        attention: str = "sdpa",
+        liger: bool = False,
+        mode: str | None = None,
+        **where: Any,
+    ) -> None:
+        importlib.import_module(LLAMA)  # not compiling
+        super().__init__(**where)
+        self.software = _software("transformers", *(["liger_kernel"] if liger else []))
+        if liger:
+            from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+            apply_liger_kernel_to_llama(cross_entropy=False, fused_linear_cross_entropy=True)
+        self.model = hugging_face_llama(self.shape, attention).to(self.device).train()
+        self._take_weights()
+        settings = self.config
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            # None is torch's default; False would choose the loop over single tensors.
+            fused=None if attention == "eager" else True,
+            capturable=mode is not None,
+        )
+        self._loss_of: Callable[..., torch.Tensor] = self._liger_loss if liger else self._loss
+        self.step = self._eager_step
+        if mode is not None:
+            self.plan = f"compile ({mode}) + capture" if mode != "default" else "compile + capture"
+            self._loss_of = torch.compile(self._loss_of, mode=mode, dynamic=False)
+            self._capture()
+        self.started()
+
+    def _take_weights(self) -> None:
+        ours = dict(TinyLlama(self.shape, "v1").named_parameters())
+        theirs = dict(self.model.named_parameters())
+        self.parameters = {}
+        with torch.no_grad():
+            for hf, name in hugging_face_names(self.shape).items():
+                theirs[hf].copy_(as_hugging_face(self.shape, name, ours[name]))
+                self.parameters[name] = theirs[hf]
+
+    @torch.no_grad()
+    def _start_again(self) -> None:
+        """Back to the weights and states before the warm-up, in the same memory."""
+        self._take_weights()
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+    def weight_of(self, name: str) -> torch.Tensor:
+        return as_ours(self.shape, name, self.parameters[name].detach())
+
+    def gradient_of(self, name: str) -> torch.Tensor | None:
+        gradient = self.parameters[name].grad
+        return None if gradient is None else as_ours(self.shape, name, gradient)
+
+    def _loss(self, batch: torch.Tensor) -> torch.Tensor:
+        logits = self.model(batch[:, :-1]).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+    def _liger_loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.model(batch[:, :-1], shift_labels=batch[:, 1:].contiguous()).loss
+
+    def _eager_step(self, batch: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        dtype = AUTOCAST.get(self.group.precision)
+        with torch.autocast(
+            self.device.type, dtype, enabled=dtype is not None, cache_enabled=not self.graphs
+        ):
+            loss = self._loss_of(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def _capture(self) -> None:
+        """Warm up, then capture the whole step on static tokens."""
+        static = self.batches[0].clone()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(self.warm_ups):
+                self._eager_step(static)
+        torch.cuda.synchronize()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._start_again()
+        forget_peak(self.device)
+        kept: list[torch.Tensor] = []
+        self.graphs = capture_graphs([lambda: kept.append(self._eager_step(static))])
+
+        def replay(batch: torch.Tensor) -> torch.Tensor:
+            static.copy_(batch)
+            self.graphs[0].replay()
+            return kept[0]
+
+        self.step = replay
+
+
+def _software(*modules: str) -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in modules)

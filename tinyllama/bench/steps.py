@@ -1,0 +1,301 @@
+"""Training steps as contenders: each lives in a worker, is checked, and then timed.
+
+All of a group start from one seed's weights and take the same batches in the same order, so
+each must learn what the others learn. A step whose gradients are not those of the float64
+reference has no time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tinyllama.bench.workloads import Group
+from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.machine.sensors import NotToldError, sensor
+from tinyllama.harness.measure.clock import Clock, NotQueuedError, queue_of, wall_seconds
+from tinyllama.harness.measure.energy import energy
+from tinyllama.harness.measure.launches import launches
+from tinyllama.harness.measure.memory import (
+    forget_peak,
+    live_bytes,
+    peak_bytes,
+    pool_bytes,
+    resident_peak_bytes,
+)
+from tinyllama.harness.measure.rounds import summary
+from tinyllama.model.config import TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import Tier, resolve
+from tinyllama.training.step import TrainStep
+
+BATCHES = 8  # different ones, taken in turn
+GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
+UNTIMED = 2  # steps ahead of each turn
+NOT_APART = "the step waits for the device, or fills its queue: the clocks are not told apart"
+SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StepContender:
+    """What every step has in common; a subclass sets the attributes and then calls `started`.
+
+    step: a batch of tokens (B, T + 1) -> the loss before the update, on the device.
+    parameters: by our names; gradient_of(name) gives the gradient in our layout.
+    """
+
+    software = "tinyllama"
+    plan = "eager"
+    step: Callable[[torch.Tensor], torch.Tensor]
+    parameters: Mapping[str, torch.Tensor]
+
+    def __init__(
+        self,
+        group: str,
+        device: str,
+        batch_size: int | None = None,
+        seq_len: int | None = None,
+        warm_ups: int = 3,
+    ) -> None:
+        """warm_ups: steps ahead of the captured one."""
+        self.group = Group.parse(group)
+        self.device = torch.device(device)
+        self.warm_ups = warm_ups
+        torch.zeros(1, device=self.device)  # the device's context is not part of compiling
+        self._began = time.perf_counter()
+        shape = self.group.shape
+        self.shape = shape.model
+        self.config = TrainConfig(
+            batch_size=batch_size or shape.batch_size,
+            seq_len=seq_len or shape.seq_len,
+            precision=self.group.precision,
+        )
+        torch.set_float32_matmul_precision("high" if self.group.precision == "tf32" else "highest")
+        size = (BATCHES, self.config.batch_size, self.config.seq_len + 1)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(self.shape.vocab_size, size, generator=generator)
+        self.batches = drawn.to(self.device)
+        self.losses: list[torch.Tensor] = []
+        self.graphs: Sequence[torch.cuda.CUDAGraph] = ()
+        self.left_out: dict[str, str] = {}
+        self.queue = queue_of(self.device)
+
+    def started(self) -> None:
+        """To be called when the step is ready: the first one ends the time to compile."""
+        self.next()
+        synchronize(self.device)
+        self.compile_seconds = time.perf_counter() - self._began
+        self._give_back()
+
+    def next(self) -> None:
+        """One step on the next batch; its loss is kept."""
+        batch = self.batches[len(self.losses) % BATCHES]
+        self.losses.append(self.step(batch).detach().clone())
+
+    def _give_back(self) -> None:
+        """What the allocator keeps of freed memory: others are on the device too."""
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
+
+    def weight_of(self, name: str) -> torch.Tensor:
+        """A parameter in our layout."""
+        return self.parameters[name].detach()
+
+    def make_gradients(self) -> None:
+        """One step, after which `gradient_of` gives its gradients."""
+        self.next()
+
+    def gradient_of(self, name: str) -> torch.Tensor | None:
+        return self.parameters[name].grad
+
+    # -- right or no time -------------------------------------------------------------------
+
+    def verify(self) -> dict[str, int]:
+        """Hold the gradient of every parameter in one step to the float64 reference's.
+
+        Raises AssertionError that names those which are absent or wrong.
+        """
+        found = self.check_gradients()
+        return {"gradients": len(found), "parameters": len(self.parameters)}
+
+    def check_gradients(self, allowed: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The same; the error that each gradient was allowed: some times that of V1 in this
+        precision, or ``allowed``, which another process found so."""
+        weights = {name: self.weight_of(name).clone() for name in self.parameters}
+        batch = self.batches[len(self.losses) % BATCHES]
+        self.make_gradients()
+        exact = self._reference_gradients(weights, batch, torch.float64)
+        if allowed is None:
+            own = self._reference_gradients(weights, batch, torch.float32)
+            allowed = {
+                name: GRADIENT_SLACK * float((own[name] - oracle).norm())
+                for name, oracle in exact.items()
+            }
+            del own
+        wrong = []
+        for name, oracle in exact.items():
+            got = self.gradient_of(name)
+            assert allowed[name] < 0.5 * oracle.norm(), f"{name}: the check would pass a zero"
+            if got is None or not (got.double() - oracle).norm() <= allowed[name]:
+                wrong.append(name)
+        assert not wrong, (
+            f"{len(wrong)} of {len(exact)} parameters get no right gradient: "
+            f"{', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}"
+        )
+        del exact, weights
+        self._give_back()
+        return dict(allowed)
+
+    def _reference_gradients(
+        self, weights: Mapping[str, torch.Tensor], batch: torch.Tensor, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """V1's gradients: in float64, or as V1 computes them in this precision; some samples at
+        a time, and a layer's scores at a time."""
+        model = TinyLlama(self.shape, "v1").to(self.device, dtype)
+        model.recompute = True
+        samples, length = batch.shape[0], batch.shape[1] - 1
+        part = max(1, SCORES // (8 * self.shape.num_heads * length**2))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(weights[name])
+        cast = AUTOCAST.get(self.group.precision) if dtype is torch.float32 else None
+        for some in batch.split(part):
+            with torch.autocast(self.device.type, cast, enabled=cast is not None):
+                loss = model.loss(some[:, :-1], some[:, 1:])
+            (loss * (len(some) / samples)).backward()
+        return {
+            name: parameter.grad.double()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+
+    def loss_series(self) -> list[float]:
+        """The loss of every step so far; they must all be finite."""
+        losses = torch.stack(self.losses)
+        assert losses.isfinite().all(), "a loss is not finite"
+        return losses.tolist()
+
+    # -- timing -----------------------------------------------------------------------------
+
+    def warm_up(self, seconds: float, least: int = 3) -> float:
+        """Repeat until the time is over, at least so often; the seconds of one step."""
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds or steps < least:
+            self.next()
+            synchronize(self.device)
+            steps += 1
+        return (time.perf_counter() - start) / steps
+
+    def turn(self, calls: int) -> float:
+        """Median wall seconds of some steps, after two that are not timed: the first finds the
+        caches as another process left them."""
+        for _ in range(UNTIMED):
+            self.next()
+        return statistics.median(wall_seconds(self.next, self.queue) for _ in range(calls))
+
+    def clocks(self, readings: int) -> dict[str, Any]:
+        """Both clocks of the step, or why they cannot be told apart."""
+        clock = Clock(self.queue, spin_seconds=1e-3)
+        try:
+            read = [clock.read(self.next) for _ in range(readings)]
+        except NotQueuedError:
+            return {"unavailable": dict.fromkeys(("device_seconds", "host_seconds"), NOT_APART)}
+        return {
+            **summary("device_seconds", [one.device for one in read]),
+            **summary("host_seconds", [one.host for one in read]),
+        }
+
+    def launched(self) -> dict[str, Any]:
+        """Kernels, copies and waits of a step, and where its time goes."""
+        found = launches(self.next, self.device)
+        counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
+        known = {name: count for name, count in counts.items() if count is not None}
+        return {**known, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""
+        if self.device.type == "cpu":
+            return {"peak_bytes": resident_peak_bytes()}
+        if not self.graphs:  # a captured step's peak is that of its capture
+            forget_peak(self.device)
+        self.next()
+        synchronize(self.device)
+        losses = sum(loss.nbytes for loss in self.losses) + self.batches.nbytes
+        return {
+            "live_bytes": live_bytes(self.device, self.graphs) - losses,
+            "peak_bytes": peak_bytes(self.device, self.graphs) - losses,
+            "graph_bytes": pool_bytes(self.graphs)[0],
+        }
+
+    def used(self, seconds: float) -> dict[str, Any]:
+        """Joules of a sample and mean watts, or why they are not known."""
+        gpu = sensor(self.device)
+        if isinstance(gpu, str):
+            return {"unavailable": {"joules_per_sample": gpu}}
+        try:
+            found = energy(self.next, self.device, gpu, seconds)
+        except NotToldError as error:
+            return {"unavailable": {"joules_per_sample": str(error)}}
+        return {
+            "joules_per_sample": found.joules / self.config.batch_size,
+            "watts": found.watts,
+            "energy_source": found.source,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "software": self.software,
+            "plan": self.plan,
+            "left_out": self.left_out,
+            "compile_seconds": self.compile_seconds,
+        }
+
+
+class TierStep(StepContender):
+    """A tier as it runs by default, with some of its parts switched off, or with little memory."""
+
+    def __init__(
+        self, tier: str, without: Sequence[str] = (), memory: str = "fast", **where: Any
+    ) -> None:
+        super().__init__(**where)
+        chosen: Tier = resolve(tier).without(*without).with_memory(memory)
+        self.model = TinyLlama(self.shape, chosen).to(self.device)
+        self.training = TrainStep(self.model, self.config)
+        self.training.prepare(warm_up=self.warm_ups, capture=False)
+        forget_peak(self.device)
+        self.training.prepare(warm_up=0)
+        self.graphs = self.training.graphs
+        self.plan = str(self.training.plan)
+        self.left_out = self.training.left_out
+        self.parameters = dict(self.model.named_parameters())
+        self.step = lambda batch: self.training(batch[:, :-1], batch[:, 1:])
+        self.started()
+
+    def make_gradients(self) -> None:
+        """A small-memory step frees each gradient when it is used: there they are those of the
+        same forward and backward pass without the update, which hooks see."""
+        if self.training.plan.memory == "fast":
+            self.next()
+            return
+        self._seen: dict[str, torch.Tensor] = {}
+        hooks = [
+            parameter.register_hook(partial(self._see, name))
+            for name, parameter in self.parameters.items()
+        ]
+        batch = self.batches[len(self.losses) % BATCHES]
+        self.training.probe(batch[:, :-1], batch[:, 1:])
+        for hook in hooks:
+            hook.remove()
+
+    def _see(self, name: str, gradient: torch.Tensor) -> None:
+        self._seen[name] = gradient.clone()
+
+    def gradient_of(self, name: str) -> torch.Tensor | None:
+        if self.training.plan.memory == "fast":
+            return super().gradient_of(name)
+        return self._seen.get(name)

@@ -1,0 +1,327 @@
+"""``tinyllama certify``: A/A blocks of this device, and the error rates of the gate on it.
+
+torch is imported by the command, not here, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tinyllama
+from tinyllama.model.config import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from tinyllama.harness.gate.certify import Certificate
+    from tinyllama.harness.gate.noise import Block, Noise
+    from tinyllama.harness.gate.session import Session
+    from tinyllama.harness.gate.side import Benchmark
+    from tinyllama.harness.records.verdict import Verdict
+
+ROOT = Path(tinyllama.__file__).resolve().parent.parent
+SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # by turns over the benchmarks
+BUSY = 14
+WAIT = 180.0  # seconds for the device to fall idle
+
+
+def add_certify(subparsers: Any) -> None:
+    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+    parser = subparsers.add_parser("certify", help="measure the gate's error rates on this device")
+    parser.description = (
+        "Run this tree against itself in blocks, as the gate does, and add them to the device's "
+        "(resumable: blocks add up from run to run). With 20 or more, say how often a merge would "
+        "be stopped for nothing, and which slowdowns would be found."
+    )
+    add = parser.add_argument
+    add("--blocks", type=int, default=20, help="blocks to add (default %(default)s; 0: none)")
+    add("--seconds", type=float, help="end before the block that would take longer than this")
+    add("--only", default="*", metavar="PATTERN", help="benchmarks by name, as '*-triton-*'")
+    add("--merges", type=int, default=100_000, help="simulated merges (default %(default)s)")
+    add("--results-dir", type=Path, default=Path("results"), metavar="DIR")
+    add("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    add(
+        "--validate",
+        action="store_true",
+        help="instead gate this tree against itself with real work added to most benchmarks",
+    )
+    parser.set_defaults(run=_certify)
+
+
+def _certify(args: argparse.Namespace) -> int:
+    import torch
+
+    from tinyllama.harness.gate.listing import Stopped
+    from tinyllama.harness.gate.noise import Noise
+    from tinyllama.harness.gate.watch import BusyError
+    from tinyllama.harness.machine.device import default_device, device_name
+    from tinyllama.harness.machine.files import check_results_dir
+
+    if str(ROOT) not in sys.path:  # what workers answer of the steps in perf_tests is read here
+        sys.path.append(str(ROOT))
+    for name, value, least in (("blocks", args.blocks, 0), ("merges", args.merges, 1000)):
+        if value < least:
+            raise ConfigError(f"--{name} is {value}: use {least} or more")
+    if args.seconds is not None and not args.seconds > 0:
+        raise ConfigError(f"--seconds is {args.seconds:g}: use a number above 0")
+    try:
+        device = torch.device(args.device) if args.device else default_device()
+        name = device_name(device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        named = f"--device {args.device}: " if args.device else ""
+        raise ConfigError(f"{named}{error}") from error
+    try:
+        check_results_dir(args.results_dir)
+        noise = Noise.load(args.results_dir, name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
+    run = Certifying(args.results_dir, args.only, device, noise)
+    try:
+        if args.validate:
+            return run.validate()
+        if args.blocks and not run.record(args.blocks, args.seconds):
+            return 1
+    except BusyError as error:
+        print(f"tinyllama: {error}", file=sys.stderr)
+        return BUSY
+    except Stopped as stop:
+        if stop.verdict.outcome.status == BUSY:
+            print(f"tinyllama: {stop}", file=sys.stderr)
+            return BUSY
+        raise ConfigError(str(stop)) from stop
+    return run.show(args.merges)
+
+
+@dataclass
+class Certifying:
+    """This tree against itself on a device. only: a pattern of benchmarks' names."""
+
+    results: Path
+    only: str
+    device: torch.device
+    noise: Noise
+
+    def record(self, blocks: int, seconds: float | None) -> bool:
+        """Add blocks one by one, each saved when it is there. Whether they hold every benchmark:
+        what is wrong or died now is not certified by what it gave before."""
+        began, longest = time.monotonic(), 0.0
+        before = began
+        with self._session({}) as session:
+            for number, statistics in enumerate(session.blocks(), 1):
+                try:
+                    self.noise.record(self.results, _block(session, statistics))
+                except ValueError as error:  # another has written there meanwhile
+                    raise ConfigError(str(error)) from error
+                now = time.monotonic()
+                print(f"block {number} of {blocks}: {now - before:.1f} s", flush=True)
+                longest = max(longest, now - before if number > 1 else 0.0)
+                before = now
+                late = seconds is not None and now - began + longest > seconds
+                if number == blocks or late:
+                    break
+            wrong = [one.verdict for one in session.found.values() if one.verdict is not None]
+            for verdict in wrong:
+                print(f"not certified: {verdict}")
+            return not wrong
+
+    def validate(self) -> int:
+        """The gate on benchmarks that are really slower, and on some that are not."""
+        from tinyllama.harness.machine.files import replace_text
+        from tinyllama.harness.records.results import current_commit
+
+        slowed = _shares(self._chosen())
+        with self._session({name: share for name, share in slowed.items() if share}) as session:
+            wrong = []
+            for verdict in session.run():
+                share = slowed.get(verdict.name)
+                print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
+                if not _told(verdict, share, session):
+                    wrong.append(verdict.name)
+            content = {
+                "device": self.noise.device,
+                "date": _now(),
+                "commit": current_commit(),
+                "slowed": slowed,
+                "wrong": wrong,
+                **session.report(),
+            }
+        path = self._folder / "validation.json"
+        replace_text(path, json.dumps(content, indent=1) + "\n")
+        print(f"wrote {path}; {len(wrong)} of {len(slowed)} verdicts are not what was added")
+        return 1 if wrong else 0
+
+    def show(self, merges: int) -> int:
+        """Print and write the error rates; 1 where they do not hold the bars."""
+        from tinyllama.cli.summary import console
+        from tinyllama.harness.gate.certify import bars, certify
+        from tinyllama.harness.gate.noise import SCHEMA
+        from tinyllama.harness.gate.setting import margin_of
+        from tinyllama.harness.machine.files import replace_text
+        from tinyllama.harness.records.results import versions
+
+        chosen = {one.name: one.slowdowns for one in self._chosen()}
+        usual = {metric: stated for one in chosen.values() for metric, stated in one.items()}
+        rules = {metric: (margin_of(metric, self.device), usual[metric]) for metric in usual}
+        try:
+            found = certify(self.noise, versions(), rules, chosen, chosen, merges)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        console(sys.stdout).print(_table(found))
+        judged = bars(found)
+        for bar in judged:
+            print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
+        blocks = self.noise.of(versions())
+        content = {
+            "schema": SCHEMA,
+            "date": max(block.date for block in blocks),
+            "commits": sorted({block.commit for block in blocks}),
+            **found.as_dict(),
+            "bars": [bar._asdict() for bar in judged],
+        }
+        if self.only != "*":
+            print("not written: a certificate is of every benchmark")
+            return 0 if all(bar.held for bar in judged) else 1
+        path = self._folder / "certificate.json"
+        replace_text(path, json.dumps(content, indent=1) + "\n")
+        print(f"wrote {path}")
+        return 0 if all(bar.held for bar in judged) else 1
+
+    @property
+    def _folder(self) -> Path:
+        from tinyllama.harness.gate.noise import noise_path
+
+        return noise_path(self.results, self.noise.device).parent
+
+    def _chosen(self) -> list[Benchmark]:
+        """The benchmarks of this tree whose names match."""
+        from tinyllama.harness.gate.comparison import benchmarks_of
+
+        every = benchmarks_of(ROOT, self.device)
+        found = [one for one in every if fnmatchcase(one.name, self.only)]
+        if not found:
+            raise ConfigError(f"--only {self.only!r}: no benchmark of {self.device} is named so")
+        return found
+
+    @contextmanager
+    def _session(self, slowed: Mapping[str, float]) -> Iterator[Session]:
+        """Both sides are this tree. Raises BusyError where the device is not ours alone."""
+        from tinyllama.harness.gate.accepted import Accepted
+        from tinyllama.harness.gate.comparison import PACKAGE, STEPS, sources
+        from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher, timing_processor
+        from tinyllama.harness.gate.session import Session
+        from tinyllama.harness.gate.setting import Setting
+        from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+
+        def tree(name: str, slowed: Mapping[str, float]) -> Tree:
+            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, STEPS)
+
+        processor = timing_processor(self.device)
+        with (
+            device_lock(self.device, WAIT),
+            tempfile.TemporaryDirectory() as folder,
+            launcher(processor) as pairs,
+        ):
+            watch = Watch(self.device)
+            if disturbed := watch.settled(WAIT):
+                raise BusyError(disturbed)
+            yield Session(
+                Setting(
+                    base=tree(BASE, {}),
+                    candidate=tree(CANDIDATE, slowed),
+                    device=self.device,
+                    package=PACKAGE,
+                    noise=self.noise,
+                    accepted=Accepted(ROOT),
+                    watch=watch,
+                    sources=sources,
+                    measure_all=True,
+                    only=lambda name: fnmatchcase(name, self.only),
+                    pairs=pairs,
+                    processor=processor,
+                    say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
+                )
+            )
+
+
+def _worked(benchmark: Benchmark) -> str:
+    """The metric that added work is a share of: the device's, where both are given."""
+    from tinyllama.harness.gate.noise import METRICS
+
+    return next(metric for metric in METRICS if metric in benchmark.slowdowns)
+
+
+def _shares(benchmarks: Iterable[Benchmark]) -> dict[str, float]:
+    """How much work each has added: of those of one metric one slowdown after another."""
+    found: dict[str, float] = {}
+    seen: Counter[str] = Counter()
+    for one in benchmarks:
+        metric = _worked(one)
+        found[one.name] = SLOWDOWNS[seen[metric] % len(SLOWDOWNS)]
+        seen[metric] += 1
+    return found
+
+
+def _told(verdict: Verdict, share: float | None, session: Session) -> bool:
+    """Whether a verdict is right of a benchmark with that much work added: its time SLOWER from
+    the tolerance on, all of it SAME without any, and between them no figure FASTER. One more
+    kernel, which counting finds, does not make up for a time that was not found."""
+    from tinyllama.harness.records.verdict import Outcome
+
+    if share is None or verdict.name not in session.found:
+        return False
+    benchmark = session.found[verdict.name].benchmark
+    metric = _worked(benchmark)
+    timed = next((f.outcome for f in verdict.figures if f.metric == metric), None)
+    if not share:
+        return timed is not None and verdict.outcome is Outcome.SAME
+    if any(figure.outcome is Outcome.FASTER for figure in verdict.figures):
+        return False
+    if share >= benchmark.slowdowns[metric]:
+        return timed is Outcome.SLOWER
+    return timed in (Outcome.SAME, Outcome.SLOWER, Outcome.INCONCLUSIVE)
+
+
+def _block(session: Session, statistics: dict[str, dict[str, float]]) -> Block:
+    from tinyllama.harness.gate.noise import Block
+    from tinyllama.harness.records.results import current_commit
+
+    return Block(
+        date=_now(),
+        commit=current_commit(),
+        versions=session.versions,
+        pairs=session.effort.pairs,
+        statistics=statistics,
+    )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _table(found: Certificate) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{found.device}: {found.blocks} A/A blocks, {found.merges:,} merges")
+    names = ("benchmark", "metric", "spread", *(f"{s:.0%}" for s in found.found[0].detected))
+    for name in (*names, "finds"):
+        table.add_column(name, justify="left" if name in names[:2] else "right")
+    for one in found.found:
+        shares = [f"{share:.1%}" for share in one.detected.values()]
+        smallest = "none" if one.smallest is None else f"{one.smallest:.1%}"
+        table.add_row(one.benchmark, one.metric, f"{one.spread:.2%}", *shares, smallest)
+    return table

@@ -1,0 +1,141 @@
+"""``tinyllama check``: every check on an op or a provider that a file declares.
+
+torch is imported by the command, not here, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from tinyllama.model.config import ConfigError
+from tinyllama.training.files import check_apart, check_writable, write_whole
+
+if TYPE_CHECKING:
+    from tinyllama.harness.correct.checks import Finding
+
+PACKAGE = "tinyllama.ops"
+WRONG = 1  # exit status when a check found something
+JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
+COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+Found = dict[str, list["Finding"]]  # findings by provider
+
+
+def add_check(subparsers: Any) -> None:
+    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+    check = subparsers.add_parser("check", help="check an op or a provider that a file declares")
+    check.description = (
+        "Run every correctness, gradient, layout, memory, determinism and resource check on what "
+        "a Python file declares: an op with its providers, or a provider for an op of the tree. "
+        "Each check has a verdict, with the smallest case that fails. Exit status 0 when all "
+        "hold, 1 when one does not."
+    )
+    add = check.add_argument
+    add("file", type=Path, metavar="FILE", help="a Python file with a declaration")
+    add("--only", metavar="A,B", help="only these checks")
+    add("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    add("--seed", type=int, default=0, help="of the inputs (default 0)")
+    add("--json", type=Path, metavar="PATH", help="write the findings as JSON")
+    add("--junit", type=Path, metavar="PATH", help="write them as JUnit XML")
+    check.set_defaults(run=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    import sys
+
+    from tinyllama.cli.summary import console
+    from tinyllama.harness.correct.checks import CHECKS
+    from tinyllama.harness.correct.checks.remote import check_file
+    from tinyllama.harness.machine.worker import WorkerError
+    from tinyllama.training.train import usable_device
+
+    only = args.only.split(",") if args.only else list(CHECKS)
+    for name in only:
+        if name not in CHECKS:
+            raise ConfigError(f"--only {name!r} is no check: use some of {', '.join(CHECKS)}")
+    for option in ("json", "junit"):
+        if getattr(args, option):
+            check_writable(getattr(args, option), f"--{option}")
+    check_apart(("FILE", args.file), ("--json", args.json), ("--junit", args.junit))
+    device = usable_device(args.device)
+    out = console(sys.stdout)
+    found: Found = {}
+    try:
+        for provider, findings in check_file(PACKAGE, str(args.file), str(device), args.seed, only):
+            found[provider] = findings
+            out.print(_table(provider, findings))
+    except WorkerError as error:
+        raise ConfigError(f"{place(args.file, error.details)}{error}") from error
+    if not found:
+        raise ConfigError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
+    data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}
+    if args.json:
+        _write(args.json, json.dumps(data, indent=1))
+    if args.junit:
+        _write(args.junit, _as_junit(found))
+    for provider, findings in found.items():
+        if not _held(findings):
+            out.print(f"{provider}: {_why_not(findings)}", highlight=False)
+    return 0 if all(map(_held, found.values())) else WRONG
+
+
+def place(file: str | Path, details: str) -> str:
+    """``FILE:LINE: `` of the last line of a file in a traceback; nothing where it has none."""
+    name = re.escape(str(Path(file).resolve()))
+    lines = re.findall(rf'^ *File "{name}", line (\d+)', details, re.MULTILINE)
+    return f"{file}:{lines[-1]}: " if lines else ""
+
+
+def _held(findings: list[Finding]) -> bool:
+    """Whether no check failed, and some could be made: nothing checked is nothing held."""
+    good = all(one.outcome.good for one in findings)
+    return good and any(one.outcome.value == "passed" for one in findings)
+
+
+def _why_not(findings: list[Finding]) -> str:
+    bad = [one.check for one in findings if not one.outcome.good]
+    return f"not held: {', '.join(bad)}" if bad else "nothing could be checked here"
+
+
+def _table(provider: str, findings: list[Finding]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"passed": "green", "unsupported": "dim", "blocked": "yellow"}
+    table = Table(title=provider, title_justify="left", expand=False)
+    for column in ("check", "verdict", "smallest case", "what was seen"):
+        table.add_column(column, overflow="fold")
+    for one in findings:
+        verdict = one.outcome.value
+        style = styles.get(verdict, "bold red")
+        seen = Text(one.message)
+        table.add_row(one.check, Text(verdict, style), one.case, seen)
+    return table
+
+
+def _as_junit(found: Found) -> str:
+    """A suite for each provider, a test case for each check."""
+    suites = ElementTree.Element("testsuites")
+    for provider, findings in found.items():
+        suite = ElementTree.SubElement(suites, "testsuite", name=provider)
+        suite.set("tests", str(len(findings)))
+        counts = {"failures": 0, "errors": 0, "skipped": 0}
+        for one in findings:
+            case = ElementTree.SubElement(suite, "testcase", classname=provider, name=one.check)
+            kind = JUNIT.get(one.outcome.value)
+            if kind is not None:
+                counts[COUNTED[kind]] += 1
+                said = ElementTree.SubElement(case, kind, message=one.message)
+                said.text = f"{one.case}: {one.message}" if one.case else one.message
+        for name, count in counts.items():
+            suite.set(name, str(count))
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
+
+
+def _write(path: Path, text: str) -> None:
+    write_whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8"))

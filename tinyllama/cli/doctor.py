@@ -1,0 +1,67 @@
+"""What can run on this machine, and why the rest cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import tinyllama
+from tinyllama.harness.machine.device import cannot, default_device, device_name
+from tinyllama.harness.records.results import versions
+from tinyllama.model.tiers import TIERS, Tier
+
+_CAPABILITIES = ("triton", "compile", "capture", "tf32", "bf16", "fp16")
+_MODULES = {"transformers": "peers", "pytest_benchmark": "test"}  # module -> optional extra
+_PROFILERS = ("rocprofv3", "rocprof-compute", "rocprof-sys-run", "ncu")
+
+
+def print_doctor(out: Console) -> None:
+    """Tables of the device, the versions, the tiers and the tools."""
+    device = default_device()
+    about = Table("what", "here", title="Machine", title_justify="left")
+    about.add_row("device", f"{device_name(device)} ({device.type})")
+    about.add_row("GPUs that torch sees", str(torch.cuda.device_count()))
+    for name, version in {"tinyllama": tinyllama.__version__, **versions()}.items():
+        about.add_row(name, version)
+    out.print(about)
+
+    tiers = Table("tier", "what it is", "runs here", "how", title="Tiers", title_justify="left")
+    for tier in TIERS.values():
+        tiers.add_row(tier.name, tier.title, _verdict(tier.cannot_run(device)), _how(tier, device))
+    out.print(tiers)
+
+    tools = Table("tool", "is there", title="Tools", title_justify="left")
+    for name, missing in tool_reasons(device).items():
+        tools.add_row(name, _verdict(missing))
+    out.print(tools)
+
+
+def tool_reasons(device: torch.device) -> dict[str, str | None]:
+    """By tool: None where it can be used, else why it cannot."""
+    reasons = {capability: cannot(capability, device) for capability in _CAPABILITIES}
+    for module, extra in _MODULES.items():
+        found = importlib.util.find_spec(module)
+        reasons[module] = None if found else f"not installed (pip install 'tinyllama[{extra}]')"
+    for profiler in _PROFILERS:
+        reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
+    return reasons
+
+
+def _verdict(reason: str | None) -> str:
+    return "yes" if reason is None else f"no: {reason}"
+
+
+def _how(tier: Tier, device: torch.device) -> str:
+    """What of the tier's plan runs on a device, and which ways are left out, with the reasons."""
+    plan = tier.plan(device.type)
+    reasons = {way: cannot(way, device) for way in ("compile", "capture") if getattr(plan, way)}
+    lacking = {way: reason for way, reason in reasons.items() if reason}
+    off: dict[str, Any] = dict.fromkeys(lacking, False)
+    runs = replace(plan, **off)
+    return "; ".join([str(runs), *(f"without {way}: {why}" for way, why in lacking.items())])

@@ -1,0 +1,239 @@
+"""``tinyllama kernels``: what every kernel takes of a chip, and whether that got worse.
+
+Nothing is run and no GPU is needed. torch is imported by the command, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyllama.model.config import ConfigError
+from tinyllama.training.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from tinyllama.harness.declare.op import Op, Provider
+    from tinyllama.harness.kernels.resources import Compilation
+
+WORSE = 1  # exit status when something got worse
+# What products are made of, and how those of float32 are made.
+MODES = (("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "tf32"))
+DEFAULT = ("gfx942", "sm_90")
+Row = dict[str, Any]
+
+
+def add_kernels(subparsers: Any) -> None:
+    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+    kernels = subparsers.add_parser(
+        "kernels", help="what each kernel takes of a chip, by compiling"
+    )
+    kernels.description = (
+        "Compile every kernel of the timed cases for chips that need not be there, and show "
+        "registers, spills, shared memory, occupancy, the widest access of a thread to global "
+        "memory and the matrix instructions. With --against, exit 1 when a kernel has less "
+        "occupancy, spills more, has narrower accesses, loses a matrix instruction or gains an "
+        "atomic over the file of another revision."
+    )
+    add = kernels.add_argument
+    default = "default gfx942 and sm_90, where triton compiles for them"
+    add("--chip", action="append", metavar="NAME", help=f"repeatable ({default})")
+    add("--op", action="append", metavar="NAME", help="only this op; repeatable")
+    add("--json", type=Path, metavar="PATH", help="write the table as JSON")
+    add("--against", type=Path, metavar="PATH", help="a table written by --json, to compare with")
+    kernels.set_defaults(run=_kernels)
+
+
+def _kernels(args: argparse.Namespace) -> int:
+    import sys
+
+    from tinyllama.cli.summary import console
+    from tinyllama.harness.kernels.resources import CHIPS, lacking
+    from tinyllama.ops import OPS
+
+    chips = args.chip or [chip for chip in DEFAULT if not lacking(chip)]
+    for given, known, option in ((chips, CHIPS, "--chip"), (args.op or (), OPS, "--op")):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{option} {name!r} is unknown: use some of {', '.join(known)}")
+    for chip in chips:
+        if reason := lacking(chip):
+            raise ConfigError(f"--chip {chip}: {reason}")
+    if args.json:
+        check_writable(args.json, "--json")
+    before = _read(args.against) if args.against else None
+    if before is not None:
+        _check_held(args.against, before, chips, args.op)
+    rows = [
+        row
+        for op in OPS.values()
+        if not args.op or op.name in args.op
+        for provider in _with_kernels(op)
+        for row in _rows(op, provider, chips)
+    ]
+    if not rows:
+        ops, where = ", ".join(args.op or OPS), ", ".join(chips) or "any chip"
+        raise ConfigError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
+    console(sys.stdout).print(_table(rows))
+    if args.json:
+        text = json.dumps({"triton": _triton(), "kernels": rows}, indent=1) + "\n"
+        write_whole(args.json, lambda part: part.write_text(text, encoding="utf-8"))
+    if before is None:
+        return 0
+    worse = list(_worse(before, rows, set(chips), set(args.op or OPS)))
+    print("\n".join(worse) if worse else "no kernel takes more than before")
+    return WORSE if worse else 0
+
+
+def _triton() -> str:
+    import triton
+
+    return str(triton.__version__)
+
+
+def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
+    """A row for each kernel, case, mode and chip. ``launch``: which one of the kernel's in that
+    case, where it is compiled in more than one way."""
+    from tinyllama.harness.correct.cases import SHORT, OpCase
+    from tinyllama.harness.kernels.resources import compilation, launches_of
+
+    dtypes = {short: dtype for dtype, short in SHORT.items()}
+    for chip in chips:
+        for case in op.timed[1:] or op.timed:
+            compiled: set[str] = set()
+            for short, precision in MODES:
+                one = OpCase(op, provider, case, dtypes[short])
+                if one.unsupported() is not None:
+                    continue
+                name = str(one) if precision == "ieee" else f"{provider}-{case}-tf32"
+                keys: dict[str, list[str]] = {}
+                asked = {"chip": chip, "precision": precision}
+                for launch in launches_of(op, provider, case, dtypes[short], **asked):
+                    found = compilation(launch, chip)
+                    ways = keys.setdefault(found.kernel, [])
+                    if found.key in ways:
+                        continue
+                    ways.append(found.key)
+                    if precision == "tf32" and found.key in compiled:
+                        continue  # it makes no products, or this chip has none of that kind
+                    compiled.add(found.key)
+                    yield {"case": name, "launch": len(ways), **_taken(op, found)}
+
+
+def _taken(op: Op, found: Compilation) -> Row:
+    """What a kernel takes of the chip that it is compiled for."""
+    from tinyllama.harness.kernels.occupancy import occupancy
+
+    taken = found.run()
+    resident = occupancy(taken)
+    return {
+        "op": op.name,
+        "kernel": found.kernel,
+        "chip": found.chip.name,
+        "registers": taken.registers,
+        "spilled_bytes": taken.spilled,
+        "shared_bytes": taken.shared,
+        "num_warps": taken.num_warps,
+        "occupancy": resident.warps if resident else None,
+        "limited_by": resident.limit if resident else "",
+        "instructions": taken.instructions.to_json(),
+    }
+
+
+def _table(rows: list[Row]) -> Any:
+    from rich.table import Table
+
+    from tinyllama.harness.kernels.instructions import Instructions, names, width
+
+    table = Table()
+    for column in ("chip", "case", "kernel"):
+        table.add_column(column, overflow="fold")
+    for column in ("registers", "spilled B", "shared B", "warps", "a partition holds"):
+        table.add_column(column, justify="right")
+    for column in ("widest load", "widest store", "products"):
+        table.add_column(column)
+    for row in rows:
+        resident = "" if row["occupancy"] is None else f"{row['occupancy']:g}, {row['limited_by']}"
+        numbers = (
+            row[name] for name in ("registers", "spilled_bytes", "shared_bytes", "num_warps")
+        )
+        has = Instructions.from_json(row["instructions"])
+        kinds = (width(has.loads), width(has.stores), names(has.products))
+        place = (row["chip"], row["case"], row["kernel"])
+        table.add_row(*place, *map(str, numbers), resident, *kinds)
+    return table
+
+
+def _read(path: Path) -> list[Row]:
+    from tinyllama.harness.kernels.instructions import Instructions
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[Row] = data["kernels"]
+        triton = data["triton"]
+        for row in rows:
+            _place(row), row["spilled_bytes"], row["occupancy"]
+            Instructions.from_json(row["instructions"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
+        ) from error
+    if triton != _triton():
+        raise ConfigError(
+            f"--against {str(path)!r} was made with triton {triton}, this is {_triton()}: code "
+            "differs between them; make both with one version"
+        )
+    return rows
+
+
+def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] | None) -> None:
+    """Refuse a table that holds nothing of a chip, or there of an op that --op names."""
+    from tinyllama.ops import OPS
+
+    known = [name for name in ops or OPS if _with_kernels(OPS[name])]
+    for chip in chips:
+        there = {row["op"] for row in before if row["chip"] == chip}
+        absent = [name for name in known if name not in there]
+        if absent and (ops or len(absent) == len(known)):
+            of = ", ".join(absent) if ops else "any op"
+            raise ConfigError(
+                f"--against {str(path)!r} has no kernel of {of} on {chip}: make it with --json and "
+                "the same --op and --chip, or choose what it has"
+            )
+
+
+def _with_kernels(op: Op) -> list[Provider]:
+    return [one for one in op.providers.values() if "triton" in one.requires]
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["chip"], row["case"], row["kernel"], row["launch"]
+
+
+def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:
+    """What got worse, kernel by kernel; one that is gone is said too, since nothing holds it."""
+    from tinyllama.harness.kernels.instructions import Instructions
+
+    now = {_place(row): row for row in after}
+    for old in before:
+        if old["chip"] not in chips or old["op"] not in ops:
+            continue
+        name = f"{old['kernel']} on {old['chip']}, {old['case']}"
+        new = now.get(_place(old))
+        if new is None:
+            yield f"MISSING {name}: it is not compiled for this case any more"
+            continue
+        if (old["occupancy"] or 0) > (new["occupancy"] or 0):
+            yield (
+                f"WORSE {name}: a partition holds {new['occupancy']:g} warps, before "
+                f"{old['occupancy']:g}; limited by {new['limited_by']}"
+            )
+        if new["spilled_bytes"] > old["spilled_bytes"]:
+            yield (
+                f"WORSE {name}: {new['spilled_bytes']} bytes are spilled, before "
+                f"{old['spilled_bytes']}"
+            )
+        has, had = (Instructions.from_json(row["instructions"]) for row in (new, old))
+        yield from (f"WORSE {name}: {lost}" for lost in has.worse(had))

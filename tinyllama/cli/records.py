@@ -1,0 +1,224 @@
+"""The commands on records: ``tinyllama compare``, ``tinyllama results list|export|import``.
+
+torch is imported by the commands, not here, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyllama.model.config import ConfigError
+from tinyllama.training.files import check_writable
+
+if TYPE_CHECKING:
+    from tinyllama.harness.records.results import Record
+    from tinyllama.harness.records.verdict import Figure, Verdict
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add the commands; each sets ``run``, a function of the arguments that returns the status."""
+    compare = subparsers.add_parser("compare", help="compare two records, metric by metric")
+    compare.description = (
+        "Compare record B with record A, its baseline. Exit status: 0 the same or faster, 10 "
+        "slower or more memory, 11 inconclusive, 12 something new, 13 of another device or other "
+        "versions (then without verdict), 15 something missing; the worst counts."
+    )
+    compare.add_argument("a", type=Path, metavar="A.json", help="the baseline")
+    compare.add_argument("b", type=Path, metavar="B.json", help="what is judged")
+    compare.set_defaults(run=_compare)
+
+    commands = subparsers.add_parser("results", help="list, export and import records")
+    commands = commands.add_subparsers(metavar="COMMAND", required=True)
+    listing = commands.add_parser("list", help="a table of the records")
+    listing.set_defaults(run=_list)
+    exporting = commands.add_parser("export", help="pack records into a zip, to carry elsewhere")
+    exporting.add_argument("--output", type=Path, required=True, metavar="FILE.zip")
+    exporting.set_defaults(run=_export)
+    for parser in (listing, exporting):
+        parser.add_argument("--device", metavar="NAME", help="only records of this device")
+        parser.add_argument("--group", metavar="G", help="only records of this group")
+    importing = commands.add_parser("import", help="take in the records of an export")
+    importing.add_argument("file", type=Path, metavar="FILE.zip")
+    importing.set_defaults(run=_import)
+    for parser in (listing, exporting, importing):
+        parser.add_argument(
+            "--results-dir",
+            type=Path,
+            default=Path("results"),
+            metavar="DIR",
+            help="folder of the records (default %(default)s)",
+        )
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from tinyllama.harness.records.verdict import Outcome, compare, unusable, worst
+
+    if args.a.exists() and args.b.exists() and args.a.samefile(args.b):
+        raise ConfigError(f"{args.a} and {args.b} are one file: name two records")
+    a, b = _load(args.a), _load(args.b)
+    comparable = a.same_setting(b)
+    verdicts = compare(a, b) or unusable(b)
+    _print_sources(a, b)
+    _print_comparison(verdicts, judged=comparable)
+    if comparable:
+        outcome = worst(verdict.outcome for verdict in verdicts)
+        print(f"verdict: {outcome.title}")
+    else:
+        outcome = Outcome.OTHER_DEVICE_OR_VERSION
+        print(f"verdict: {outcome.title}: {_differences(a, b)}: none can be given")
+    return outcome.status
+
+
+def _load(path: Path) -> Record:
+    from tinyllama.harness.records import results
+
+    try:
+        return results.load(path)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r}: {error.strerror}: name a record") from error
+    except ValueError as error:
+        raise ConfigError(f"{error}: name a record") from error
+
+
+def _differences(a: Record, b: Record) -> str:
+    pairs = {"device": (a.device, b.device)}
+    for name in sorted({**a.versions, **b.versions}):
+        pairs[name] = (a.versions.get(name, "none"), b.versions.get(name, "none"))
+    return ", ".join(f"{name} {x} and {y}" for name, (x, y) in pairs.items() if x != y)
+
+
+def _print_sources(a: Record, b: Record) -> None:
+    from tinyllama.harness.records.report import source
+
+    for name, record in (("A", a), ("B", b)):
+        note = "" if record.complete else "; not complete"
+        print(f"{name}: {record.group}; {source(record)}{note}")
+    if a.group != b.group:
+        print(f"note: A is of group {a.group}, B of {b.group}")
+
+
+def _print_comparison(verdicts: list[Verdict], *, judged: bool) -> None:
+    from rich.table import Table
+
+    from tinyllama.cli.summary import console
+
+    table = Table("entry", "metric", "A", "B", "B / A", *(["outcome"] if judged else []))
+    for verdict in verdicts:
+        for cells in _rows(verdict):
+            table.add_row(*(cells if judged else cells[:-1]))
+    console(sys.stdout).print(table)
+
+
+def _rows(verdict: Verdict) -> list[tuple[str, ...]]:
+    if not verdict.figures:
+        return [(verdict.name, "", "", "", "", f"{verdict.outcome.title}: {verdict.text}")]
+    return [
+        (
+            verdict.name,
+            figure.metric,
+            _shown(figure.metric, figure.before),
+            _shown(figure.metric, figure.after),
+            "" if figure.ratio is None else f"{figure.ratio:.3f}",
+            _outcome(figure) if verdict.gated else "not gated",
+        )
+        for figure in verdict.figures
+    ]
+
+
+def _outcome(figure: Figure) -> str:
+    title = figure.outcome.title
+    return title if figure.outcome.green else f"{title}: {figure.text}"
+
+
+def _shown(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if metric.endswith("seconds"):
+        return f"{value * 1e3:.4g} ms"
+    if metric.endswith("bytes"):
+        return f"{value / 2**20:,.2f} MiB"
+    return f"{value:g}"
+
+
+def _selected(args: argparse.Namespace) -> list[tuple[Path, Record]]:
+    """The records that the options choose. Raises ConfigError where there are none."""
+    from tinyllama.harness.machine.device import slug
+    from tinyllama.harness.records import results
+
+    root = args.results_dir
+    if not root.is_dir():
+        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name that of the records")
+    try:
+        every = list(results.records(root))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
+    found = [
+        (path, record)
+        for path, record in every
+        if args.device is None or slug(args.device) == slug(record.device)
+        if args.group in (None, record.group)
+    ]
+    if not found:
+        there = sorted({f"{record.device} {record.group}" for _, record in every})
+        raise ConfigError(
+            f"no record of --device {args.device or 'any'} --group {args.group or 'any'} in "
+            f"{str(root)!r}: there are {', '.join(there) or 'none'}"
+        )
+    return found
+
+
+def _list(args: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from tinyllama.cli.summary import console
+
+    table = Table("device", "group", "date", "commit", "complete", "entries")
+    table.add_column("file", overflow="fold")
+    for path, record in _selected(args):
+        table.add_row(
+            record.device,
+            record.group,
+            record.date,
+            record.commit[:10] + ("+dirty" if record.dirty else ""),
+            "yes" if record.complete else "no",
+            str(len(record.entries)),
+            path.name,
+        )
+    console(sys.stdout).print(table)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from tinyllama.harness.records import exchange
+
+    check_writable(args.output, "--output")
+    found = _selected(args)
+    try:
+        exchange.export([path for path, _ in found], args.output)
+    except FileExistsError:
+        raise ConfigError(f"--output {str(args.output)!r} exists: name a new file") from None
+    except OSError as error:
+        raise ConfigError(f"--output {str(args.output)!r}: {error.strerror}") from error
+    print(f"{len(found)} records in {args.output}")
+    return 0
+
+
+def _import(args: argparse.Namespace) -> int:
+    from tinyllama.harness.records import exchange
+
+    try:
+        found = exchange.load(args.file, args.results_dir)
+    except OSError as error:
+        where = error.filename or args.file
+        raise ConfigError(f"{str(where)!r}: {error.strerror}: nothing was imported") from error
+    except ValueError as error:
+        raise ConfigError(f"{error}: nothing was imported; export the records again") from error
+    for path in found.written:
+        print(f"imported {path}")
+    for path in found.present:
+        print(f"already there {path}")
+    print("python -m tools.generate_docs writes the tables, python -m tinyllama report the page")
+    return 0

@@ -1,0 +1,137 @@
+"""``python -m tinyllama report``: what was recorded, as tables and as one page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tinyllama
+from tinyllama.model.config import ConfigError
+
+PAGE = "report.html"
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to an argparse group of subcommands."""
+    parser = commands.add_parser("report", help="show the records: tables, and an HTML page")
+    parser.description = (
+        "Print the newest record of each group, and write one self-contained HTML page of all."
+    )
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--device", help="only records of this device")
+    parser.add_argument("--html", type=Path, default=Path(PAGE), metavar="PATH")
+    parser.add_argument(
+        "--markdown",
+        metavar="PATH",
+        help="write Markdown as well; - prints it instead of the tables (for a step summary)",
+    )
+    parser.set_defaults(run=report)
+
+
+def report(args: argparse.Namespace) -> int:
+    """Print and write; 0. Raises ConfigError for a folder without records."""
+    from tinyllama.harness.gate.certificates import certificates
+    from tinyllama.harness.page import render
+    from tinyllama.harness.records import history
+    from tinyllama.harness.records.report import latest, markdown, terminal
+    from tinyllama.training.files import check_apart, check_writable, write_whole
+
+    aside = None if args.markdown in (None, "-") else Path(args.markdown)
+    check_apart(("--html", args.html), ("--markdown", aside))
+    records = _records(args.results_dir, args.device)
+    try:
+        certified = certificates(args.results_dir, args.device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
+    check_writable(args.html, "--html")
+    if aside:
+        check_writable(aside, "--markdown")
+    shown = latest(records)
+    text = f"{markdown(shown)}\n\n{history.markdown(records)}\n\n{_claims(records)}\n"
+    if args.markdown == "-":
+        sys.stdout.write(text)
+    else:
+        sys.stdout.write("\n".join([*terminal(shown), "", _claims(records), ""]))
+    if aside:
+        write_whole(aside, lambda part: part.write_text(text, encoding="utf-8"))
+    try:
+        page = render(records, _for_page(), certificates=certified)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    write_whole(args.html, lambda part: part.write_text(page, encoding="utf-8"))
+    print(f"page: {args.html.resolve()}", file=sys.stderr)
+    return 0
+
+
+def _records(root: Path, device: str | None) -> list[Any]:
+    from tinyllama.harness.records.results import records
+
+    if not root.is_dir():
+        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
+    try:
+        found = [record for _, record in records(root, device)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}: repair that file or take it away") from error
+    if not found:
+        of = f" of {device!r}" if device else ""
+        raise ConfigError(
+            f"--results-dir {str(root)!r} has no records{of}: make some with "
+            "pytest perf_tests --record"
+        )
+    return found
+
+
+def targets() -> Sequence[Any]:
+    """The targets of this project."""
+    from tinyllama.harness.records.targets import load
+
+    return load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
+
+
+def _claims(records: Sequence[Any]) -> str:
+    """The documented figures, each with what must be known of it."""
+    from tinyllama.harness.records.targets import NEVER_RUN
+
+    lines = []
+    for target in targets():
+        if target.documented:
+            run = any(target.device in record.device for record in records)
+            device = target.device if run else f"{target.device} ({NEVER_RUN})"
+            lines.append(f"- {target}{_in(target)}: {device}; {target.caveat}")
+    return "\n".join(["Documented, not measured here:", "", *lines])
+
+
+def _in(target: Any) -> str:
+    return f", {' and '.join((*target.workload, *target.precision))}"
+
+
+def _for_page() -> list[dict[str, Any]]:
+    """The targets that the page can show beside a step: one for each workload and precision."""
+    ratios = {("speed", "v1"): "over_v1", ("speed", "floor"): "floor_share"}
+    found = []
+    for target in targets():
+        metric = ratios.get((target.metric, target.over)) if target.over else target.metric
+        if metric is None:
+            continue
+        for workload in target.workload or ("any",):
+            for precision in target.precision or ("any",):
+                found.append(
+                    {
+                        "tier": target.tier,
+                        "workload": workload,
+                        "precision": precision,
+                        "metric": metric,
+                        "bound": target.bound,
+                        "direction": target.direction,
+                        "device": target.device,
+                        "source": target.source,
+                        "caveat": target.caveat,
+                        "documented": target.documented,
+                    }
+                )
+    return found

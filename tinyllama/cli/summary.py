@@ -1,0 +1,157 @@
+"""How a training run looks in a terminal: the progress bar, the summary, the diagnosis."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterable
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from tinyllama.model.config import TrainConfig
+from tinyllama.training.diagnose import Diagnosis, Statistics
+from tinyllama.training.result import COMPLETED, Result
+from tinyllama.training.train import StepRecord
+
+_PIPED_WIDTH = 120  # columns where no terminal says how wide it is: the diagnosis fits
+
+
+def console(stream: IO[str]) -> Console:
+    """A console that takes every text literally; names may hold brackets."""
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+class ProgressBar:
+    """A bar on stderr with loss, speed and memory: ``with ProgressBar(config) as bar``; its
+    `update` is the ``on_step`` of `tinyllama.training.train.train`.
+
+    It is for someone who watches: where stderr is no terminal, nothing is drawn, and where
+    an error comes before the first step, the bar is gone and the error's line is all.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        err = console(sys.stderr)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=err,
+            disable=not err.is_terminal,
+        )
+        self._task = self._progress.add_task("warming up", total=config.num_steps, state="")
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._progress.tasks[0].completed:
+            self._progress.update(self._task, visible=False)
+        self._progress.stop()
+
+    def update(self, record: StepRecord) -> None:
+        samples = self._config.samples_per_step / record.seconds
+        state = (
+            f"loss {record.loss:.4f}  {samples:,.1f} samples/s  "
+            f"{samples * self._config.seq_len:,.0f} tokens/s  {_size(record.live_bytes)}"
+        )
+        self._progress.update(self._task, advance=1, description="training", state=state)
+
+
+def print_summary(result: Result, out: Console) -> None:
+    """All of a result but its diagnoses; what went wrong comes last, where it is seen."""
+    for name, value in _rows(result):
+        out.print(f"{name:<13}{value}", soft_wrap=True)
+    if result.lost:
+        out.print(
+            f"NO GRADIENT at {len(result.lost)} of {len(result.gradients)} parameters:",
+            style="bold red",
+        )
+        for name, why in result.lost.items():
+            out.print(f"  {name}: {why}", style="red")
+    if result.status != COMPLETED:
+        out.print(f"{result.status}: {result.reason}", style="bold red")
+
+
+def print_diagnosis(diagnosis: Diagnosis, out: Console) -> None:
+    """A table of every op's output and gradient; what is not finite is red."""
+    loss = "not finite" if diagnosis.loss is None else f"{diagnosis.loss:.4f}"
+    table = Table(
+        title=f"Step {diagnosis.step}, loss {loss}, run again for this table: "
+        "uncompiled and uncaptured"
+    )
+    table.add_column("op", no_wrap=True)
+    for what in ("output", "gradient"):
+        for column in ("minimum", "maximum", "std", "not finite"):
+            table.add_column(f"{what}\n{column}", justify="right")
+    for op in diagnosis.ops:
+        both = (op.output, op.gradient)
+        sick = any(seen and seen.nonfinite for seen in both)
+        cells = [cell for seen in both for cell in _cells(seen)]
+        table.add_row(op.name, *cells, style="red" if sick else None)
+    out.print(table)
+
+
+def _rows(result: Result) -> Iterable[tuple[str, str]]:
+    """Names and values of the summary, in order."""
+    model, train = result.model, result.train
+    yield "tier", f"{result.tier}, {result.plan}, {train.precision}"
+    for part, why in result.left_out.items():
+        yield "left out", f"{part}: {why}"
+    yield "device", result.device
+    yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    yield (
+        "model",
+        f"{result.parameters:,} parameters: hidden {model.hidden_dim}, {model.num_layers} layers, "
+        f"{model.num_heads} heads, {model.num_kv_heads} kv heads",
+    )
+    kind, *details = [item for item in result.batches.items() if item[0] != "sha256"]
+    yield (
+        "data",
+        ", ".join([kind[1], *(f"{value} {name.replace('_', ' ')}" for name, value in details)]),
+    )
+    times = f"{train.accumulate} x " if train.accumulate > 1 else ""
+    yield "batch", f"{times}{train.batch_size} x {train.seq_len} tokens, seed {train.seed}"
+    done = len(result.losses)
+    yield "steps", f"{result.start + 1} to {result.start + done}" if done else "none"
+    if result.losses:
+        yield "loss", f"{result.losses[0]:.4f} first, {result.losses[-1]:.4f} last"
+        yield (
+            "speed",
+            f"{result.samples_per_second:,.1f} samples/s, {result.tokens_per_second:,.0f} tokens/s",
+        )
+        yield "step", f"{statistics.median(result.step_seconds) * 1e3:.2f} ms, median"
+    norms = [norm for norm in result.gradient_norms if norm is not None]
+    if norms and train.max_grad_norm is not None:
+        clipped = sum(norm > train.max_grad_norm for norm in norms)
+        yield (
+            "clipped",
+            f"{clipped} of {done} steps, to norm {train.max_grad_norm:g} "
+            f"(it was {min(norms):.3g} to {max(norms):.3g})",
+        )
+    if result.phase_seconds:
+        phases = ", ".join(f"{name} {s * 1e3:.2f} ms" for name, s in result.phase_seconds.items())
+        yield "phases", f"{phases} (each run by itself)"
+    memory = result.memory
+    yield "live memory", f"{_size(memory.live_bytes)} ({memory.live_means})"
+    yield "peak memory", f"{_size(memory.peak_bytes)} ({memory.peak_means})"
+    if result.gradients:
+        received = sum(result.gradients.values())
+        yield "gradients", f"{received} of {len(result.gradients)} parameters received one"
+
+
+def _cells(seen: Statistics | None) -> list[str]:
+    if seen is None:
+        return ["-"] * 4
+    numbers = (seen.minimum, seen.maximum, seen.std)
+    return [*("-" if n is None else f"{n:.3g}" for n in numbers), f"{seen.nonfinite:.1%}"]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

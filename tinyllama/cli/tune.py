@@ -1,0 +1,123 @@
+"""``tinyllama tune``: search the configurations of kernels on a device, write its chip's table.
+
+torch is imported by the command, not here, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyllama.model.config import ConfigError
+from tinyllama.training.files import write_whole
+
+if TYPE_CHECKING:
+    from tinyllama.harness.correct.cases import OpCase
+    from tinyllama.harness.measure.tuning import Search
+
+PACKAGE = "tinyllama.ops"
+
+
+def add_tune(subparsers: Any) -> None:
+    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+    tune = subparsers.add_parser("tune", help="search the kernels' configurations on a GPU")
+    tune.description = (
+        "Time every configuration that the kernels declare, on the timed cases of their ops, and "
+        "write the fastest to the table of this chip. Nothing is searched in any other run."
+    )
+    add = tune.add_argument
+    add("--op", action="append", metavar="NAME", help="only this op; repeatable")
+    add("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
+    add("--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16")
+    add("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
+    add("--output", type=Path, metavar="DIR", help="folder of the table (default: beside the ops)")
+    add("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile ahead")
+    tune.set_defaults(run=_tune)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    import torch
+
+    from tinyllama.harness.kernels.launch import chip_of
+    from tinyllama.harness.machine.device import default_device, device_name
+    from tinyllama.harness.measure.tuning import compiled_ahead, merged, search
+    from tinyllama.harness.records.results import current_commit, versions
+
+    cases = _cases(args)
+    device = default_device()
+    if device.type == "cpu":
+        raise ConfigError("tune needs a GPU: on a CPU kernels are interpreted, and no time counts")
+    folder = args.output or Path(__file__).parent.parent / "ops" / "tuned"
+    if not folder.is_dir():
+        raise ConfigError(f"--output {str(folder)!r} is not a folder: make it first")
+    torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
+    compiled_ahead(PACKAGE, cases, device, args.workers)
+    path = folder / f"{chip_of(device)}.json"
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    spaces = stored.get("spaces", {})
+    for case in cases:
+        for found in search(case, device):
+            _show(case, found)
+            spaces = merged(spaces, [found])
+            table = {
+                "chip": chip_of(device),
+                "device": device_name(device),
+                "versions": versions(),
+                "commit": current_commit(),
+                "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "spaces": spaces,
+            }
+            _write(path, table)
+    print(f"wrote {path}")
+    return 0
+
+
+def _cases(args: argparse.Namespace) -> list[OpCase]:
+    from tinyllama.harness.correct.cases import SHORT, OpCase
+    from tinyllama.ops import OPS
+
+    for name in args.op or ():
+        if name not in OPS:
+            raise ConfigError(f"--op {name!r} does not exist: use one of {', '.join(OPS)}")
+    ops = [op for op in OPS.values() if not args.op or op.name in args.op]
+    known = [str(case) for op in ops for case in op.timed[1:]]
+    for name in args.case or ():
+        if name not in known:
+            raise ConfigError(f"--case {name!r} does not exist: use one of {', '.join(known)}")
+    dtypes = args.dtype or ["fp32", "bf16"]
+    found = []
+    for op in ops:
+        provider = op.providers.get("triton")
+        for case in op.timed[1:]:
+            if provider is None or (args.case and str(case) not in args.case):
+                continue
+            for dtype, short in SHORT.items():
+                one = OpCase(op, provider, case, dtype)
+                if short in dtypes and dtype in op.dtypes and one.unsupported() is None:
+                    found.append(one)
+    if not found:
+        asked = ", ".join(args.case or args.op or ("the ops",))
+        raise ConfigError(
+            f"{asked}: nothing to search in {', '.join(dtypes)}: choose others with --op, --case "
+            "and --dtype"
+        )
+    return found
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    text = json.dumps(table, indent=1) + "\n"
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def _show(case: OpCase, found: Search) -> None:
+    print(f"{case}: {found.space} {found.key}: {found.best} ({found.gain:.2f} times as fast)")
+    for config, seconds in sorted(found.seconds.items(), key=lambda item: item[1]):
+        spilled = found.spilled.get(config)
+        spills = f", {spilled} registers spilled" if spilled else ""
+        print(f"    {seconds * 1e6:9.1f} us  {config}{spills}")
+    for config, reason in found.failed.items():
+        print(f"    left out   {config}: {reason}")

@@ -1,0 +1,198 @@
+"""The cases that follow from a declaration.
+
+For each provider: every shape in every dtype; then, on the first shape, every layout of the
+inputs, every layout of the upstream gradients, every extreme distribution, and every output
+whose upstream gradient is absent alone. What is not run has a name and a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+
+from tinyllama.harness.correct.compare import SLACK, Comparison, compare, gain_over
+from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, Inputs, evaluate, make_inputs
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.op import Case, Op, Provider
+
+PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
+
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class References:
+    """Results of the reference, by name: in the case's dtype, in float64, and there again on inputs
+    that a rounding has moved."""
+
+    eager: dict[str, torch.Tensor]
+    oracle: dict[str, torch.Tensor]
+    perturbed: list[dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
+
+    absent: the output whose upstream gradient is not given.
+    """
+
+    op: Op
+    provider: Provider
+    case: Case
+    dtype: torch.dtype
+    extreme: str | None = None
+    layout: str = "contiguous"
+    upstream: str = "contiguous"
+    absent: str | None = None
+
+    def __str__(self) -> str:
+        parts = [str(self.provider), str(self.case), SHORT[self.dtype]]
+        if self.extreme:
+            parts.append(self.extreme)
+        if self.layout != "contiguous":
+            parts.append(f"{self.layout}_inputs")
+        if self.upstream != "contiguous":
+            parts.append(f"{self.upstream}_grads")
+        if self.absent:
+            parts.append(f"no_{self.absent}_grad")
+        return "-".join(parts)
+
+    @property
+    def varied(self) -> bool:
+        """Whether it differs from the plain case of its shape and dtype."""
+        layouts = {self.layout, self.upstream}
+        return bool(self.extreme or self.absent) or layouts != {"contiguous"}
+
+    def unsupported(self) -> str | None:
+        """Why the provider does not cover this case; None when it does."""
+        if self.dtype not in self.provider.dtypes:
+            return f"{self.provider} does not support {SHORT[self.dtype]}"
+        return self.provider.supports(self.case.dims)
+
+    def inputs(self, device: torch.device | str = "cpu", seed: int = 0) -> Inputs:
+        made = make_inputs(
+            self.op,
+            self.case,
+            self.dtype,
+            device,
+            seed=seed,
+            extreme=self.extreme,
+            layout=self.layout,
+            upstream=self.upstream,
+        )
+        if self.absent:
+            made = replace(made, upstream={**made.upstream, self.absent: None})
+        return made
+
+    def compare(
+        self,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        provider: Provider | None = None,
+        slack: float = SLACK,
+    ) -> list[Comparison]:
+        """Run the provider (or another one in its place) and hold every result to eager's.
+
+        The provider runs first, on poisoned memory, so that it cannot reuse what the
+        reference left behind.
+        """
+        inputs = self.inputs(device, seed)
+        tried = provider or self.provider
+        with PoisonedMemory():
+            results = evaluate(self.op, tried.call, inputs, tried.overwrites)
+        return self.judge(results, inputs, slack=slack * tried.slack.get(self.dtype, 1.0))
+
+    def judge(
+        self, results: dict[str, torch.Tensor], inputs: Inputs, *, slack: float = SLACK
+    ) -> list[Comparison]:
+        """Results against the reference in the same dtype and in float64.
+
+        Raises AssertionError when a gradient is missing, or is there and should not be.
+        """
+        references = self.references(inputs)
+        eager, oracle = references.eager, references.oracle
+        for name, value in results.items():
+            assert name in oracle or not value.any(), f"{self.op.name}: {name} is not zero"
+        lost = sorted(set(oracle) - set(results))
+        assert not lost, f"{self.op.name}: missing {', '.join(lost)}"
+        magnitudes = self._magnitudes(inputs.double(), oracle)
+        moved = {name: [one[name] for one in references.perturbed] for name in oracle}
+        gain = median(gain_over(eager[name], oracle[name], moved[name]) for name in oracle)
+        return [
+            compare(
+                name,
+                results[name],
+                eager[name],
+                oracle[name],
+                moved[name],
+                gain=gain,
+                magnitude=magnitudes.get(name),
+                slack=slack,
+            )
+            for name in oracle
+        ]
+
+    def references(self, inputs: Inputs) -> References:
+        """What results for these inputs are held to; it does not depend on the provider."""
+        reference = self.op["eager"].call
+        return References(
+            evaluate(self.op, reference, inputs),
+            evaluate(self.op, reference, inputs.double()),
+            [evaluate(self.op, reference, inputs.perturbed(n)) for n in range(PERTURBATIONS)],
+        )
+
+    def _magnitudes(
+        self, exact: Inputs, oracle: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        if self.op.magnitudes is None:
+            return {}
+        upstream = {
+            name: torch.zeros_like(oracle[name]) if gradient is None else gradient
+            for name, gradient in exact.upstream.items()
+        }
+        return self.op.magnitudes(**exact.args, upstream=upstream, **exact.params)
+
+
+def op_cases(ops: Iterable[Op], *, providers: Iterable[str] | None = None) -> Iterator[OpCase]:
+    """Every case of every provider of these ops (the reference included: it must agree with
+    itself in float64 within its own error, which catches a reference that modifies inputs)."""
+    for op in ops:
+        for provider in op.providers.values():
+            if providers is None or provider.name in providers:
+                yield from _cases(op, provider)
+
+
+def _cases(op: Op, provider: Provider) -> Iterator[OpCase]:
+    for dtype in op.dtypes:
+        for case in op.cases:
+            yield OpCase(op, provider, case, dtype)
+        first = OpCase(op, provider, op.cases[0], dtype)
+        for extreme in op.extremes:
+            yield replace(first, extreme=extreme)
+        for layout in LAYOUTS[1:]:
+            yield replace(first, layout=layout)
+        if op.differentiable:
+            for upstream in UPSTREAMS[1:]:
+                yield replace(first, upstream=upstream)
+        if len(op.outputs) > 1:
+            for output in op.outputs:
+                yield replace(first, absent=output)
+
+
+def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
+    """The combinations that `op_cases` leaves out: every shape with every variation."""
+    for op in ops:
+        for provider in op.providers.values():
+            quick = {str(case) for case in _cases(op, provider)}
+            for dtype in op.dtypes:
+                for case in op.cases:
+                    for extreme in (None, *op.extremes):
+                        for layout, upstream in zip(LAYOUTS, UPSTREAMS, strict=True):
+                            full = OpCase(op, provider, case, dtype, extreme, layout, upstream)
+                            if str(full) not in quick:
+                                yield full

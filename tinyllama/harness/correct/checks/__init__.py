@@ -1,0 +1,87 @@
+"""Every check that an implementation of an op must pass, by name, and the one way to run them.
+
+    candidate = Candidate(op, op["triton"], torch.device("cuda"))
+    for finding in run(candidate):
+        print(finding.check, finding.outcome.value, finding.case, finding.message)
+
+A check says in which case it failed and what was seen. It never passes because it could not be
+made: that has an outcome of its own, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from tinyllama.harness.correct.checks import accuracy, calls, compiling, frameworks, guards
+from tinyllama.harness.correct.checks.finding import (
+    Candidate,
+    Finding,
+    Outcome,
+    Problem,
+    Unsupported,
+)
+
+__all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "run"]
+
+# Those that compare results with the reference's: they say nothing where results are wrong anyway.
+_COMPARING: dict[str, Callable[[Candidate], Problem]] = {
+    "fresh contents": calls.fresh_contents,
+    "autocast": frameworks.autocast,
+    "compiled": frameworks.compiled,
+    "captured": frameworks.captured,
+    "side stream": frameworks.side_stream,
+    "empty batch": frameworks.empty_batch,
+}
+_OTHERS: dict[str, Callable[[Candidate], Problem]] = {
+    "out of bounds": guards.out_of_bounds,
+    "scaled upstream": calls.scaled_upstream,
+    "backward twice": calls.backward_twice,
+    "two consumers": calls.two_consumers,
+    "second derivative": calls.second_derivative,
+    "determinism": calls.determinism,
+    "resources": compiling.resources,
+}
+CHECKS = (*accuracy.NAMES, *_OTHERS, *_COMPARING)
+
+
+def run(
+    candidate: Candidate, only: Collection[str] = CHECKS, *, right: bool = True
+) -> Iterator[Finding]:
+    """The findings of the checks named in ``only``, in the order of `CHECKS`.
+
+    right: whether its plain results are known to be right, where that is not among ``only``.
+    Raises ValueError for a name that is no check.
+    """
+    for name in only:
+        if name not in CHECKS:
+            raise ValueError(f"no check {name!r}: use some of {', '.join(CHECKS)}")
+    if reason := candidate.missing():
+        yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
+        return
+    if set(only) & set(accuracy.NAMES):
+        for finding in accuracy.check(candidate, only):
+            right = right and (finding.outcome.good or finding.check not in accuracy.PLAIN)
+            if finding.check in only:
+                yield finding
+    for name, check in {**_OTHERS, **_COMPARING}.items():
+        if name in only:
+            if not right and name in _COMPARING:
+                yield Finding(name, Outcome.BLOCKED, message="the plain cases fail already")
+            else:
+                yield _made(name, check, candidate)
+
+
+def _made(name: str, check: Callable[[Candidate], Problem], candidate: Candidate) -> Finding:
+    try:
+        problem = check(candidate)
+    except Unsupported as reason:
+        return Finding(name, Outcome.UNSUPPORTED, message=str(reason))
+    except AssertionError as error:
+        return Finding(name, Outcome.FAILED, message=str(error))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return Finding(name, Outcome.CRASHED, message=text)
+    if problem is None:
+        return Finding(name, Outcome.PASSED)
+    case, message = problem
+    return Finding(name, Outcome.FAILED, str(case), message)

@@ -1,0 +1,174 @@
+"""Calls that follow each other: what a second one sees, and what a first one leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported, leaves
+from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.declare.autograd import several
+
+REPEATS = {"cpu": 3, "cuda": 50}
+
+
+def fresh_contents(candidate: Candidate) -> Problem:
+    """New contents in the same tensors give new results, and leave the earlier ones alone: nothing
+    is kept by address, no output memory is handed out twice."""
+    case = candidate.smallest()
+    if candidate.op.mutated:
+        raise Unsupported("it works in place: its accuracy cases make successive calls")
+    first, second = (case.inputs(candidate.device, candidate.seed + n) for n in (0, 1))
+    args = {name: copied(value) for name, value in first.args.items()}
+    early = _forward(candidate, args, first)
+    kept = [output.clone() for output in early]
+    for tensor, fresh in zip(leaves(args), leaves(second.args), strict=True):
+        tensor.copy_(fresh)
+    gradients = {
+        name: value for name, value in candidate.results(second).items() if name.startswith("grad ")
+    }
+    for call in range(2, 5):
+        late = _forward(candidate, args, second)
+        for which, output, copy in zip(candidate.op.outputs, early, kept, strict=True):
+            if not same_bits(output, copy):
+                return case, f"call {call} changed {which} of the first"
+        results = {**dict(zip(candidate.op.outputs, late, strict=True)), **gradients}
+        if wrong := candidate.wrong(case, results, second):
+            return case, f"call {call}, on new contents: {wrong[0]}"
+    return None
+
+
+def _forward(candidate: Candidate, args: Leaves, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        return outputs_of(candidate, args, inputs.params)
+
+
+def _differentiable(candidate: Candidate) -> OpCase:
+    if not candidate.op.differentiable:
+        raise Unsupported("it has no gradients")
+    return candidate.smallest()
+
+
+def _differing(
+    one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], factor: float = 1.0
+) -> Iterator[str]:
+    for name, gradient in one.items():
+        if name not in other or not same_bits(gradient * factor, other[name]):
+            yield name
+
+
+def backward_twice(candidate: Candidate) -> Problem:
+    """The graph of one forward call gives the same gradients again: backward overwrites nothing
+    that was saved."""
+    case = _differentiable(candidate)
+    if candidate.provider.overwrites:
+        raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
+    graph = Graph(candidate, candidate.inputs(case))
+    wrong = list(_differing(graph.gradients(), graph.gradients()))
+    return (case, f"other gradients the second time: {', '.join(wrong)}") if wrong else None
+
+
+def scaled_upstream(candidate: Candidate) -> Problem:
+    """Half the upstream gradient gives half of every gradient, bit for bit in float32."""
+    case = _differentiable(candidate)
+    graph = Graph(candidate, candidate.inputs(case))
+    wrong = list(_differing(graph.gradients(), graph.gradients(lambda g: g * 0.5), 0.5))
+    return (case, f"not in proportion: {', '.join(wrong)}") if wrong else None
+
+
+def two_consumers(candidate: Candidate) -> Problem:
+    """An upstream gradient that another operation uses too stays as it is."""
+    case = _differentiable(candidate)
+    graph = Graph(candidate, candidate.inputs(case))
+    expected = graph.gradients()
+    # The sum hands one gradient tensor to both of its terms.
+    others = {n: torch.zeros_like(g, requires_grad=True) for n, g in graph.upstream.items()}
+    total = torch.stack(
+        [
+            ((graph.outputs[name] + others[name]).double() * gradient.double()).sum()
+            for name, gradient in graph.upstream.items()
+        ]
+    )
+    wanted = {**{name: graph.args[name] for name in candidate.op.differentiable}, **others}
+    found = torch.autograd.grad(total.sum(), list(wanted.values()), allow_unused=True)
+    got = {name: g for name, g in zip(wanted, found, strict=True) if g is not None}
+    for name, gradient in graph.upstream.items():
+        if not same_bits(got.pop(name), gradient):
+            return case, f"the gradient of {name} was changed for its other consumer"
+    wrong = list(_differing(expected, got))
+    return (
+        (case, f"other gradients beside a second consumer: {', '.join(wrong)}") if wrong else None
+    )
+
+
+def determinism(candidate: Candidate) -> Problem:
+    """Equal inputs give equal bits, where the provider declares it."""
+    case = candidate.smallest()
+    kind = candidate.device.type
+    if kind not in candidate.provider.deterministic:
+        raise Unsupported(f"declared not to be deterministic on {kind}")
+    inputs = candidate.inputs(case)
+    expected = candidate.results(inputs)
+    for repeat in range(1, REPEATS[kind]):
+        found = candidate.results(inputs)
+        for name, value in expected.items():
+            if not same_bits(found[name], value):
+                return case, f"{name} has other bits in repeat {repeat}"
+    return None
+
+
+def second_derivative(candidate: Candidate) -> Problem:
+    """A second derivative is right, or raises: one that is silently detached is neither."""
+    case = _differentiable(candidate)
+    declared = candidate.provider.double_backward
+    inputs = candidate.inputs(case)
+    try:
+        found = _second(candidate, candidate.provider.call, inputs.double() if declared else inputs)
+    except RuntimeError as error:
+        return (case, f"declared to have a second derivative: {error}") if declared else None
+    if found is None:
+        return case, "first derivatives under create_graph are detached without a word"
+    if not declared:
+        return case, "declared to have no second derivative, and gives one"
+    right = _second(candidate, candidate.op["eager"].call, inputs.double())
+    assert right is not None
+    for name, value in right.items():
+        size = value.norm()
+        if name not in found or not (found[name] - value).norm() <= 1e-8 * size:
+            return case, f"its second derivative by {name} is not the reference's"
+    return None
+
+
+def _second(
+    candidate: Candidate, call: Callable[..., Any], inputs: Inputs
+) -> dict[str, torch.Tensor] | None:
+    """Gradients of the squares of the gradients; None where those are detached.
+
+    Raises RuntimeError, torch's own or the provider's, when there are none.
+    """
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    wanted = {name: args[name].requires_grad_() for name in candidate.op.differentiable}
+    outputs = several(call(*args.values(), **inputs.params))
+    pairs = [
+        (output, upstream.clone().requires_grad_())
+        for output, upstream in zip(outputs, inputs.upstream.values(), strict=True)
+        if upstream is not None
+    ]
+    first = torch.autograd.grad(
+        [output for output, _ in pairs],
+        list(wanted.values()),
+        [upstream for _, upstream in pairs],
+        create_graph=True,
+        allow_unused=True,
+    )
+    attached = [one for one in first if one is not None and one.requires_grad]
+    if not attached:
+        return None
+    squares = torch.stack([one.double().square().sum() for one in attached]).sum()
+    wanted |= {f"upstream {index}": upstream for index, (_, upstream) in enumerate(pairs)}
+    second = torch.autograd.grad(squares, list(wanted.values()), allow_unused=True)
+    return {name: g for name, g in zip(wanted, second, strict=True) if g is not None}

@@ -1,0 +1,184 @@
+"""What surrounds a call: autocast, the compiler, captured graphs, streams, an empty batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported, leaves
+from tinyllama.harness.correct.checks.graph import Graph, same_bits
+from tinyllama.harness.correct.compare import compare
+from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate
+from tinyllama.harness.machine.device import cannot, synchronize
+
+DRAWS = 4  # that estimate how sensitive a result is to rounding
+NARROW = torch.bfloat16
+
+
+def autocast(candidate: Candidate) -> Problem:
+    """Under autocast, outputs and gradients are as accurate as the reference's under it."""
+    if candidate.op.mutated:
+        raise Unsupported("it works in place, which autocast leaves alone")
+    case = candidate.smallest(torch.float32)
+    inputs = candidate.inputs(case)
+    eager = replace(candidate, provider=candidate.op["eager"])
+    own, reference = (_under_autocast(one, inputs) for one in (candidate, eager))
+    oracle = evaluate(candidate.op, eager.provider.call, inputs.double())
+    narrow = inputs.to(NARROW)
+    moved = [evaluate(candidate.op, eager.provider.call, narrow.perturbed(n)) for n in range(DRAWS)]
+    for name, exact in oracle.items():
+        if name not in own:
+            return case, f"{name} is missing"
+        found = compare(
+            name,
+            own[name].to(NARROW),
+            reference[name].to(NARROW),
+            exact,
+            [one[name] for one in moved],
+            slack=candidate.slack.get(NARROW, candidate.slack[case.dtype]),
+        )
+        if not found.passed:
+            return case, str(found)
+    return None
+
+
+def _under_autocast(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Tensor]:
+    within = torch.autocast(candidate.device.type, NARROW)
+    graph = Graph(candidate, inputs, within=within)
+    gradients = graph.gradients() if candidate.op.differentiable else {}
+    found = {**graph.outputs, **{f"grad {name}": g for name, g in gradients.items()}}
+    return {name: value.detach() for name, value in found.items()}
+
+
+def compiled(candidate: Candidate) -> Problem:
+    """Under torch.compile, in one graph, results are as accurate as without; a custom op that is
+    derived from the provider passes torch's own checks."""
+    derived = candidate.provider.derived
+    if candidate.op.mutated:
+        raise Unsupported("it works in place: a step that is compiled leaves it out")
+    if derived is None and candidate.interpreted:
+        raise Unsupported("the compiler traces a kernel's launch, which here is interpreted")
+    case = candidate.smallest()
+    inputs = candidate.inputs(case)
+    torch.compiler.reset()
+    call = torch.compile(
+        candidate.provider.call, fullgraph=True, dynamic=False, backend="aot_eager"
+    )
+    try:
+        results = evaluate(candidate.op, call, inputs, candidate.provider.overwrites)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        return case, f"not one graph: {str(error).strip().partition(chr(10))[0]}"
+    finally:
+        torch.compiler.reset()
+    if wrong := candidate.wrong(case, results, inputs):
+        return case, str(wrong[0])
+    if derived is not None:
+        args = {name: copied(value) for name, value in inputs.args.items()}
+        for name in candidate.op.differentiable:
+            args[name].requires_grad_()
+        params = {**candidate.op.params, **inputs.params}
+        declared: Any = derived.custom_op
+        checked = torch.library.opcheck(
+            declared, (*args.values(), *params.values()), raise_exception=False
+        )
+        failed = [f"{name}: {found}" for name, found in checked.items() if found != "SUCCESS"]
+        if failed:
+            return case, f"opcheck: {failed[0].partition(chr(10))[0]}"
+    return None
+
+
+def captured(candidate: Candidate) -> Problem:
+    """A captured forward and backward, replayed on new contents, gives what a call gives."""
+    if reason := cannot("capture", candidate.device):
+        raise Unsupported(reason)
+    if candidate.provider.waits:
+        raise Unsupported("it reads a value back from the device")
+    if candidate.op.mutated:
+        raise Unsupported("it works in place: a captured training step covers it")
+    case = candidate.smallest()
+    first, second = (case.inputs(candidate.device, candidate.seed + n) for n in (0, 1))
+    static = Graph(candidate, first)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            _run(candidate, static, first)
+    synchronize(candidate.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _run(candidate, static, first)
+    with torch.no_grad():
+        for mine, fresh in zip(leaves(static.args), leaves(second.args), strict=True):
+            mine.copy_(fresh)
+        for name, value in second.upstream.items():
+            if value is not None:
+                static.upstream[name].copy_(value)
+    graph.replay()
+    synchronize(candidate.device)
+    if wrong := candidate.wrong(case, found, second):
+        return case, f"replayed on new contents: {wrong[0]}"
+    return None
+
+
+def side_stream(candidate: Candidate) -> Problem:
+    """A call on another stream waits for what was queued there before it, and for nothing else."""
+    if reason := cannot("gpu", candidate.device):
+        raise Unsupported(reason)
+    if candidate.op.mutated:
+        raise Unsupported("it works in place: a captured training step covers it")
+    case = candidate.smallest()
+    inputs = candidate.inputs(case)
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    static = Graph(candidate, inputs)
+    synchronize(candidate.device)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.no_grad():
+            for name, value in static.args.items():
+                value.zero_()
+                torch.cuda._sleep(10_000_000)  # cycles: some milliseconds
+                value.copy_(args[name])
+        found = _run(candidate, static, inputs)
+    synchronize(candidate.device)
+    if wrong := candidate.wrong(case, found, inputs):
+        return case, str(wrong[0])
+    return None
+
+
+def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """A call and its gradients on tensors that stay where they are."""
+    again = Graph(
+        candidate,
+        Inputs(
+            {n: _detached(v) for n, v in static.args.items()}, dict(static.upstream), inputs.params
+        ),
+        prepare=lambda value: value,
+    )
+    gradients = again.gradients(lambda g: g) if candidate.op.differentiable else {}
+    return {
+        **{name: value.detach() for name, value in again.outputs.items()},
+        **{f"grad {name}": gradient for name, gradient in gradients.items()},
+    }
+
+
+def _detached(value: object) -> object:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def empty_batch(candidate: Candidate) -> Problem:
+    """No rows at all give what they give the reference: empty outputs, gradients of zero."""
+    case = candidate.smallest()
+    axis = next(iter(candidate.op.inputs.values())).axes[0]
+    if candidate.op.mutated or isinstance(case.case.dims[axis], tuple):
+        raise Unsupported("it has no batch")
+    none = replace(case, case=case.case.resized(**{axis: 0}))
+    inputs = none.inputs(candidate.device, candidate.seed)
+    try:
+        expected = evaluate(candidate.op, candidate.op["eager"].call, inputs)
+    except Exception as error:
+        raise Unsupported(f"the reference takes no empty batch: {error}") from error
+    found = evaluate(candidate.op, candidate.provider.call, inputs, candidate.provider.overwrites)
+    for name, value in expected.items():
+        if name not in found or not same_bits(found[name], value):
+            return none, f"{name} is not the reference's"
+    return None

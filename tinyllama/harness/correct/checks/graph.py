@@ -1,0 +1,65 @@
+"""One forward call of a candidate, whose gradients can be asked for again and again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tinyllama.harness.correct.checks.finding import Candidate
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.declare.autograd import several
+
+
+def outputs_of(candidate: Candidate, args: Leaves, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    return several(candidate.provider.call(*args.values(), **params))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal in every element; NaN equals NaN."""
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(
+        one.nan_to_num(nan=0.0), other.nan_to_num(nan=0.0)
+    )
+
+
+class Graph:
+    """outputs: by name; upstream: gradients of those that have one; args: the call's inputs.
+
+    prepare: makes what is given of each tensor of ``inputs``. within: a context for the call.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        inputs: Inputs,
+        *,
+        prepare: Callable[[Any], Any] = copied,
+        within: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.op = candidate.op
+        self.args: Leaves = {name: prepare(value) for name, value in inputs.args.items()}
+        for name in self.op.differentiable:
+            self.args[name].requires_grad_()
+        with within or contextlib.nullcontext():
+            outputs = outputs_of(candidate, self.args, inputs.params)
+        self.outputs = dict(zip(self.op.outputs, outputs, strict=False))
+        self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
+
+    def gradients(
+        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    ) -> dict[str, torch.Tensor]:
+        """Gradients by input name, for the upstream gradients as ``change`` makes them."""
+        found = torch.autograd.grad(
+            [self.outputs[name] for name in self.upstream],
+            [self.args[name] for name in self.op.differentiable],
+            [
+                change(gradient).to(self.outputs[name].dtype)
+                for name, gradient in self.upstream.items()
+            ],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        named = zip(self.op.differentiable, found, strict=True)
+        return {name: gradient.clone() for name, gradient in named if gradient is not None}

@@ -1,0 +1,297 @@
+"""Running an op on a case: inputs, outputs, gradients, and what must stay untouched.
+
+The same inputs, rounded to the case's dtype, go to the provider under test, to the eager
+reference in that dtype, and in float64 to the oracle. So the oracle's error is none, and
+eager's error is what the dtype costs a straightforward implementation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.op import FLOATS, Case, Op, Tensor
+from tinyllama.harness.declare.values import Values, normal
+
+Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
+
+LAYOUTS = ("contiguous", "strided", "transposed", "expanded")
+UPSTREAMS = ("contiguous", "strided", "transposed", "summed")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of one call: ``args`` by name, upstream gradients by output, parameters."""
+
+    args: Leaves
+    upstream: dict[str, torch.Tensor | None]
+    params: dict[str, Any]
+    fresh: list[Leaves] = field(default_factory=list)
+
+    def double(self) -> Inputs:
+        """The same values in float64."""
+        return self.to(torch.float64)
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        """The same values rounded to a dtype."""
+        return self._map(lambda value: value.to(dtype))
+
+    def perturbed(self, seed: int) -> Inputs:
+        """In float64, every value moved at random by up to half a unit of its dtype's last
+        place: what rounding the inputs once more would do. Parameters move by float32's:
+        that is what a kernel receives (1 - 0.999 in float32 is off by 1.3e-5)."""
+        generators: dict[torch.device, torch.Generator] = {}
+
+        def move(value: torch.Tensor) -> torch.Tensor:
+            if value.device not in generators:
+                generators[value.device] = torch.Generator(value.device).manual_seed(seed)
+            half = torch.empty_like(value, dtype=torch.float64)
+            half.uniform_(-0.5, 0.5, generator=generators[value.device])
+            return value.double() * (1 + torch.finfo(value.dtype).eps * half)
+
+        params = {
+            name: move(torch.tensor(value)).item() if isinstance(value, float) else value
+            for name, value in self.params.items()
+        }
+        return replace(self._map(move), params=params)
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+        def apply(value: Any) -> Any:
+            if isinstance(value, list):
+                return [apply(item) for item in value]
+            if value is None or not value.dtype.is_floating_point:
+                return value
+            return change(value)
+
+        return Inputs(
+            {name: apply(value) for name, value in self.args.items()},
+            {name: apply(value) for name, value in self.upstream.items()},
+            self.params,
+            [{name: apply(value) for name, value in call.items()} for call in self.fresh],
+        )
+
+
+def make_inputs(
+    op: Op,
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    *,
+    seed: int = 0,
+    extreme: str | None = None,
+    layout: str = "contiguous",
+    upstream: str = "contiguous",
+    drawn_on: torch.device | str = "cpu",
+) -> Inputs:
+    """Inputs of a case, equal on every device for one seed.
+
+    drawn_on: where random values are made; anywhere but on the CPU they are those of that
+        device, and large ones are made quickly.
+    extreme: the name of one of the op's extremes.
+    layout: of the floating-point inputs, one of `LAYOUTS`.
+    upstream: layout of the gradients of the outputs, one of `UPSTREAMS`; "summed" is what
+        ``.sum().backward()`` gives: one element, with stride 0, for the whole tensor.
+    """
+    overrides = {**case.values, **(op.extremes[extreme] if extreme else {})}
+
+    first = next(iter(op.inputs.values())).axes[:1]
+
+    def dtype_of(declared: Tensor) -> torch.dtype:
+        fixed = declared.dtype or dtype
+        return torch.float64 if dtype is torch.float64 and fixed.is_floating_point else fixed
+
+    def layout_of(declared: Tensor) -> str:
+        if declared.mutated or not dtype_of(declared).is_floating_point:
+            return "contiguous"
+        # Equal rows of a weight would make results cancel; only the batch is expanded.
+        return "contiguous" if layout == "expanded" and declared.axes[:1] != first else layout
+
+    def leaf(name: str, declared: Tensor, salt: str = "") -> Any:
+        values = overrides.get(name) or declared.distribution(case.dims)
+        wanted = dtype_of(declared)
+        shapes = _shapes(declared, case.dims)
+        made = [
+            _place(
+                _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on),
+                wanted,
+                device,
+                layout_of(declared),
+            )
+            for i, shape in enumerate(shapes)
+        ]
+        return made if declared.many else made[0]
+
+    grads: dict[str, torch.Tensor | None] = {}
+    for name, output in op.outputs.items():
+        (shape,) = _shapes(output, case.dims)
+        sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
+        grads[name] = _place(sample, dtype_of(output), device, upstream)
+
+    names = [name for name, declared in op.inputs.items() if not declared.mutated]
+    return Inputs(
+        {name: leaf(name, declared) for name, declared in op.inputs.items()},
+        grads,
+        {**op.params, **case.params},
+        [
+            {name: leaf(name, op.inputs[name], f"call {call}") for name in names}
+            for call in range(1, op.calls)
+        ],
+    )
+
+
+def evaluate(
+    op: Op, call: Callable[..., Any], inputs: Inputs, overwrites: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """Run forward and backward and return every result by name.
+
+    Outputs keep their names, gradients are ``"grad x"``, mutated inputs their own name
+    (``"param[0]"`` for lists). Raises AssertionError when an input or an upstream gradient
+    that is not declared mutated changed, or when an output has another dtype, shape or type
+    than declared. An input that no gradient reaches has no entry.
+
+    overwrites: the inputs that backward may leave changed.
+    """
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    before = {name: copied(value) for name, value in args.items() if name not in op.mutated}
+    for name in op.differentiable:
+        args[name].requires_grad_(True)
+
+    outputs = call(*args.values(), **inputs.params)
+    _assert_untouched(op, args, before, "forward")
+    results = _collect_outputs(op, outputs, args)
+    if op.differentiable:
+        results.update(_gradients(op, results, args, inputs))
+        kept = {name: old for name, old in before.items() if name not in overwrites}
+        _assert_untouched(op, args, kept, "backward")
+    for fresh in inputs.fresh:
+        call(*{**args, **fresh}.values(), **inputs.params)
+    if op.mutated:
+        return mutated_results(op, args)
+    return {name: value.detach() for name, value in results.items()}
+
+
+def _gradients(
+    op: Op, results: Mapping[str, torch.Tensor], args: Leaves, inputs: Inputs
+) -> dict[str, torch.Tensor]:
+    used = {name: g for name, g in inputs.upstream.items() if g is not None}
+    attached = {name: results[name] for name in used if results[name].requires_grad}
+    assert len(attached) == len(used), (
+        f"{op.name}: outputs {sorted(set(used) - set(attached))} are detached from the inputs"
+    )
+    upstream = {name: copied(gradient) for name, gradient in used.items()}
+    grads: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        list(attached.values()),
+        [args[name] for name in op.differentiable],
+        list(upstream.values()),
+        allow_unused=True,
+    )
+    for name, given in used.items():
+        assert _same_memory(given, upstream[name]), (
+            f"{op.name}: backward changed the upstream gradient of {name}"
+        )
+    found = {}
+    for name, gradient in zip(op.differentiable, grads, strict=True):
+        if gradient is None:
+            continue
+        leaf = args[name]
+        assert gradient.shape == leaf.shape, f"{op.name}: grad {name} has shape {gradient.shape}"
+        assert gradient.dtype == leaf.dtype, f"{op.name}: grad {name} has dtype {gradient.dtype}"
+        found[f"grad {name}"] = gradient
+    return found
+
+
+def _collect_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor]:
+    if not op.outputs:
+        assert outputs is None, f"{op.name} works in place and must return None"
+        return {}
+    values = several(outputs)
+    assert len(values) == len(op.outputs), f"{op.name} returned {len(values)} outputs"
+    dims = op.check_arguments(list(args.values()), {})
+    first = next(v for v in args.values() if isinstance(v, torch.Tensor))
+    for (name, declared), value in zip(op.outputs.items(), values, strict=True):
+        assert type(value) is torch.Tensor, f"{op.name}: {name} is a {type(value).__name__}"
+        shape = tuple(dims[axis] for axis in declared.axes)
+        assert value.shape == shape, f"{op.name}: {name} has shape {tuple(value.shape)}"
+        dtype = declared.dtype if declared.dtype and first.dtype in FLOATS else first.dtype
+        assert value.dtype == dtype, f"{op.name}: {name} has dtype {value.dtype}, not {dtype}"
+    return dict(zip(op.outputs, values, strict=True))
+
+
+def mutated_results(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
+    """What an op in place has written, by name; the entries of a list are numbered."""
+    results = {}
+    for name in op.mutated:
+        if isinstance(args[name], list):
+            results.update({f"{name}[{i}]": value for i, value in enumerate(args[name])})
+        else:
+            results[name] = args[name]
+    return results
+
+
+def _assert_untouched(op: Op, args: Leaves, before: Leaves, phase: str) -> None:
+    for name, old in before.items():
+        pairs = zip(args[name], old, strict=True) if isinstance(old, list) else [(args[name], old)]
+        for value, copy in pairs:
+            assert _same_memory(value, copy), f"{op.name}: {phase} changed its input {name}"
+
+
+def copied(value: Any) -> Any:
+    """A copy in memory of its own with the same strides, gaps and all (clone() drops them)."""
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    storage = value.untyped_storage().clone()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storage, value.storage_offset(), value.size(), value.stride())
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal bit for bit, the gaps between strided elements included."""
+
+    def raw(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+
+    return torch.equal(raw(one), raw(other))
+
+
+def _shapes(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    sizes = [dims[axis] for axis in declared.axes]
+    if not declared.many:
+        return [tuple(sizes)]
+    count = next(len(size) for size in sizes if isinstance(size, tuple))
+    return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
+
+
+def _sample(
+    values: Values, shape: tuple[int, ...], key: str, drawn_on: torch.device | str
+) -> torch.Tensor:
+    digest = hashlib.sha256(key.encode()).digest()
+    generator = torch.Generator(drawn_on).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return values.sample(shape, generator)
+
+
+def _place(
+    sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str
+) -> torch.Tensor:
+    """The sample on a device, laid out in memory as asked."""
+    tensor = sample.to(dtype=dtype, device=device)
+    if layout == "contiguous" or tensor.dim() == 0:
+        return tensor.contiguous()
+    if layout == "strided":  # every second element of the last axis
+        buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), float("nan"))
+        view = buffer[..., ::2]
+        view.copy_(tensor)
+        return view
+    if layout == "transposed":  # the memory order of the axes reversed
+        order = tuple(reversed(range(tensor.dim())))
+        return tensor.permute(order).contiguous().permute(order)
+    if layout == "expanded":  # one row for the whole first axis
+        return tensor[:1].clone().expand(tensor.shape) if tensor.dim() > 1 else tensor
+    if layout == "summed":  # one element for the whole tensor
+        return tensor.flatten()[:1].clone().expand(tensor.shape)
+    raise ValueError(f"unknown layout {layout!r}: use one of {', '.join({*LAYOUTS, *UPSTREAMS})}")

@@ -1,0 +1,1 @@
+"""Declarations: tensor specs, cases, ops and providers, and how they are found."""

@@ -1,0 +1,264 @@
+"""From a provider's forward and backward: the autograd function and the custom op.
+
+A provider that autograd cannot differentiate (a kernel) is a class:
+
+    @rms_norm.provider("triton", saved={"rstd": Tensor("B T", dtype=torch.float32)},
+                       keep=("x", "weight"))
+    class Triton:
+        @staticmethod
+        def forward(x, weight, eps):            # -> outputs, then the saved tensors
+            return y, rstd
+
+        @staticmethod
+        def backward(grads, kept, saved, needs, eps):    # -> gradients by input name
+            return {"x": dx, "weight": dweight}
+
+``grads`` holds one upstream gradient per output, None where that output was not used;
+``kept`` the inputs or outputs named in ``keep``; ``needs`` the names whose gradient is
+wanted. In eager mode the autograd function is called directly (a custom op's dispatch
+costs microseconds a call); under torch.compile the custom op is, which the compiler sees
+as one opaque node with declared shapes. A second derivative raises: a gradient that is
+silently detached would be wrong without a trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tinyllama.harness.kernels.precision import compute_dtype
+
+if TYPE_CHECKING:
+    from tinyllama.harness.declare.op import Op
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A provider given as forward and backward, and what the harness derives from it."""
+
+    op: Op
+    name: str
+    forward: Callable[..., Any]
+    backward: Callable[..., dict[str, torch.Tensor | None]]
+    keep: tuple[str, ...]
+    saved: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _ = self.custom_op  # declared at once: while it traces, the compiler cannot
+
+    def call(self, *args: Any, **params: Any) -> Any:
+        params = {**self.op.params, **params}
+        if torch.compiler.is_compiling():
+            outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
+            outputs = outputs[: len(self.op.outputs)]
+        else:
+            outputs = self.function.apply(*args, *params.values())
+        return outputs[0] if len(self.op.outputs) == 1 else tuple(outputs)
+
+    @cached_property
+    def function(self) -> type[torch.autograd.Function]:
+        """The autograd function; tensors first, then the parameters in declared order."""
+        derived = self
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                ctx.set_materialize_grads(False)
+                results = derived.run_forward(*args)
+                outputs = results[: len(derived.op.outputs)]
+                ctx.params = args[len(derived.op.inputs) :]
+                ctx.save_for_backward(*derived.kept(args, outputs), *results[len(outputs) :])
+                return outputs
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Any) -> Any:
+                # A graph of this would not reach the inputs: some second derivatives would be
+                # missing in silence, so none is offered.
+                if torch.is_grad_enabled():
+                    raise RuntimeError(
+                        f"{derived.op.name}-{derived.name} has no second derivative: "
+                        "leave create_graph out, or use the provider 'eager'"
+                    )
+                return derived.run_backward(
+                    grads, ctx.saved_tensors, ctx.params, ctx.needs_input_grad
+                )
+
+        Function.__name__ = f"{self.op.name}_{self.name}"
+        return Function
+
+    @cached_property
+    def custom_op(self) -> Callable[..., Any]:
+        """The same as a custom op with a fake version, for torch.compile and opcheck."""
+        qualified = f"tinyllama::{self.op.name}_{self.name}"
+        tensors = ", ".join(f"Tensor {name}" for name in self.op.inputs)
+        params = "".join(f", {_schema_type(v)} {k}" for k, v in self.op.params.items())
+        results = ", ".join(["Tensor"] * (len(self.op.outputs) + len(self.saved)))
+        forward = torch.library.custom_op(
+            qualified,
+            lambda *args: _bare(self.run_forward(*args)),
+            mutates_args=(),
+            schema=f"({tensors}{params}) -> ({results})",
+        )
+        forward.register_fake(lambda *args: _bare(self.fake_forward(*args)))
+
+        grads = ", ".join(f"Tensor? g{i}" for i in range(len(self.op.outputs)))
+        kept = "".join(f", Tensor s{i}" for i in range(len(self.keep) + len(self.saved)))
+        wanted = self.op.differentiable
+        backward = torch.library.custom_op(
+            f"{qualified}_backward",
+            lambda *args: _bare(self.split_backward(args)),
+            mutates_args=(),
+            schema=f"({grads}{kept}{params}) -> ({', '.join(['Tensor'] * len(wanted))})",
+        )
+
+        def fake_backward(*args: Any) -> Any:
+            names = [*self.op.outputs, *self.keep, *self.saved]
+            by_name = {n: t for n, t in zip(names, args, strict=False) if t is not None}
+            sizes = self.sizes(by_name)
+            first = next(iter(by_name.values()))
+            return _bare(
+                [
+                    by_name.get(name, first).new_empty(
+                        [size_of(axis, sizes) for axis in self.op.inputs[name].axes]
+                    )
+                    for name in wanted
+                ]
+            )
+
+        backward.register_fake(fake_backward)
+
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.params = inputs[len(self.op.inputs) :]
+            ctx.set_materialize_grads(False)
+            results = several(output)
+            outputs = results[: len(self.op.outputs)]
+            ctx.save_for_backward(*self.kept(inputs, outputs), *results[len(outputs) :])
+
+        def autograd_backward(ctx: Any, *grads: Any) -> Any:
+            used = grads[: len(self.op.outputs)]
+            results = backward(*used, *ctx.saved_tensors, *ctx.params)
+            found = dict(zip(wanted, several(results), strict=True))
+            return (*(found.get(name) for name in self.op.inputs), *[None] * len(ctx.params))
+
+        forward.register_autograd(autograd_backward, setup_context=setup_context)
+        return forward
+
+    # -- the provider's own code, called with positional arguments ---------------------------
+
+    def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        inputs, params = self.split(args)
+        results = several(self.forward(*inputs, **params))
+        expected = len(self.op.outputs) + len(self.saved)
+        if len(results) != expected:
+            raise TypeError(
+                f"{self.op.name}-{self.name}: forward returned {len(results)} tensors, "
+                f"declared are {expected} (outputs, then saved)"
+            )
+        return results
+
+    def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> tuple[Any, ...]:
+        names = list(self.op.inputs)
+        needs = {name for name, wanted in zip(names, needs_grad, strict=False) if wanted}
+        kept = dict(zip(self.keep, saved, strict=False))
+        rest = dict(zip(self.saved, saved[len(self.keep) :], strict=True))
+        named = dict(zip(self.op.params, params, strict=True))
+        found = self.backward(grads, kept, rest, needs, **named)
+        lost = needs - {name for name, grad in found.items() if grad is not None}
+        if lost:
+            raise RuntimeError(
+                f"{self.op.name}-{self.name}: backward returned no gradient for {sorted(lost)}"
+            )
+        return (*(found.get(name) for name in names), *[None] * len(params))
+
+    def split_backward(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        n_grads, n_saved = len(self.op.outputs), len(self.keep) + len(self.saved)
+        needs_grad = [tensor.grad for tensor in self.op.inputs.values()]
+        found = self.run_backward(
+            args[:n_grads], args[n_grads : n_grads + n_saved], args[n_grads + n_saved :], needs_grad
+        )
+        by_name = dict(zip(self.op.inputs, found, strict=False))
+        return [by_name[name] for name in self.op.differentiable]
+
+    def fake_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        """Empty tensors of the declared shapes; what the compiler traces."""
+        inputs, _ = self.split(args)
+        sizes = self.sizes(dict(zip(self.op.inputs, inputs, strict=True)))
+        first = inputs[0]
+        return tuple(
+            first.new_empty(
+                [size_of(axis, sizes) for axis in declared.axes],
+                dtype=declared.dtype_beside(first),
+            )
+            for declared in [*self.op.outputs.values(), *self.saved.values()]
+        )
+
+    def sizes(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+        """The sizes of the dimensions that these named tensors have."""
+        declared = {**self.op.inputs, **self.op.outputs, **self.saved}
+        return {
+            axis: size
+            for name, tensor in tensors.items()
+            for axis, size in zip(declared[name].axes, tensor.shape, strict=True)
+            if axis.isidentifier()
+        }
+
+    def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        n = len(self.op.inputs)
+        return args[:n], dict(zip(self.op.params, args[n:], strict=True))
+
+    def kept(self, args: Any, outputs: Any) -> list[torch.Tensor]:
+        named = dict(zip(self.op.inputs, args, strict=False))
+        named.update(zip(self.op.outputs, outputs, strict=True))
+        return [named[name] for name in self.keep]
+
+
+def derive(op: Op, name: str, implementation: Any, traits: dict[str, Any]) -> Derived | None:
+    """The derived form of a class with forward and backward; None for a plain function."""
+    if not isinstance(implementation, type):
+        return None
+    saved = traits.pop("saved", {})
+    keep = tuple(traits.pop("keep", ()))
+    forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
+    return Derived(op, name, forward, backward, keep, saved)
+
+
+def size_of(axis: str, sizes: Mapping[str, int]) -> int:
+    """The size of a declared axis: a dimension's name, or a sum of terms such as Q+2*R, Q/C."""
+
+    def value(name: str) -> int:
+        return sizes[name] if name.isidentifier() else int(name)
+
+    total = 0
+    for term in axis.split("+"):
+        over, *under = term.split("/")
+        total += math.prod(map(value, over.split("*"))) // math.prod(map(value, under))
+    return total
+
+
+def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
+    """Floating-point tensors in autocast's dtype, where it is on: what the compiler sees of an
+    opaque op has one dtype. Uncompiled, a provider decides for itself what it computes in."""
+    return [
+        arg.to(compute_dtype(arg)) if isinstance(arg, torch.Tensor) and arg.requires_grad else arg
+        for arg in args
+    ]
+
+
+def _bare(results: Sequence[torch.Tensor]) -> Any:
+    """What an operator with these results returns: one of them alone, without a tuple."""
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+def several(results: Any) -> tuple[torch.Tensor, ...]:
+    """The results of an operator as a tuple, one alone too."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _schema_type(value: Any) -> str:
+    kinds = {bool: "bool", int: "int", float: "float"}
+    return kinds[type(value)]

@@ -1,0 +1,108 @@
+"""Finding ops: every module of a package, entry points, and files named by a user.
+
+All three go through one door, `Registry.add`, which refuses duplicates: two ops of one
+name would make it unclear which one a verdict is about.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+
+from tinyllama.harness.declare.op import DeclarationError, Op
+from tinyllama.harness.kernels.launch import adopted
+
+ENTRY_POINTS = "tinyllama.ops"
+
+
+class Registry(Mapping[str, Op]):
+    """Ops by name, in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, Op] = {}
+        self._origin: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Op:
+        if name not in self._ops:
+            raise KeyError(f"no op {name!r}: use one of {', '.join(self._ops)}")
+        return self._ops[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ops)
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def add(self, op: Op, origin: str) -> None:
+        """Register a declaration that is complete; raise DeclarationError when it is not."""
+        if op.name in self._ops:
+            raise DeclarationError(
+                f"op {op.name!r} from {origin} is declared in {self._origin[op.name]} already: "
+                "rename one, or register a provider on the first"
+            )
+        if "eager" not in op.providers:
+            raise DeclarationError(f"op {op.name!r} from {origin} has no reference: add one")
+        self._ops[op.name] = op
+        self._origin[op.name] = origin
+
+    def add_module(self, module: ModuleType) -> None:
+        """Register each op that a module declares (ops it imported belong to other files)."""
+        if getattr(module.__spec__, "_initializing", False):
+            raise DeclarationError(
+                f"{module.__name__} is still being imported, and its ops would be missed: "
+                f"import the package that discovers them first"
+            )
+        for value in list(vars(module).values()):
+            if isinstance(value, Op) and value.module == module.__name__:
+                self.add(value, module.__name__)
+
+
+def discover(package: str, *, plugins: bool = True) -> Registry:
+    """The ops of every module in a package, then those of installed plugins.
+
+    A plugin names a module in the entry point group ``tinyllama.ops``; importing it may
+    also register providers on ops that exist. Kernels under ``triton.jit`` are adopted, as in
+    `load_file`; those of a module that was imported before stay what they were.
+    """
+    registry = Registry()
+    root = importlib.import_module(package)
+    names = sorted(found.name for found in pkgutil.iter_modules(root.__path__, f"{package}."))
+    if plugins:
+        names += [point.value for point in entry_points(group=ENTRY_POINTS)]
+    for name in names:
+        with adopted():
+            module = importlib.import_module(name)
+        registry.add_module(module)
+    return registry
+
+
+def load_file(path: str | Path, registry: Registry) -> ModuleType:
+    """Import a user's file and register what it declares.
+
+    Its kernels, those under ``triton.jit`` too, are interpreted on a CPU and can be compiled for
+    any chip. Raises ValueError when there is no such file, DeclarationError when a declaration in
+    it is wrong.
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise ValueError(f"no file {str(path)!r}: name a Python file with an op declaration")
+    name = f"tinyllama_ops_file_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{str(path)!r} is not a Python file: name one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with adopted():
+            spec.loader.exec_module(module)
+        registry.add_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

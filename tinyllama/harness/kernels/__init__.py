@@ -1,0 +1,28 @@
+"""Kernels: the door to Triton, configurations, and what the compiler says of what was compiled.
+
+from tinyllama.harness.kernels import jit, tl
+"""
+
+from tinyllama.harness.kernels.launch import (
+    HAS_TRITON,
+    adopted,
+    cdiv,
+    chip_of,
+    dot_precisions,
+    jit,
+    next_power_of_2,
+    recorded,
+    tl,
+)
+
+__all__ = [
+    "HAS_TRITON",
+    "adopted",
+    "cdiv",
+    "chip_of",
+    "dot_precisions",
+    "jit",
+    "next_power_of_2",
+    "recorded",
+    "tl",
+]

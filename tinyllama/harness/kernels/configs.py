@@ -1,0 +1,195 @@
+"""Configurations of kernels: declared finite spaces, and a table of choices for each chip.
+
+    FORWARD = Space(
+        "rms_norm.forward",
+        keys={"D": ..., },                      # what a choice may depend on
+        default=lambda D: Config(num_warps=4, ROWS=1),
+        configs=lambda D: [Config(num_warps=w, ROWS=r) for w in (1, 2, 4, 8) for r in (1, 2, 4)],
+    )
+    config = FORWARD.choose(x.device, D=512)
+    kernel[grid](..., **config.kwargs())
+
+Nothing is searched inside a run. `python -m tinyllama tune` times a space on a device and writes
+``tuned/<chip>.json`` beside the op's file; a key that is not in the table takes the default, which
+must compile within every chip's limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyllama.harness.kernels.launch import chip_of
+
+Key = int | str | bool
+
+
+@dataclass(frozen=True, init=False)
+class Config:
+    """One configuration: constants of the kernel by name, warps, pipeline stages."""
+
+    constants: tuple[tuple[str, int], ...]
+    num_warps: int
+    num_stages: int
+
+    def __init__(self, *, num_warps: int = 4, num_stages: int = 2, **constants: int) -> None:
+        object.__setattr__(self, "constants", tuple(sorted(constants.items())))
+        object.__setattr__(self, "num_warps", num_warps)
+        object.__setattr__(self, "num_stages", num_stages)
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.constants)[name]
+
+    def kwargs(self) -> dict[str, int]:
+        """What a launch takes."""
+        return {**dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.kwargs().items())
+
+
+SPACES: dict[str, Space] = {}
+
+
+class Space:
+    """The finite space of configurations of one kernel; registered by its name.
+
+    default, configs: functions of the key's parts (`choose`'s keywords): the configuration for
+    every chip, and all that a search may try.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        default: Callable[..., Config],
+        configs: Callable[..., Sequence[Config]],
+    ) -> None:
+        if name in SPACES:
+            raise ValueError(f"space {name!r} is declared twice: pick another name")
+        self.name = name
+        self.default = default
+        self.configs = configs
+        file = sys._getframe(1).f_globals["__file__"]
+        self.tables = Path(file).parent / "tuned"
+        self.forced: dict[str, Config] = {}
+        self._chosen: dict[tuple[str, str], Config] = {}
+        SPACES[name] = self
+
+    def choose(self, device: torch.device, **key: Key) -> Config:
+        """The configuration for a key: the chip's choice where its table has one."""
+        text = key_text(key)
+        for asked in _ASKED:
+            asked[self.name, text] = key
+        if text in self.forced:
+            return self.forced[text]
+        chip = chip_of(device)
+        if (chip, text) not in self._chosen:
+            self._chosen[chip, text] = self._choose(chip, key)
+        return self._chosen[chip, text]
+
+    def _choose(self, chip: str, key: dict[str, Key]) -> Config:
+        """From the table, or the default. Raises ValueError for a table that does not fit."""
+        default = self.default(**key)
+        entries = _table(self.tables, chip).get(self.name, {})
+        for text, config in entries.items():
+            where = f"{self.tables / chip}.json, {self.name}, {text!r}"
+            names = sorted(part.partition("=")[0] for part in text.split(",") if part)
+            if names != sorted(key):
+                expected = ", ".join(sorted(key)) or "no parts"
+                raise ValueError(f"{where}: a key has {expected}; {_TUNE}")
+            known, named = dict(default.constants), dict(config.constants)
+            if set(named) != set(known):
+                raise ValueError(
+                    f"{where}: constants are {', '.join(known) or 'none'}, "
+                    f"not {', '.join(named) or 'none'}; {_TUNE}"
+                )
+        return entries.get(key_text(key), default)
+
+    @contextlib.contextmanager
+    def force(self, config: Config, **key: Key) -> Iterator[None]:
+        """Use this configuration for a key meanwhile: for a search, or a test of each one."""
+        text = key_text(key)
+        before = self.forced.get(text)
+        self.forced[text] = config
+        try:
+            yield
+        finally:
+            del self.forced[text]
+            if before is not None:
+                self.forced[text] = before
+
+
+_ASKED: list[dict[tuple[str, str], dict[str, Key]]] = []
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[dict[tuple[str, str], dict[str, Key]]]:
+    """Which keys of which spaces are asked for meanwhile: (space, key's text) -> key."""
+    pairs: dict[tuple[str, str], dict[str, Key]] = {}
+    _ASKED.append(pairs)
+    try:
+        yield pairs
+    finally:
+        _ASKED.remove(pairs)
+
+
+def key_text(key: dict[str, Any]) -> str:
+    """A key as it stands in a table: ``D=512,dtype=bf16``."""
+    return ",".join(f"{name}={value}" for name, value in sorted(key.items()))
+
+
+_TUNE = "take the entry out, or write the table anew: python -m tinyllama tune"
+
+
+@functools.cache
+def _table(folder: Path, chip: str) -> dict[str, dict[str, Config]]:
+    """A chip's choices by space and key; empty where there is no table of it.
+
+    Raises ValueError that names the file and the entry when it is malformed.
+    """
+    path = folder / f"{chip}.json"
+    if not chip or not path.is_file():
+        return {}
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not JSON ({error}); {_TUNE}") from error
+    spaces = _mapping(stored, "spaces", str(path))
+    if stored.get("chip", chip) != chip:
+        raise ValueError(f"{path} is of chip {stored['chip']!r}: name it {stored['chip']}.json")
+    return {
+        space: {
+            key: _config(_mapping(entries, key, f"{path}, {space}"), f"{path}, {space}, {key!r}")
+            for key in entries
+        }
+        for space in spaces
+        for entries in [_mapping(spaces, space, str(path))]
+    }
+
+
+def _mapping(owner: Any, name: str, where: str) -> dict[str, Any]:
+    found = owner.get(name) if isinstance(owner, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: {name!r} must be a mapping; {_TUNE}")
+    return found
+
+
+def _config(entry: dict[str, Any], where: str) -> Config:
+    for name, value in entry.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{where}: {name} is {value!r}, not a whole number; {_TUNE}")
+    warps = entry.get("num_warps", 0)
+    if warps < 1 or warps & (warps - 1):
+        raise ValueError(f"{where}: num_warps is {warps}, not a power of two; {_TUNE}")
+    if entry.get("num_stages", 0) < 1:
+        raise ValueError(f"{where}: num_stages must be 1 or more; {_TUNE}")
+    return Config(**entry)

@@ -1,0 +1,142 @@
+"""The instructions that kernels are recorded to have, by triton's minor version and chip.
+
+A kernel is named with the types of its floating-point tensors and the precision of its products
+("rope.rotate_kernel, bf16 fp32"), and stands for all its compilations with those: the narrowest of
+their widest accesses, every kind of product (NONE beside others where one has none), every atomic.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tinyllama.harness.kernels.instructions import Instructions
+from tinyllama.harness.kernels.resources import CHIPS, Compilation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NONE = "none"
+FLOATING = re.compile(r"\*(?:fp|bf)\d+\w*")
+Key = tuple[str, str]  # chip, kernel with its types
+Record = dict[str, dict[Key, Instructions]]  # by triton's minor version
+
+
+def key_of(compilation: Compilation) -> Key:
+    """What a compilation is counted to."""
+    traits = compilation.traits
+    types = {t[1:] for t in traits.values() if isinstance(t, str) and FLOATING.fullmatch(t)}
+    precision = traits.get("PRECISION", "ieee")
+    named = sorted(types) + ([] if precision == "ieee" else [precision])
+    return compilation.chip.name, f"{compilation.kernel}, {' '.join(named)}"
+
+
+def grouped(compilations: Iterable[Compilation]) -> dict[Key, list[Compilation]]:
+    found: dict[Key, list[Compilation]] = {}
+    for one in compilations:
+        found.setdefault(key_of(one), []).append(one)
+    return found
+
+
+def together(found: Iterable[Instructions]) -> Instructions:
+    """One for several compilations of a kernel: what all of them have at least."""
+    every = list(found)
+    products = {kind for one in every for kind in one.products or (NONE,)}
+    return Instructions(
+        loads=min(one.loads for one in every),
+        stores=min(one.stores for one in every),
+        products=() if products == {NONE} else tuple(sorted(products)),
+        atomics=tuple(sorted({kind for one in every for kind in one.atomics})),
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A kernel whose instructions are not those recorded."""
+
+    key: Key
+    triton: str
+    recorded: Instructions
+    found: Instructions
+
+    def __str__(self) -> str:
+        chip, kernel = self.key
+        lost = self.found.worse(self.recorded)
+        return "\n".join(
+            (
+                f"{kernel} on {chip}, triton {self.triton}: "
+                + ("; ".join(lost) or "other than recorded"),
+                f"  recorded: {self.recorded}",
+                f"  found:    {self.found}",
+            )
+        )
+
+
+# -- the file ---------------------------------------------------------------------------------
+
+HEADER = """\
+# Written by `python -m tools.record_instructions`: the kinds and widths of instructions of each
+# kernel as it is configured for a chip, by minor version of triton. loads and stores: bytes of the
+# widest access of a thread, the least over the kernel's compilations; products: matrix
+# instructions. correctness_tests/kernels/test_instructions.py holds kernels to it.
+"""
+
+
+def load(path: Path) -> Record:
+    """The record of a file; ValueError names what is wrong in it."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return {
+        triton: {
+            (chip, kernel): _entry(values, f"{path}, triton {triton}, {chip}, {kernel}", chip)
+            for chip, kernels in chips.items()
+            for kernel, values in kernels.items()
+        }
+        for triton, chips in content.items()
+    }
+
+
+def _entry(values: Mapping[str, Any], where: str, chip: str) -> Instructions:
+    if chip not in CHIPS:
+        raise ValueError(f"{where}: no such chip: use one of {', '.join(CHIPS)}")
+    unknown = set(values) - {field.name for field in fields(Instructions)}
+    missing = {"loads", "stores"} - set(values)
+    if unknown or missing:
+        raise ValueError(f"{where}: unknown {sorted(unknown)}, missing {sorted(missing)}")
+    return Instructions.from_json(values)
+
+
+def text_of(record: Record) -> str:
+    """The content of a file that `load` reads as this."""
+    lines = [HEADER]
+    for triton, kernels in sorted(record.items(), key=lambda item: _version(item[0])):
+        for chip in sorted({chip for chip, _ in kernels}):
+            lines.append(f'["{triton}".{chip}]')
+            lines += [
+                f'"{name}" = {_line(values)}'
+                for (where, name), values in sorted(kernels.items())
+                if where == chip
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _version(text: str) -> list[int]:
+    return [int(part) for part in text.split(".")]
+
+
+def _line(values: Instructions) -> str:
+    pairs = [f"loads = {values.loads}", f"stores = {values.stores}"]
+    for name in ("products", "atomics"):
+        if kinds := getattr(values, name):
+            pairs.append(f"{name} = {json.dumps(list(kinds))}")
+    return f"{{ {', '.join(pairs)} }}"

@@ -1,0 +1,260 @@
+"""The one door to Triton: `jit`, and what a launch does on each device.
+
+    from tinyllama.harness.kernels import jit, tl
+
+    @jit
+    def double(x, y, n, BLOCK: tl.constexpr): ...
+
+    double[(programs,)](x, y, n, BLOCK=256, num_warps=4)
+
+On a GPU a kernel is compiled and launched; on tensors of the CPU it is interpreted
+(`tinyllama.harness.kernels.interpreter`). Inside `recorded` nothing runs: each launch is noted with
+its types, so that every kernel a provider uses can be compiled for any chip, on a machine without
+one (tensors may then be on the ``meta`` device). Without triton a module with kernels still
+imports, and a launch says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# Options whose default differs between triton's versions.
+STATED = {"enable_fp_fusion": True}
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+if TYPE_CHECKING:
+    tl: Any = None
+    jit: Callable[[Callable[..., Any]], Any]
+    adopted: Callable[[], contextlib.AbstractContextManager[None]]
+
+    class Kernel(Any):
+        """Seen by a type checker, which knows no class of Triton's."""
+
+elif HAS_TRITON:
+    import triton.language as tl
+    from triton.runtime.jit import JITFunction, KernelInterface
+else:
+
+    class _Language:
+        """Stands for `triton.language`, so that modules with kernels can be imported."""
+
+        def __getattr__(self, name: str) -> Any:
+            return self
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self
+
+    tl = _Language()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch that was recorded: the kernel, its grid, and its arguments by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+_RECORDS: list[list[Launch]] = []
+_CHIPS: list[str] = []
+_LAUNCHED: list[list[Launched]] = []
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch on a GPU: its grid, and triton's own object, which has the compiled stages
+    (``asm``) and tells what the kernel takes (``n_regs``, ``n_spills``)."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[list[Launched]]:
+    """What a GPU is given meanwhile."""
+    kernels: list[Launched] = []
+    _LAUNCHED.append(kernels)
+    try:
+        yield kernels
+    finally:
+        _LAUNCHED.pop()
+
+
+@contextlib.contextmanager
+def recorded(chip: str | None = None) -> Iterator[list[Launch]]:
+    """Note launches instead of running them, with the configurations chosen for ``chip``
+    (such as ``gfx942`` or ``sm_90``; None: those that hold for every chip)."""
+    launches: list[Launch] = []
+    _RECORDS.append(launches)
+    _CHIPS.append(chip or "")
+    try:
+        yield launches
+    finally:
+        _RECORDS.pop()
+        _CHIPS.pop()
+
+
+def chip_of(device: torch.device) -> str:
+    """The chip that configurations are chosen for: the recorded one, the GPU's (``sm_90``,
+    ``gfx942``), or "" on a CPU."""
+    if _CHIPS:
+        return _CHIPS[-1]
+    return _gpu_chip(device) if device.type == "cuda" else ""
+
+
+@functools.cache
+def _gpu_chip(device: torch.device) -> str:
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:  # elsewhere gcnArchName is there too, and means nothing
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def target_of(chip: str) -> Any:
+    """Triton's name for a chip."""
+    from triton.backends.compiler import GPUTarget
+
+    if chip.startswith("sm_"):
+        return GPUTarget("cuda", int(chip.removeprefix("sm_")), 32)
+    return GPUTarget("hip", chip, 64 if chip.startswith("gfx9") else 32)
+
+
+@functools.cache
+def dot_precisions(chip: str) -> tuple[str, ...]:
+    """What ``input_precision`` of `tl.dot` may be for a chip, as its compiler says."""
+    if not chip:
+        return ("ieee",)
+    from triton.compiler import make_backend
+
+    allowed: tuple[str, ...] = (
+        make_backend(target_of(chip)).parse_options(dict(STATED)).allowed_dot_input_precisions
+    )
+    return allowed
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def shown_name(function: Callable[..., Any]) -> str:
+    """What profilers are to call a kernel: its file, then what it does there, as one symbol."""
+    file = function.__module__.rpartition(".")[2].removesuffix("_kernels")
+    does = function.__name__.strip("_").removesuffix("_kernel")
+    return re.sub(r"\W", "_", file if does == file else f"{file}_{does}")
+
+
+if HAS_TRITON and not TYPE_CHECKING:
+
+    class Kernel(JITFunction):
+        """A jitted function that picks its way by where its tensors are."""
+
+        def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+            if _RECORDS:
+                _RECORDS[-1].append(_launch(self, grid, args, kwargs))
+                return None
+            given = (*args, *kwargs.values())
+            first = next((a for a in given if isinstance(a, torch.Tensor)), None)
+            if first is None or first.device.type == "cuda":
+                kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
+                if _LAUNCHED:
+                    shape = grid(_named(self, args, kwargs)) if callable(grid) else grid
+                    for seen in _LAUNCHED:
+                        seen.append(Launched(kernel, tuple(shape)))
+                return kernel
+            if first.device.type != "cpu":
+                raise RuntimeError(f"{self.__name__} cannot run on {first.device.type} tensors")
+            from tinyllama.harness.kernels import interpreter
+
+            if callable(grid):
+                grid = grid(_named(self, args, kwargs))
+            return interpreter.run(self.fn, self.arg_names, tuple(grid), args, kwargs)
+
+    def jit(function: Callable[..., Any]) -> Kernel:
+        """Make a kernel of a function (or of one that kernels call). Profilers show it by its
+        file and function: ``rms_norm_backward``."""
+        name = shown_name(function)
+        return Kernel(function, repr=lambda specialization: name)
+
+    class _Tuned(KernelInterface):
+        """A kernel under ``triton.autotune``: tuned on a GPU; elsewhere, where nothing is timed, in
+        the first of its configurations."""
+
+        def __init__(self, kernel: Any, configs: Any, tuner: Callable[[Any], Any]) -> None:
+            self.fn, self.arg_names, self.configs = kernel, kernel.arg_names, list(configs)
+            self._tuner = functools.cache(lambda: tuner(kernel))
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            if any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in given):
+                return self._tuner().run(*args, **kwargs)
+            return self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
+
+    @contextlib.contextmanager
+    def adopted() -> Iterator[None]:
+        """Make what is imported meanwhile under ``triton.jit`` kernels of this module, which are
+        interpreted on a CPU and compiled for any chip; where they are under ``triton.autotune``
+        too, in their first configuration."""
+        import triton
+
+        before, tune = triton.jit, triton.autotune
+
+        def tuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
+            return lambda kernel: _Tuned(kernel, configs, tune(configs, *rest, **named))
+
+        def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+            if function is None:
+                return lambda function: Kernel(function, **options)
+            return Kernel(function, **options)
+
+        triton.jit, triton.autotune = made, tuned
+        try:
+            yield
+        finally:
+            triton.jit, triton.autotune = before, tune
+
+    def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
+        named = _named(kernel, args, kwargs)
+        options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
+        shape = grid(named) if callable(grid) else grid
+        return Launch(kernel, tuple(shape), named, options)
+
+    def _named(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
+        """A kernel's arguments by name, defaults included."""
+        given = {name: value for name, value in kwargs.items() if name in kernel.arg_names}
+        bound = kernel.signature.bind(*args, **given)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+elif not TYPE_CHECKING:
+
+    class _Missing:
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self.__name__ = function.__name__
+
+        def __getitem__(self, grid: Any) -> Any:
+            raise RuntimeError(f"{self.__name__} needs triton: pip install 'tinyllama[triton]'")
+
+    def jit(function: Callable[..., Any]) -> _Missing:
+        """Stands for a kernel where triton is not installed."""
+        return _Missing(function)
+
+    def adopted() -> contextlib.AbstractContextManager[None]:
+        """Nothing to adopt where triton is not installed."""
+        return contextlib.nullcontext()

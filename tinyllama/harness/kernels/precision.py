@@ -1,0 +1,55 @@
+"""The precision of products: asked for by the caller, stated to every kernel, never a default."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from tinyllama.harness.kernels.launch import chip_of, dot_precisions
+
+
+def input_precision(x: torch.Tensor) -> str:
+    """What `tl.dot` is told for operands like x.
+
+    For float32: "tf32" where `torch.set_float32_matmul_precision` allows it and the chip has it.
+    Where it does not, products have float32's accuracy: "tf32x3" on chips that offer it, three
+    products of tf32 halves, whose errors were measured to be those of "ieee" or less at a
+    quarter of the time (docs/LOG.md); elsewhere "ieee". For 16-bit operands "ieee".
+    """
+    if x.dtype is not torch.float32:
+        return "ieee"
+    there = dot_precisions(chip_of(x.device))
+    wanted = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return wanted if wanted in there else "ieee"
+
+
+def compute_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype of products of x: autocast's where it is on, else x's own."""
+    kind = "cpu" if x.device.type == "cpu" else "cuda"
+    if x.dtype is torch.float32 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """a (M K) @ b (K N) -> (M N) in ``dtype``, accumulated in float32.
+
+    A 16-bit product with a float32 result is rounded nowhere in between where the BLAS offers
+    that (torch 2.8 and later, on a GPU); elsewhere its result is rounded once to 16 bits.
+    """
+    if dtype is a.dtype:
+        return torch.mm(a, b)
+    if a.device.type == "cuda" and _mixed_products(a.device):
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a, b).to(dtype)
+
+
+@functools.cache
+def _mixed_products(device: torch.device) -> bool:
+    """Whether a bfloat16 product can give float32 here."""
+    one = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    try:
+        return torch.mm(one, one, out_dtype=torch.float32).dtype is torch.float32
+    except (TypeError, RuntimeError):
+        return False

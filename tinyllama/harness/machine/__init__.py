@@ -1,0 +1,1 @@
+"""The machine: devices, sensors, worker processes, files that are written whole."""

@@ -1,0 +1,219 @@
+"""A process for each contender: what one of them breaks, the others keep.
+
+A failed graph capture or an illegal access poisons a process's device for good; compiled
+code, allocator pools and peaks of memory belong to a process too. So each contender lives in
+a worker of its own, holds its objects there, and works only while it is asked to:
+
+    with Worker("v1") as worker:
+        worker.make("step", "tinyllama.bench.steps:TierStep", group="small-bf16", tier="v1")
+        seconds = worker.call("step", "turn")
+
+Compiler caches of a worker start empty, so that the time to compile is a measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+TIMEOUT = 900.0  # seconds for one request; a search over compiled configurations takes minutes
+_SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
+_CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+class WorkerError(RuntimeError):
+    """What went wrong in a worker, in one line; ``details`` is its traceback or last output."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class Worker:
+    """A Python process that makes objects and calls their methods on request.
+
+    name: for messages. python: the interpreter; cwd: where its modules are found. preload:
+    modules it imports while nobody waits.
+    A worker whose process ended raises WorkerError from then on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        python: str = sys.executable,
+        cwd: Path | None = None,
+        preload: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
+        ours, theirs = socket.socketpair()
+        caches = {cache: str(self._folder / cache.lower()) for cache in _CACHES}
+        path = os.pathsep.join(filter(None, ["." if cwd is None else str(cwd), *_python_path()]))
+        try:
+            with theirs, open(self._folder / "output", "wb") as output:
+                self._process = subprocess.Popen(
+                    [
+                        python,
+                        *_SPEAKING,
+                        "-m",
+                        "tinyllama.harness.machine.worker",
+                        str(theirs.fileno()),
+                        *preload,
+                    ],
+                    pass_fds=[theirs.fileno()],
+                    cwd=cwd,
+                    env={**os.environ, **_CHECKED, **caches, "PYTHONPATH": path, **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+        except OSError as error:
+            ours.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise WorkerError(f"{name} cannot be started: {error}") from error
+        self._connection = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def make(self, key: str, factory: str, *, timeout: float = TIMEOUT, **arguments: Any) -> None:
+        """Make an object by ``module:name`` and keep it under a key."""
+        self._request("make", key, factory, arguments, timeout=timeout)
+
+    def call(self, key: str, method: str, *args: Any, timeout: float = TIMEOUT) -> Any:
+        """The result of a method of a kept object. Raises WorkerError with what it raised."""
+        return self._request("call", key, method, args, timeout=timeout)
+
+    def drop(self, key: str) -> None:
+        """Forget an object, and give back the device's memory that nothing else holds."""
+        self._request("drop", key)
+
+    def hang_up(self) -> None:
+        """Let the process end, without waiting for it; only `close` may follow."""
+        with contextlib.suppress(OSError):
+            self._connection.close()
+
+    def kill(self) -> None:
+        """Have the process end now, whatever it does; only `close` may follow."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process; its folder goes with it."""
+        self.hang_up()
+        self._ended()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, *request: Any, timeout: float = TIMEOUT) -> Any:
+        try:
+            self._connection.send_bytes(pickle.dumps(request))
+            if not self._connection.poll(timeout):
+                self._process.kill()
+                raise WorkerError(
+                    f"{self.name} did not answer {request[0]} in {timeout:.0f} s", self._tail()
+                )
+            answer = self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise WorkerError(
+                f"the process of {self.name} ended with status {self._ended()}", self._tail()
+            ) from error
+        try:
+            kind, value, details = pickle.loads(answer)
+        except Exception as error:
+            raise WorkerError(f"the answer of {self.name} cannot be read: {error}") from error
+        if kind == "error":
+            raise WorkerError(value, details)
+        return value
+
+    def _ended(self) -> int:
+        """The exit status of a process that nothing is asked of any more; killed if need be."""
+        try:
+            return self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _tail(self, characters: int = 4000) -> str:
+        output = self._folder / "output"  # gone when the worker was closed
+        return output.read_text(errors="replace")[-characters:] if output.exists() else ""
+
+
+def _python_path() -> list[str]:
+    return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests until the other side hangs up. An error is an answer, not an end."""
+    kept: dict[str, Any] = {}
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            # Plain pickles: those of a Connection would share the memory of tensors, which
+            # processes that do not descend from one another's pools cannot.
+            answer = pickle.dumps(("ok", _answer(kept, *pickle.loads(request)), ""))
+        except Exception as error:
+            first = str(error).strip().splitlines()[:1]
+            message = f"{type(error).__name__}: {first[0] if first else 'no message'}"
+            answer = pickle.dumps(("error", message, traceback.format_exc()))
+        connection.send_bytes(answer)
+
+
+def _answer(kept: dict[str, Any], kind: str, key: str, *rest: Any) -> Any:
+    if kind == "make":
+        factory, arguments = rest
+        module, _, name = factory.partition(":")
+        kept[key] = getattr(importlib.import_module(module), name)(**arguments)
+        return None
+    if kind == "call":
+        method, args = rest
+        return getattr(kept[key], method)(*args)
+    kept.pop(key, None)
+    _give_back_memory()
+    return None
+
+
+def _give_back_memory() -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def main(descriptor: str, *preload: str) -> None:
+    """Serve the connection of that descriptor; a module that fails to load fails when used."""
+    connection = Connection(int(descriptor))
+    for module in preload:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    serve(connection)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Measurements: clocks, rounds, memory, launches, energy, ceilings, tuning."""

@@ -1,0 +1,349 @@
+"""A provider of an op, ready to be timed: fresh inputs, both clocks, outputs checked.
+
+The first call is held to the whole rule of `compare`. Every timed call is then checked as
+well: its own inputs go through the reference in float64, and its error may not exceed what
+the rule allowed the first call, over the tensor and in the worst row. A call that is wrong
+gives no time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.correct.compare import SLACK
+from tinyllama.harness.correct.evaluate import (
+    Inputs,
+    Leaves,
+    evaluate,
+    make_inputs,
+    mutated_results,
+)
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.registry import Registry, discover, load_file
+from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.measure.cache import Flush
+from tinyllama.harness.measure.clock import Clock, Reading, queue_of
+from tinyllama.harness.measure.launches import launches
+from tinyllama.harness.measure.rounds import interleaved, ratio
+
+FORWARD, BOTH = "forward", "forward+backward"
+KEPT_SHARE = 1 / 16  # of the device's memory; others are timed beside this process
+CHANGING_ROWS = 2.0  # the widest row of another draw may be wider; not by as much as this
+
+
+class WrongResultError(AssertionError):
+    """A timed call whose outputs are not right."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is timed: names that mean the same in every process.
+
+    provider: a name, or "compile" for the reference under torch.compile.
+    case: its place in ``Op.timed``.
+    """
+
+    op: str
+    provider: str
+    case: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What the rule allowed a result of this size, over the tensor and in any row."""
+
+    size: float
+    whole: float
+    row: float
+
+    def scaled_to(self, size: float) -> tuple[float, float]:
+        """The same for another draw of the inputs, whose result may be larger or smaller."""
+        scale = size / self.size if self.size > self.whole else 1.0
+        return scale * self.whole, CHANGING_ROWS * scale * self.row
+
+
+def passes_of(op: Op) -> tuple[str, ...]:
+    """What of an op is timed; the last one is what is gated."""
+    return (FORWARD, BOTH) if op.differentiable else (FORWARD,)
+
+
+def untimed(op: str, provider: str, requires: Sequence[str], device: torch.device) -> str | None:
+    """Why a provider gives no time on a device; None when it does."""
+    reason = next(filter(None, (cannot(need, device) for need in requires)), None)
+    if reason is None and device.type == "cpu":
+        if provider == "compile":
+            return "compiled ops are timed on a GPU; on a CPU compiling takes minutes"
+        if "triton" in requires:
+            return "on a CPU its kernels are interpreted, and no time counts"
+    if device.type != "cpu" and (op, provider) == ("adamw", "default"):
+        return "it reads its step count on the host: no device time can be told apart"
+    return reason
+
+
+@functools.cache
+def ops_of(package: str, files: tuple[str, ...]) -> Registry:
+    """The ops of a package and of files; once in a process, since they register once."""
+    registry = discover(package)
+    for file in files:
+        load_file(file, registry)
+    return registry
+
+
+class OpContender:
+    """A provider on one timed case.
+
+    package: where the ops are found. files: more ops and providers.
+    precision of float32 products is IEEE.
+    """
+
+    def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
+        self.op: Op = ops_of(package, tuple(files))[timed.op]
+        self.device = torch.device(device)
+        dtype = next(dtype for dtype, short in SHORT.items() if short == timed.dtype)
+        self.case = OpCase(
+            self.op, self._provider(timed.provider), self.op.timed[timed.case], dtype
+        )
+        self.clock = Clock(queue_of(self.device))
+        self.flush = Flush(self.device)
+        self.round = 0
+        self.inputs: Inputs
+        self.args: Leaves = {}
+        self.outputs: tuple[torch.Tensor, ...] = ()
+        self.gradients: Sequence[torch.Tensor | None] = ()
+        self.bounds: dict[str, _Bound] = {}
+        self.emptied = False  # the allocator holds nothing that a call could be given
+
+    def _provider(self, name: str) -> Provider:
+        if name != "compile":
+            return self.op[name]
+        eager = self.op["eager"]
+        torch.compiler.reset()
+        compiled = torch.compile(eager.call, dynamic=False)
+        return replace(eager, name=name, call=compiled, requires=("compile",), derived=None)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        return passes_of(self.op)
+
+    def cannot(self) -> str | None:
+        """Why this provider does not cover the case; None when it does."""
+        return self.case.unsupported()
+
+    def run_once(self) -> None:
+        """Have everything compiled that a call needs."""
+        self._prepare(self.passes[-1])
+        self._run()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what the last call left, and give the memory back to other processes."""
+        self.outputs, self.gradients, self.args = (), (), {}
+        self.inputs = Inputs({}, {}, {})
+        synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
+
+    def check_first(self) -> None:
+        """The whole rule on one call, and from it the bounds of the timed ones.
+
+        Raises WrongResultError.
+        """
+        inputs, provider = self._fresh(), self.case.provider
+        slack = SLACK * provider.slack.get(self.case.dtype, 1.0)
+        results = evaluate(self.op, provider.call, inputs, provider.overwrites)
+        comparisons = self.case.judge(results, inputs, slack=slack)
+        failed = [str(one) for one in comparisons if not one.passed]
+        if failed:
+            raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
+        exact = evaluate(self.op, self.op["eager"].call, inputs.double())
+        self.bounds = {
+            one.name: _Bound(exact[one.name].norm().item(), one.checks[0].bound, one.widest_row)
+            for one in comparisons
+        }
+        self._forget()
+
+    def warm_up(self, seconds: float) -> None:
+        """Repeat until the time is over: clocks and caches of the compiler settle."""
+        start = self.clock.queue.now()
+        while self.clock.queue.now() - start < seconds:
+            self._prepare(self.passes[-1])
+            self._run()
+            synchronize(self.device)
+
+    def turn(self) -> dict[str, Reading]:
+        """A reading of each pass on fresh inputs and cold caches, its results checked.
+
+        Raises WrongResultError, or NotQueuedError when the call waits for the device.
+        """
+        return {name: self._read(name) for name in self.passes}
+
+    def _read(self, name: str) -> Reading:
+        self._fill(name)
+        if self.case.provider.waits:
+            reading = self._working(name)
+        else:
+            reading = self.clock.read(self._run, before=lambda: self._prepare(name))
+        self._check()
+        self._shrink()
+        return reading
+
+    def _fill(self, name: str, layout: str = "contiguous") -> None:
+        """After `_shrink` a call that is not timed: memory is asked of the device in that one."""
+        if self.emptied:
+            self._prepare(name, layout)
+            self._run()
+            self.emptied = False
+
+    def _shrink(self) -> None:
+        """Give back what a check took, if it is much: in float64 it is several times the call's."""
+        if self.device.type == "cpu":
+            return
+        _, total = torch.cuda.mem_get_info(self.device)
+        if torch.cuda.memory_reserved(self.device) > KEPT_SHARE * total:
+            self._forget()
+            self.emptied = True
+
+    def _working(self, name: str) -> Reading:
+        """Of a call that waits for the device: the seconds in which that worked. The gaps, in
+        which it waited for the host, are left out, so this is less than any caller waits."""
+        host = 0.0
+
+        def call() -> None:
+            nonlocal host
+            start = self.clock.queue.now()
+            self._run()
+            host = self.clock.queue.now() - start
+
+        self._prepare(name)
+        return Reading(launches(call, self.device).busy_seconds, host, queued=False)
+
+    def facts(self) -> dict[str, Any]:
+        """Peak memory beyond the inputs and kernels, of each pass."""
+        found: dict[str, Any] = {}
+        for name in self.passes:
+            self._prepare(name)
+            found[name] = {"peak_bytes": self._peak(name)}
+            self._prepare(name)
+            counted = launches(self._run, self.device)
+            found[name]["kernels"] = counted.kernels
+        return found
+
+    def layouts(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+        """Layout -> how many times longer the last pass takes than on contiguous inputs."""
+
+        def turn(layout: str) -> Callable[[], float]:
+            def one() -> float:
+                self._fill(self.passes[-1], layout)
+                before = lambda: self._prepare(self.passes[-1], layout)  # noqa: E731
+                reading = self.clock.read(self._run, before=before)
+                self._check()
+                self._shrink()
+                return reading.device
+
+            return one
+
+        for name in names:  # what a layout needs once, such as compiled code
+            turn(name)()
+        seconds = interleaved({name: turn(name) for name in ("contiguous", *names)}, rounds)
+        return {name: ratio(seconds[name], seconds["contiguous"]).as_list() for name in names}
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _fresh(self, layout: str = "contiguous") -> Inputs:
+        self.round += 1
+        self.layout = layout
+        return self._drawn()
+
+    def _drawn(self) -> Inputs:
+        """The inputs of this round, equal whenever they are drawn."""
+        made = make_inputs(
+            self.op,
+            self.case.case,
+            self.case.dtype,
+            self.device,
+            seed=self.round,
+            layout=self.layout,
+            drawn_on=self.device,
+        )
+        return replace(made, fresh=[])  # an op in place is timed by single calls
+
+    def _prepare(self, name: str, layout: str = "contiguous") -> None:
+        """Fresh inputs and cold caches."""
+        self._give(name, layout)
+        self.flush()
+
+    def _give(self, name: str, layout: str = "contiguous") -> None:
+        """Fresh inputs."""
+        self.inputs = self._fresh(layout)
+        self.args = dict(self.inputs.args)
+        for leaf in self.op.differentiable:
+            self.args[leaf] = self.args[leaf].detach().requires_grad_(True)
+        self.backward = name == BOTH
+
+    def _run(self) -> None:
+        outputs = self.case.provider.call(*self.args.values(), **self.inputs.params)
+        self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        self.gradients = ()
+        if self.backward:
+            self.gradients = torch.autograd.grad(
+                self.outputs,
+                [self.args[leaf] for leaf in self.op.differentiable],
+                list(self.inputs.upstream.values()),
+                allow_unused=True,
+            )
+
+    def _check(self) -> None:
+        """The outputs of the call just made, against float64 on the same inputs.
+
+        These are drawn anew: a call that writes into its inputs must not be judged by them.
+        """
+        got = self._collected()
+        exact = self._oracle()
+        for name, value in got.items():
+            error = torch.atleast_1d(value.double() - exact[name])
+            whole, row = self.bounds[name].scaled_to(exact[name].norm().item())
+            worst = error.norm(dim=-1).max().item()
+            if not (error.norm().item() <= whole and worst <= row):
+                raise WrongResultError(
+                    f"{self.case}: {name} of a timed call: error {error.norm().item():.3g} "
+                    f"(allowed {whole:.3g}), in a row {worst:.3g} (allowed {row:.3g})"
+                )
+
+    def _collected(self) -> dict[str, torch.Tensor]:
+        if self.op.mutated:
+            return mutated_results(self.op, self.args)
+        found = {n: o.detach() for n, o in zip(self.op.outputs, self.outputs, strict=True)}
+        for leaf, gradient in zip(self.op.differentiable, self.gradients, strict=False):
+            if gradient is None:
+                raise WrongResultError(f"{self.case}: no gradient of {leaf}")
+            found[f"grad {leaf}"] = gradient
+        return found
+
+    def _oracle(self) -> dict[str, torch.Tensor]:
+        reference = self.op["eager"].call
+        exact = self._drawn().double()
+        if self.op.mutated or self.backward:
+            return evaluate(self.op, reference, exact)
+        with torch.no_grad():
+            outputs = reference(*exact.args.values(), **exact.params)
+        values = outputs if isinstance(outputs, tuple) else (outputs,)
+        return dict(zip(self.op.outputs, values, strict=True))
+
+    def _peak(self, name: str) -> int | None:
+        """Bytes allocated at most during a call, less what was there before; None on a CPU."""
+        if self.device.type == "cpu":
+            return None
+        self.outputs, self.gradients = (), ()  # freed within the call, they would hide some of it
+        synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        self._run()
+        synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before

@@ -1,0 +1,1 @@
+"""Every pytest hook of the harness, and nothing else."""

@@ -1,0 +1,165 @@
+"""The pytest plugin for timings: a record for each group, judged and saved when the group ends.
+
+The tests measure through the fixture `recording`, in a fixture that is named ``group``::
+
+    @pytest.fixture(scope="module", params=GROUPS, ids=str)
+    def group(request, recording):
+        with recording.group(str(request.param)) as measured:
+            measured.add("step/small-bf16/v2", "step", seconds=..., seconds_quartiles=...)
+            yield measured
+
+and a conftest says in `pytest_tinyllama_groups` what must be measured. pytest-benchmark is not
+asked: its verdict fails open where a benchmark is new, missing, disabled or run under xdist.
+Here the set measured must be the set expected, and what cannot be compared has an exit status.
+
+Exit status: pytest's own where that is neither 0 nor 5 (1: a test failed; 2: interrupted), else
+that of the worst verdict. Each verdict is a test case too, in the summary and in JUnit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyllama.harness.machine.files import check_results_dir
+from tinyllama.harness.plugins.recording import Recording
+from tinyllama.harness.records import results
+from tinyllama.harness.records.report import terminal
+
+RECORDING = pytest.StashKey[Recording]()
+# Options under which nothing is timed, or that end the session before its verdict is shown.
+REFUSED = {
+    "benchmark_disable": "--benchmark-disable measures nothing: leave it away",
+    "benchmark_skip": "--benchmark-skip measures nothing: leave it away",
+    "benchmark_histogram": "--benchmark-histogram draws no records: leave it away",
+    "collectonly": "--collect-only measures nothing: leave it away",
+    "setuponly": "--setup-only measures nothing: leave it away",
+}
+
+
+class Hooks:
+    @pytest.hookspec
+    def pytest_tinyllama_groups(self, config: pytest.Config) -> list[str]:  # type: ignore[empty-body]
+        """The groups that must be measured on this device, whatever is collected or selected."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Hooks)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tinyllama")
+    group.addoption("--results-dir", metavar="DIR", help="folder of the records (default results/)")
+    group.addoption(
+        "--record",
+        action="store_true",
+        help="save a record of each group; without a comparison it is the next baseline",
+    )
+    group.addoption("--groups", metavar="A,B", help="measure and expect only these groups")
+    group.addoption(
+        "--resume",
+        action="store_true",
+        help="with --record or --benchmark-compare: leave out what this commit has recorded whole",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    option = config.option
+    if getattr(option, "benchmark_compare_fail", None):
+        raise pytest.UsageError(
+            "--benchmark-compare-fail: thresholds are declared by the benchmarks; leave it away"
+        )
+    value = getattr(option, "benchmark_compare", [])
+    if isinstance(value, str):
+        raise pytest.UsageError(
+            f"--benchmark-compare {value!r}: the baseline is the newest of this device and these "
+            "versions; give the option no value, after the paths"
+        )
+    compare = value is True
+    if compare:
+        option.benchmark_compare = None  # the verdict is ours, not pytest-benchmark's
+    gated = getattr(option, "against", None) or getattr(option, "against_env", None)
+    recording = Recording(config, _root(config), compare=compare and not gated)
+    config.stash[RECORDING] = recording
+    config.pluginmanager.register(recording, "tinyllama-recording")  # it hears the reports
+    if hasattr(config, "workerinput"):
+        return  # a worker of xdist: its controller has refused what is refused
+    if recording.active:
+        check_measuring(config)
+        try:
+            check_results_dir(recording.root)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+        recording.stored = _stored(recording.root)
+    elif option.resume:
+        raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
+
+
+def _root(config: pytest.Config) -> Path:
+    return Path(config.option.results_dir or config.rootpath / "results")
+
+
+def check_measuring(config: pytest.Config) -> None:
+    """Refuse what would measure nothing, or with others beside it."""
+    if getattr(config.option, "dist", "no") != "no":
+        raise pytest.UsageError(
+            "--benchmark-compare and --record measure one test at a time: leave -n away"
+        )
+    for name, message in REFUSED.items():
+        if getattr(config.option, name, False):
+            raise pytest.UsageError(message)
+
+
+def _stored(root: Path) -> list[results.Record]:
+    try:
+        return [record for _, record in results.records(root)]
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"{error}; repair that file or take it away") from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[RECORDING].collected(items)
+
+
+@pytest.fixture(scope="session")
+def recording(request: pytest.FixtureRequest) -> Recording:
+    """The groups of this session: ``with recording.group(name) as measured``."""
+    return request.config.stash[RECORDING]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Know which item runs, and finish the group that it was the last one of."""
+    recording = item.config.stash[RECORDING]
+    recording.current = item.nodeid
+    result = yield
+    recording.current = None
+    recording.finish_left()
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Conclude before anyone else: another plugin's error must not keep the verdicts away."""
+    session.config.stash[RECORDING].conclude(session)
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    recording = config.stash[RECORDING]
+    tables = terminal(recording.finished())
+    if tables:
+        terminalreporter.section("ladder")
+    for line in tables:
+        terminalreporter.line(line)
+    lines = [*map(str, (verdict for _, verdict in recording.verdicts)), *recording.lines]
+    if lines:
+        terminalreporter.section("comparison" if recording.compare else "records")
+    for line in lines:
+        terminalreporter.line(line)

@@ -1,0 +1,271 @@
+"""The pytest plugin of the gate: ``pytest perf_tests --benchmark-compare --against REV``.
+
+No test of the session is run: the gate times both sides itself, all benchmarks that either side
+declares. Each verdict is a test case in the summary and in JUnit, and the worst is the exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tinyllama
+from tinyllama.harness.gate.comparison import Request, prepared
+from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
+from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.plugins.benchmarks import check_measuring
+from tinyllama.harness.plugins.recording import report_verdict
+from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
+from tinyllama.harness.records import results
+from tinyllama.harness.records.verdict import Outcome, Verdict, worst
+
+GATING = pytest.StashKey["Gating | None"]()
+WAIT = 180.0  # seconds for another gate to end, and for the machine to fall idle
+# What would leave a part of the benchmarks out, or measure something else.
+REFUSED = {
+    "keyword": "-k",
+    "markexpr": "-m",
+    "deselect": "--deselect",
+    "groups": "--groups",
+    "record": "--record",
+    "resume": "--resume",
+    "ops": "--ops",
+    "benchmark_autosave": "--benchmark-autosave",
+    "benchmark_save": "--benchmark-save",
+    "benchmark_json": "--benchmark-json",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tinyllama")
+    group.addoption(
+        "--against",
+        action="append",
+        default=[],
+        metavar="REV",
+        help="gate this tree against a branch, tag or commit; repeatable",
+    )
+    group.addoption(
+        "--against-env",
+        action="append",
+        default=[],
+        metavar="PYTHON",
+        help="gate this interpreter, with its torch and triton, against another one",
+    )
+    group.addoption("--gate-json", metavar="FILE", help="write all that the gate measured")
+    group.addoption(
+        "--unwatched",
+        action="store_true",
+        help="gate on a GPU of which nobody tells whether it is busy or throttled",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[GATING] = None
+    option = config.option
+    for name in ("gate_json", "unwatched"):
+        if getattr(option, name) and not (option.against or option.against_env):
+            shown = f"--{name.replace('_', '-')}"
+            raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
+    if not (option.against or option.against_env):
+        return
+    check_measuring(config)
+    for name, shown in REFUSED.items():
+        if getattr(option, name, None):
+            raise pytest.UsageError(f"{shown}: the gate times every benchmark; leave it away")
+    if any("::" in arg for arg in config.args):
+        raise pytest.UsageError("tests are chosen one by one: the gate times every benchmark")
+    config.stash[GATING] = Gating(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.stash[GATING] is not None and items:
+        config.stash[LEFT_OUT]["the gate times both sides itself"] += len(items)
+        config.hook.pytest_deselected(items=list(items))
+        items[:] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    gating = session.config.stash[GATING]
+    if gating is None or session.testsfailed:
+        return None
+    gating.run()
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    gating = session.config.stash[GATING]
+    if gating is not None:
+        gating.conclude(session)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    gating = config.stash[GATING]
+    if gating is None:
+        return
+    terminalreporter.section("gate")
+    for line in gating.lines():
+        terminalreporter.line(line)
+
+
+class Gating:
+    """The comparisons of a session, and their verdicts.
+
+    What is asked for is checked when it is made: a pytest.UsageError names what cannot be used.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        self.config = config
+        self.device = worker_device(config)
+        self.json = Path(option.gate_json) if option.gate_json else None
+        if self.json and not self.json.parent.is_dir():
+            raise pytest.UsageError(f"--gate-json {self.json}: no such folder; make it first")
+        if self.json and self.json.exists() and not self.json.is_file():
+            raise pytest.UsageError(f"--gate-json {self.json}: it is no regular file; name one")
+        if self.json:
+            self.json.unlink(missing_ok=True)  # an earlier run's must not pass for this one's
+        try:
+            self.root = Path(tree_of(Path(config.rootpath)))
+            self.commits = {rev: resolve(rev, self.root) for rev in option.against}
+            for rev in self.commits:
+                if same_tree(rev, self.root):
+                    raise RevisionError(
+                        f"--against {rev!r}: this tree is that revision, byte for byte; check out "
+                        "the candidate"
+                    )
+        except RevisionError as error:
+            raise pytest.UsageError(str(error)) from error
+        self.interpreters = [Path(name) for name in option.against_env]
+        for path in self.interpreters:
+            if not path.is_file():
+                raise pytest.UsageError(f"--against-env {path}: no such file; name an interpreter")
+        self.verdicts: list[tuple[str, Verdict]] = []  # with what it is against
+        self.reports: list[dict[str, Any]] = []
+        self.blind: str | None = None  # why nobody watches the device
+        self.ended = False
+
+    def run(self) -> None:
+        """Compare with each base in turn, with the device to ourselves."""
+        try:
+            with device_lock(self.device, WAIT):
+                for rev, commit in self.commits.items():
+                    self._against(rev, commit, sys.executable)
+                for python in self.interpreters:
+                    self._against(str(python), None, str(python))
+        except BusyError as error:
+            self.verdicts.append(("device", Verdict("device", Outcome.BUSY, str(error))))
+        self.ended = True
+
+    def _against(self, label: str, commit: str | None, python: str) -> None:
+        watch = Watch(self.device)
+        if watch.blind and not self.config.option.unwatched:
+            text = (
+                f"whether it is busy or throttled is not told: {watch.blind}; mend that, or gate "
+                "it --unwatched"
+            )
+            self.verdicts.append((label, Verdict("device", Outcome.BUSY, text)))
+            return
+        self.blind = watch.blind
+        if disturbed := watch.settled(WAIT):
+            self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
+            return
+        try:
+            request = Request(
+                root=self.root,
+                label=label,
+                commit=commit,
+                python=python,
+                device=self.device,
+                results=Path(self.config.option.results_dir or self.root / "results"),
+                version=tinyllama.__version__,
+                watch=watch,
+                candidate_label=results.current_commit(),
+                candidate_python=sys.executable,
+                say=self._say,
+            )
+            with prepared(request) as session:
+                ended = False
+                try:
+                    verdicts = session.run()
+                    ended = True
+                finally:  # what was measured until then is not lost
+                    self.reports.append({"against": label, "ended": ended, **session.report()})
+        except (RevisionError, OSError) as error:
+            verdicts = [Verdict(label, Outcome.NO_BASE, str(error))]
+        except ValueError as error:
+            verdicts = [Verdict(label, Outcome.MISSING, str(error))]
+        if disturbed := watch.after():
+            verdicts.append(Verdict("device", Outcome.BUSY, disturbed))
+        self.verdicts += [(label, verdict) for verdict in verdicts]
+
+    def conclude(self, session: pytest.Session) -> None:
+        """The reports and the exit status: pytest's own where that is neither 0 nor 5."""
+        status = session.exitstatus
+        if not self.ended or not self.verdicts:
+            text = "it did not come to its end" if not self.ended else "nothing was compared"
+            self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
+        ours = status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        try:
+            self._write(None if ours else int(status))
+        except OSError as error:
+            text = f"{self.json} could not be written: {error}"
+            self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
+        session.testscollected += len(self.verdicts)
+        for label, verdict in self.verdicts:
+            report_verdict(self.config, label, verdict)
+        if ours:
+            session.exitstatus = worst(verdict.outcome for _, verdict in self.verdicts).status
+
+    def _write(self, status: int | None) -> None:
+        """The report, however the run ended: that of an earlier one must not stay in its place."""
+        if self.json is None:
+            return
+        found = worst(verdict.outcome for _, verdict in self.verdicts)
+        content = {
+            "status": found.status if status is None else status,
+            "verdicts": [
+                {"against": label, "name": v.name, "outcome": v.outcome.title, "text": v.text}
+                for label, v in self.verdicts
+            ],
+            "comparisons": self.reports,
+        }
+        replace_text(self.json, json.dumps(content, indent=1) + "\n")
+
+    def lines(self) -> list[str]:
+        outcome = worst(verdict.outcome for _, verdict in self.verdicts)
+        counted = {o: sum(1 for _, v in self.verdicts if v.outcome is o) for o in Outcome}
+        shown = ", ".join(f"{count} {o.title}" for o, count in counted.items() if count)
+        each = [
+            f"against {label}: {verdict}"
+            for label, verdict in self.verdicts
+            if verdict.outcome is not Outcome.IDENTICAL
+        ]
+        if self.blind:
+            each.append(f"unwatched, busy or throttled or not: {self.blind}")
+        verdict = f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"
+        return [*each, *map(_effort, self.reports), verdict]
+
+    def _say(self, line: str) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal:
+            terminal.write_line(f"{time.strftime('%H:%M:%S')} {line}")
+
+
+def _effort(report: Mapping[str, Any]) -> str:
+    """What a comparison left out, and where its time went."""
+    out = "".join(f"{n} providers not timed: {why}; " for why, n in report["left_out"].items())
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report["seconds"].items())
+    blocks = f"{report['blocks']} blocks, {report['discarded']} of them discarded"
+    return f"against {report['against']}: {out}{stages}; {blocks}"

@@ -1,0 +1,341 @@
+"""The groups of a pytest session: what was measured of each, judged and saved when it ends.
+
+A group is saved before the next one starts, so that a crash loses only what was being measured.
+Its record is complete, and so may be a baseline, only if every one of its tests ran and passed,
+and no verdict on it stands against it. A test marked ``target`` holds what was measured to a bar:
+where it fails the run fails, and the record is whole and says what was missed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyllama.harness.machine import facts as machine
+from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
+from tinyllama.harness.records import results
+from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.verdict import (
+    Outcome,
+    Verdict,
+    check_tolerances,
+    judge,
+    unusable,
+    worst,
+)
+
+PHASES = {"setup", "call", "teardown"}
+
+
+class GroupRecord:
+    """What a group's tests add to: ``record`` holds what was added."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def add(self, name: str, kind: str, **values: Any) -> None:
+        """Add a measurement; fields and units are those of docs/RECORDS.md.
+
+        ``tolerances`` maps metrics to the ratios allowed (`tinyllama.harness.records.verdict`).
+        Raises ValueError for a name that is taken, or a tolerance that is none.
+        """
+        if name in self.record.by_name:
+            raise ValueError(f"{name!r} is measured twice: use another name")
+        check_tolerances(values)
+        self.record.entries.append({"name": name, "kind": kind, **values})
+
+
+@dataclass
+class Group:
+    """A group in this session: its test items, how they went, and its record once it began."""
+
+    name: str
+    items: set[str] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)  # may be left out; must pass where they run
+    targets: set[str] = field(default_factory=set)  # say what the record misses
+    reports: dict[str, list[pytest.TestReport]] = field(default_factory=lambda: defaultdict(list))
+    measured: GroupRecord | None = None
+    disturbed: str | None = None
+    left: bool = False
+    finished: bool = False
+
+    @property
+    def unrun(self) -> list[str]:
+        """Items that neither failed nor came to their end: deselected, or the run ended before."""
+        return [
+            item
+            for item in sorted(self.items - self.slow)
+            if all(report.passed for report in self.reports[item])
+            and {report.when for report in self.reports[item]} != PHASES
+        ]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every phase that ran passed, or missed a target; what did not run is in
+        `problems`."""
+        each = [report for reports in self.reports.values() for report in reports]
+        return all(report.outcome == "passed" or self._misses(report) for report in each)
+
+    @property
+    def missed(self) -> list[str]:
+        """The lines in which tests marked ``target`` say what was missed."""
+        return [
+            line
+            for item in sorted(self.targets)
+            for report in self.reports[item]
+            for line in self._misses(report)
+        ]
+
+    def _misses(self, report: pytest.TestReport) -> list[str]:
+        """What a report says was missed; nothing where it failed otherwise."""
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if report.nodeid not in self.targets or not report.failed or crash is None:
+            return []
+        kind, _, text = crash.message.partition(": ")
+        said = text.partition("\nassert ")[0]  # pytest appends the expression
+        missed = report.when == "call" and kind == "AssertionError"
+        return [line.strip() for line in said.splitlines()] if missed else []
+
+    def problems(self) -> list[Verdict]:
+        """What keeps the group from being measured whole. A failed test fails by itself."""
+        found = [
+            Verdict(item, Outcome.MISSING, f"SKIPPED: {_reason(report)}")
+            for item, reports in self.reports.items()
+            for report in reports
+            if report.skipped
+        ]
+        if self.unrun:
+            text = f"{len(self.unrun)} of its {len(self.items)} tests did not run: {self.unrun[0]}"
+            found.append(Verdict(self.name, Outcome.MISSING, text))
+        if self.disturbed:
+            found.append(Verdict(self.name, Outcome.BUSY, self.disturbed))
+        return found
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why an item was skipped, or was expected to fail."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return f"xfail {getattr(report, 'wasxfail', '')}".strip()
+
+
+class Recording:
+    """The groups of this session, and the verdicts on them."""
+
+    def __init__(self, config: pytest.Config, root: Path, *, compare: bool) -> None:
+        self.config = config
+        self.compare = compare
+        self.root = root
+        self.stored: list[Record] = []  # as they were when the run began, oldest first
+        self.declared: list[str] = []
+        self.expected: list[str] = []
+        self.groups: dict[str, Group] = {}
+        self.group_of: dict[str, str] = {}  # by node id
+        self.current: str | None = None  # node id of the item that runs
+        self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
+        self.lines: list[str] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether this run is compared or recorded; otherwise it is only looked at."""
+        return self.compare or self.config.option.record
+
+    @contextmanager
+    def group(self, name: str) -> Iterator[GroupRecord]:
+        """Measure a group. It is judged and saved after its last test.
+
+        Raises ValueError for a group that nobody expects, or that was measured before.
+        """
+        state = self.groups.setdefault(name, Group(name))
+        if state.measured is not None:
+            raise ValueError(f"group {name!r} is measured twice: one fixture of one module owns it")
+        if self.active and name not in self.expected:
+            known = ", ".join(self.expected) or "none"
+            raise ValueError(f"group {name!r} is not expected here: {known} are")
+        device = worker_device(self.config)
+        state.measured = GroupRecord(results.new_record(device, name))
+        state.disturbed = machine.disturbance(device)
+        try:
+            yield state.measured
+        finally:
+            state.disturbed = state.disturbed or machine.disturbance(device)
+            state.left = True
+            if self.group_of.get(self.current or "") != name:  # else its teardown may yet fail
+                self.finish(state)
+
+    def collected(self, items: list[pytest.Item]) -> None:
+        """Note which items belong to which group, before anything deselects them."""
+        for item in items:
+            name = _group_name(item)
+            if name is not None:
+                state = self.groups.setdefault(name, Group(name))
+                state.items.add(item.nodeid)
+                for marker, marked in (("slow", state.slow), ("target", state.targets)):
+                    if item.get_closest_marker(marker):
+                        marked.add(item.nodeid)
+                self.group_of[item.nodeid] = name
+        found = self.config.hook.pytest_tinyllama_groups(config=self.config)
+        self.declared = list(dict.fromkeys(name for names in found for name in names))
+        self.expected = self._chosen()
+        left_out = dict.fromkeys(self.groups.keys() - set(self.expected), "not in --groups")
+        if self.config.option.groups is None:
+            left_out = {}
+        if self.config.option.resume:
+            left_out |= self._resumed()
+        self.expected = [name for name in self.expected if name not in left_out]
+        _leave_out(self.config, items, left_out)
+
+    def _chosen(self) -> list[str]:
+        if self.config.option.groups is None:
+            return self.declared
+        chosen = [name.strip() for name in self.config.option.groups.split(",")]
+        for name in chosen:
+            if name not in self.declared:
+                known = ", ".join(self.declared) or "none"
+                raise pytest.UsageError(
+                    f"--groups names {name!r}, which is not measured on this device: "
+                    f"choose from {known}"
+                )
+        return chosen
+
+    def _resumed(self) -> dict[str, str]:
+        """Groups that a run of this very code has recorded whole, with where. They are judged
+        again, by what was stored before them."""
+        found = {}
+        device = worker_device(self.config)
+        for name in self.expected:
+            now = results.new_record(device, name)
+            if now.dirty or now.commit == "unknown":
+                self.lines.append("--resume leaves nothing out: the tree is not that of a commit")
+                break
+            for index, record in enumerate(self.stored):
+                same = (record.group, record.commit) == (name, now.commit)
+                if record.complete and same and record.same_setting(now):
+                    found[name] = index
+        if self.compare:
+            for name, index in found.items():
+                verdicts = judge(self.stored[index], self.stored[:index])
+                self.verdicts += [(name, verdict) for verdict in verdicts]
+        return {
+            name: f"--resume: {name} was recorded at {self.stored[index].date}"
+            for name, index in found.items()
+        }
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a phase of a test went."""
+        name = self.group_of.get(report.nodeid)
+        if name is not None:
+            self.groups[name].reports[report.nodeid].append(report)
+
+    def finished(self) -> list[Record]:
+        """The records of the groups that were measured to their end."""
+        each = self.groups.values()
+        return [group.measured.record for group in each if group.finished and group.measured]
+
+    def finish_left(self) -> None:
+        for state in self.groups.values():
+            self.finish(state)
+
+    def finish(self, state: Group) -> None:
+        """Judge and save a group that was left."""
+        if state.measured is None or not state.left or state.finished:
+            return
+        state.finished = True
+        record = state.measured.record
+        record.missed = state.missed
+        self.lines += [f"MISSED {state.name}: {line}" for line in record.missed]
+        if not self.active:
+            record.complete = state.passed  # what the table says of it
+            if state.disturbed:
+                self.lines.append(f"{Outcome.BUSY.title} {state.name}: {state.disturbed}")
+            return
+        verdicts = [
+            *state.problems(),
+            *(judge(record, self.stored) if self.compare else unusable(record)),
+        ]
+        if any("::" in arg for arg in self.config.args):
+            text = "tests were chosen one by one, perhaps not all: choose with --groups"
+            verdicts.append(Verdict(state.name, Outcome.MISSING, text))
+        self.verdicts += [(state.name, verdict) for verdict in verdicts]
+        good = all(verdict.outcome.may_be_baseline for verdict in verdicts)
+        record.complete = state.passed and good
+        self._save(record)
+
+    def _save(self, record: Record) -> None:
+        if record.dirty:
+            why = ": no baseline, since tracked files differ from the commit"
+        else:
+            why = "" if record.complete else ": no baseline, since it is not complete and good"
+        if why and not self.config.option.record:
+            self.lines.append(f"not recorded {record.group}{why}")
+            return
+        try:
+            path = results.save(record, self.root)
+            self.lines.append(f"recorded {path}{why}")
+        except (OSError, ValueError) as error:
+            text = f"it could not be recorded: {error}"
+            self.verdicts.append((record.group, Verdict(record.group, Outcome.MISSING, text)))
+
+    def conclude(self, session: pytest.Session) -> None:
+        """At the end of the session: what never came, the reports, the exit status."""
+        status = session.exitstatus
+        unable = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
+        if not self.active or status in unable:
+            return
+        if not self.declared:
+            text = "no groups are declared: nothing is known to be measured here"
+            self.verdicts.append(("groups", Verdict("groups", Outcome.MISSING, text)))
+        for name in self.expected:
+            state = self.groups.get(name, Group(name))
+            if not state.finished:
+                text = "expected, and not measured to its end"
+                missing = Verdict(name, Outcome.MISSING, text)
+                self.verdicts += [(name, v) for v in [missing, *state.problems()]]
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal and self.verdicts:
+            terminal.ensure_newline()  # the progress of the tests is complete
+        session.testscollected += len(self.verdicts)  # else the progress shown exceeds 100%
+        for name, verdict in self.verdicts:
+            report_verdict(self.config, name, verdict)
+        outcome = worst(verdict.outcome for _, verdict in self.verdicts)
+        if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and outcome.status:
+            session.exitstatus = outcome.status
+        if outcome.status:
+            self.lines.append(
+                f"exit status {int(session.exitstatus)}; "
+                f"the worst verdict is {outcome.title} ({outcome.status})"
+            )
+
+
+def _group_name(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params["group"]) if callspec and "group" in callspec.params else None
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], why: dict[str, str]) -> None:
+    dropped = [item for item in items if _group_name(item) in why]
+    if dropped:
+        items[:] = [item for item in items if _group_name(item) not in why]
+        config.hook.pytest_deselected(items=dropped)
+        config.stash[LEFT_OUT].update(why[str(_group_name(item))] for item in dropped)
+
+
+def report_verdict(config: pytest.Config, group: str, verdict: Verdict) -> None:
+    """Show a verdict as a test case: pytest counts it, and JUnit has it."""
+    good = verdict.outcome.green
+    report = pytest.TestReport(
+        nodeid=f"compare::{group}::{verdict.name}",
+        location=("compare", None, f"compare {verdict.name}"),
+        keywords={},
+        outcome="passed" if good else "failed",
+        longrepr=None if good else str(verdict),
+        when="call",
+    )
+    config.hook.pytest_runtest_logstart(nodeid=report.nodeid, location=report.location)
+    config.hook.pytest_runtest_logreport(report=report)

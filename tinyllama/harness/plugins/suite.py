@@ -1,0 +1,164 @@
+"""The pytest plugin: a device for each worker, seeds, and an account of what was left out.
+
+A green run says little while nobody knows what it did not run. So cases marked ``slow``
+are deselected with a reason, skips have one, and the summary counts both by reason.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness.machine.device import default_device, device_name
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tinyllama")
+    group.addoption("--device", help="device of the tests (default: a GPU if there is one)")
+    group.addoption(
+        "--soak-seeds", type=int, default=0, help="repeat the random cases with N fresh seeds"
+    )
+    group.addoption(
+        "--soak-base", type=int, help="first seed of a soak, to repeat one (default: drawn)"
+    )
+    group.addoption(
+        "--ops",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also test the ops declared in a Python file (repeatable)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+    if config.option.soak_seeds < 0:
+        raise pytest.UsageError(f"--soak-seeds is {config.option.soak_seeds}: use 0 or more")
+    if config.option.soak_base is None:
+        drawn = secrets.randbelow(10**6) if config.option.soak_seeds else 0
+        config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
+    if config.option.device:
+        worker_device(config)  # refused here, for what uses no device and with -q has no header
+    for name in config.option.ops:
+        if not Path(name).is_file():
+            raise pytest.UsageError(f"--ops {name}: no such file; name a Python file of ops")
+    count = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
+    if count:  # the workers share the cores; torch's threads must not fight over them
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(count)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """xdist's workers take the seed that was drawn here: they must collect the same tests."""
+    node.workerinput["soak_base"] = node.config.option.soak_base
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device under test; with several GPUs each xdist worker takes its own."""
+    return worker_device(request.config)
+
+
+def worker_device(config: pytest.Config) -> torch.device:
+    """The device that this process tests, also for use while collecting."""
+    if config.option.device:
+        try:
+            return torch.empty(0, device=config.option.device).device
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise pytest.UsageError(f"--device {config.option.device}: {reason}") from error
+    chosen = default_device()
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if chosen.type != "cpu" and worker.startswith("gw"):
+        return torch.device(chosen.type, int(worker[2:]) % torch.cuda.device_count())
+    return chosen
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``seed`` is 0, or in a soak each of the fresh seeds."""
+    if "seed" in metafunc.fixturenames:
+        option = metafunc.config.option
+        seeds = [option.soak_base + i for i in range(option.soak_seeds)] or [0]
+        metafunc.parametrize("seed", seeds, ids=[f"seed{s}" for s in seeds], scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slow cases out, and in a soak those that use no seed, each with its reason."""
+    kept, dropped = [], []
+    for item in items:
+        reason = _reason(config, item)
+        if reason is None:
+            kept.append(item)
+        else:
+            dropped.append(item)
+            config.stash[LEFT_OUT][reason] += 1
+    if dropped:
+        items[:] = kept
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
+    slow = item.get_closest_marker("slow")
+    if slow is not None and "slow" not in (config.option.markexpr or ""):
+        if not slow.args:
+            raise pytest.UsageError(f"{item.nodeid}: pytest.mark.slow needs a reason")
+        return f"slow, run with -m slow: {slow.args[0]}"
+    if config.option.soak_seeds and "seed" not in getattr(item, "fixturenames", ()):
+        return "not in a soak: takes no random input"
+    return None
+
+
+class _FromWorkers:
+    """Collects what the xdist workers left out; all of them collect the same tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        counts = getattr(node, "workeroutput", {}).get("left_out")
+        if counts is not None:
+            self.config.stash[LEFT_OUT].clear()
+            self.config.stash[LEFT_OUT].update(counts)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.pluginmanager.hasplugin("dsession"):
+        session.config.pluginmanager.register(_FromWorkers(session.config))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        counts = session.config.stash[LEFT_OUT]
+        output["left_out"] = dict(counts)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    chosen = worker_device(config)
+    lines = [f"device: {chosen} ({device_name(chosen)}), torch {torch.__version__}"]
+    if config.option.soak_seeds:
+        lines.append(
+            f"soak: {config.option.soak_seeds} seeds from --soak-base {config.option.soak_base}"
+        )
+    return lines
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    left_out = config.stash[LEFT_OUT]
+    counts = Counter(left_out)
+    for report in terminalreporter.stats.get("skipped", []):
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        counts[text.removeprefix("Skipped: ")] += 1
+    terminalreporter.section("left out")
+    terminalreporter.line(f"{sum(counts.values())} cases left out")
+    for reason, count in counts.most_common():
+        terminalreporter.line(f"{count:6d}  {reason}")

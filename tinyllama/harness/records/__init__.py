@@ -1,0 +1,1 @@
+"""Records of measurements, the targets and verdicts on them, and their history."""

@@ -1,0 +1,153 @@
+"""Records in one file, to carry from a machine to another: export and import.
+
+The file is a zip of ``<device>/<record>.json`` with a manifest of the SHA-256 of each. It comes
+from elsewhere, so nothing of it is written before all of it was checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyllama.harness.machine.device import slug
+from tinyllama.harness.records import results
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+MOST_FILES = 10_000
+MOST_BYTES = 64 * 2**20  # of one record; those of a sweep have some 100 KiB
+MOST_BYTES_IN_ALL = 1024 * 2**20
+_NAME = re.compile(r"[a-z0-9-]{1,200}/[A-Za-z0-9][A-Za-z0-9._+-]{0,250}\.json")
+
+
+def export(paths: Iterable[Path], output: Path) -> None:
+    """Pack records into a new zip, whole or not at all.
+
+    Raises ValueError for a file that is no record, FileExistsError where ``output`` exists.
+    """
+    contents = {}
+    for path in paths:
+        text = path.read_bytes()
+        record = results.parse(text, str(path))
+        contents[f"{slug(record.device)}/{path.name}"] = text
+    manifest = {"format": FORMAT, "records": {n: _digest(t) for n, t in contents.items()}}
+    with tempfile.NamedTemporaryFile(dir=output.parent, suffix=".tmp") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
+            for name, text in contents.items():
+                archive.writestr(name, text)
+        file.flush()
+        os.chmod(file.name, 0o644)
+        os.link(file.name, output)  # fails where there is one
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Where records went, and which were there already, byte for byte."""
+
+    written: list[Path]
+    present: list[Path]
+
+
+def load(archive: Path, root: Path) -> Imported:
+    """Write the records of an export under ``root``: all or none, and over no other record.
+
+    Raises ValueError, naming the member, when anything in the file is not as an export is, or a
+    record of that name and other content exists.
+    """
+    contents = read(archive)
+    present = []
+    for name, text in contents.items():
+        path = root / name
+        if path.exists():
+            if path.read_bytes() != text:
+                raise ValueError(f"{path} exists with other content; move it away first")
+            present.append(path)
+    new = {root / name: text for name, text in contents.items() if root / name not in present}
+    _write(new)
+    return Imported(list(new), present)
+
+
+def read(archive: Path) -> dict[str, bytes]:
+    """The checked records of an export, by their name in it. Raises ValueError."""
+    try:
+        with zipfile.ZipFile(archive) as members:
+            contents = _members(members)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{archive} is not an export of records: {error}") from error
+    hashes = _manifest(archive, contents.pop(MANIFEST, None))
+    if wrong := sorted(contents.keys() ^ hashes.keys()):
+        raise ValueError(f"{archive}: its manifest and content differ in {wrong[0]!r}")
+    for name, text in contents.items():
+        if _digest(text) != hashes[name]:
+            raise ValueError(f"{archive}: {name} was changed: it is not what the manifest says")
+        record = results.parse(text, f"{archive}: {name}")
+        if name.partition("/")[0] != slug(record.device):
+            raise ValueError(f"{archive}: {name} is a record of {record.device!r}")
+    return contents
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, bytes]:
+    """What lies in a zip, read only when names and sizes are those of records."""
+    members = archive.infolist()
+    if len(members) > MOST_FILES or sum(m.file_size for m in members) > MOST_BYTES_IN_ALL:
+        raise zipfile.BadZipFile(f"more than {MOST_FILES} files or {MOST_BYTES_IN_ALL} bytes")
+    counts = Counter(member.filename for member in members)
+    for member in members:
+        name = member.filename
+        if name != MANIFEST and not _NAME.fullmatch(name):
+            raise zipfile.BadZipFile(f"the name {name!r:.300} is not that of a record")
+        if counts[name] > 1:
+            raise zipfile.BadZipFile(f"{name} is in it twice")
+        if member.file_size > MOST_BYTES:
+            raise zipfile.BadZipFile(f"{name} has {member.file_size} bytes")
+    return {name: archive.read(name) for name in counts}
+
+
+def _manifest(archive: Path, text: bytes | None) -> dict[str, str]:
+    if text is None:
+        raise ValueError(f"{archive} is not an export of records: it has no {MANIFEST}")
+    try:
+        data = json.loads(text)
+        hashes = data["records"]
+        if data["format"] != FORMAT or not isinstance(hashes, dict) or not hashes:
+            raise ValueError(f"format {FORMAT} with records is wanted")
+        return hashes
+    except (TypeError, LookupError, ValueError, RecursionError) as error:
+        raise ValueError(f"{archive}: {MANIFEST} cannot be used: {error}") from error
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _write(contents: dict[Path, bytes]) -> None:
+    """Write files that do not exist: all, or on an error none."""
+    written: list[Path] = []
+    made: list[Path] = []
+    try:
+        for path, text in contents.items():
+            for folder in [f for f in reversed(path.parents) if not f.exists()]:
+                folder.mkdir()
+                made.append(folder)
+            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp") as file:
+                file.write(text)
+                file.flush()
+                os.chmod(file.name, 0o644)
+                os.link(file.name, path)
+            written.append(path)
+    except BaseException:
+        for path in written:
+            path.unlink()
+        for folder in reversed(made):
+            folder.rmdir()
+        raise

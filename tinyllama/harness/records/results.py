@@ -1,0 +1,304 @@
+"""The record of a run: what was measured, on what, with which versions, by which command.
+
+A figure without its device, versions, commit and date is worth nothing later, so they are
+one file, written whole or not at all: ``results/<device>/<date>-<commit>-<group>.json``. The
+schema is docs/RECORDS.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinyllama.harness.machine.device import device_name, slug
+
+SCHEMA = 2
+
+
+@dataclass
+class Record:
+    """What one run measured of one group. ``entries`` are measurements, each a flat dict with
+    a ``name`` of its own and a ``kind``.
+
+    complete: the run ended by itself, nothing in it failed, was missing or slower; only such
+    a record may become a baseline. missed: the targets that what was measured does not hold.
+    """
+
+    group: str
+    device: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    commit: str
+    date: str
+    command: str
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+    missed: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    @property
+    def by_name(self) -> dict[str, dict[str, Any]]:
+        return {entry["name"]: entry for entry in self.entries}
+
+    @property
+    def dirty(self) -> bool:
+        """Whether tracked files differed from the commit."""
+        return self.commit.endswith("+dirty")
+
+    def same_setting(self, other: Record) -> bool:
+        """Whether two records may be compared: one device, one set of versions."""
+        return self.device == other.device and self.versions == other.versions
+
+
+def new_record(device: torch.device, group: str) -> Record:
+    """An empty record of this process on a device."""
+    from tinyllama.harness.machine.facts import (
+        describe,  # asks drivers: not for those who only read
+    )
+
+    return Record(
+        group=group,
+        device=device_name(device),
+        machine=describe(device),
+        versions=versions(),
+        commit=current_commit(),
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        command=_command(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What decides a measurement beside the code: Python, torch, its toolkit, Triton, numpy.
+
+    Triton is asked itself, since its distribution has another name in each build of torch.
+    """
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": None,
+        "numpy": np.__version__,
+    }
+    if importlib.util.find_spec("triton"):
+        found["triton"] = importlib.import_module("triton").__version__
+    return {name: str(version) for name, version in found.items() if version is not None}
+
+
+def folder(root: Path, device: str) -> Path:
+    return root / slug(device)
+
+
+def save(record: Record, root: Path) -> Path:
+    """Write a record under ``root``: whole or not at all, and over no other record.
+
+    Raises ValueError for a record that could not be read again, OSError where none can be written.
+    """
+    validate(asdict(record))
+    target = folder(root, record.device)
+    target.mkdir(parents=True, exist_ok=True)
+    stamp = record.date.replace(":", "").replace("-", "")
+    name = f"{stamp}-{record.commit[:10]}-{record.group}"
+    with tempfile.NamedTemporaryFile("w", dir=target, suffix=".tmp") as file:
+        json.dump(asdict(record), file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+        os.chmod(file.name, 0o644)  # a record is for everyone to read
+        for number in itertools.count(1):
+            path = target / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
+            try:
+                os.link(file.name, path)  # fails where a name is taken, by whoever was first
+            except FileExistsError:
+                continue
+            return path
+    raise AssertionError("unreachable")
+
+
+def load(path: Path) -> Record:
+    """Read a record. Raises ValueError, naming file and field, when it is not one."""
+    return parse(path.read_bytes(), str(path))
+
+
+def parse(text: bytes, name: str) -> Record:
+    """The record in a file's content; ``name`` is that of the file, for the error."""
+    try:
+        data = json.loads(text)
+        if isinstance(data, dict) and data.get("schema") == 1:
+            data = _from_schema_1(data)
+        if isinstance(data, dict):
+            data = {"missed": [], **data}  # records did not say so at first
+        validate(data)
+        return Record(**data)
+    except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not a record of this version: {error}") from error
+
+
+def _from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
+    """The first schema had one record for all groups, no machine, and tiers only."""
+    entries = []
+    for entry in data["entries"]:
+        kind = entry["name"].partition("/")[0]
+        entry = {"kind": "part" if kind == "parts" else kind, **entry}
+        if "tier" in entry:
+            entry.update(contender=entry.pop("tier"), role="tier")
+        entries.append(entry)
+    return {**data, "schema": 2, "group": "steps", "machine": {}, "entries": entries}
+
+
+# Group and commit are parts of a file's name.
+_PART_OF_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+_FIELDS: dict[str, type] = {
+    "group": str,
+    "device": str,
+    "machine": dict,
+    "versions": dict,
+    "commit": str,
+    "date": str,
+    "command": str,
+    "entries": list,
+    "complete": bool,
+    "missed": list,
+    "schema": int,
+}
+_COUNTS = re.compile(
+    r"(^|_)(seconds|bytes|joules|watts|flops|kernels|copies|syncs|rounds)$|_per_(second|sample)$"
+)
+_TEXTS = {"name", "kind", "workload", "precision", "contender", "role", "cannot", "op", "provider"}
+_MAPS = {"tolerances", "layouts", "left_out", "parts", "time_by", "unavailable"}
+
+
+def validate(data: Any) -> None:
+    """Raise ValueError, naming the field, unless ``data`` is a record of this schema."""
+    if not isinstance(data, dict):
+        raise ValueError("it is not an object of fields")
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"schema {data.get('schema')!r} is not {SCHEMA}")
+    if wrong := sorted(data.keys() ^ _FIELDS.keys()):
+        raise ValueError(f"fields missing or unknown: {', '.join(wrong)}")
+    for name, kind in _FIELDS.items():
+        if type(data[name]) is not kind:
+            raise ValueError(f"{name} is {data[name]!r:.80}, not of type {kind.__name__}")
+    for name in ("group", "commit"):
+        if not _PART_OF_A_NAME.fullmatch(data[name]):
+            raise ValueError(f"{name} {data[name]!r:.120}: use letters, digits and . _ + -")
+    if not slug(data["device"]):
+        raise ValueError(f"device {data['device']!r:.80} names no device")
+    _date(data["date"])
+    for name, texts in (("versions", data["versions"].values()), ("missed", data["missed"])):
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name}: each is a text")
+    _check_values("machine", data["machine"])
+    names: set[str] = set()
+    for index, entry in enumerate(data["entries"]):
+        _check_entry(f"entries[{index}]", entry)
+        if entry["name"] in names:
+            raise ValueError(f"entries[{index}]: a second entry has the name {entry['name']!r}")
+        names.add(entry["name"])
+
+
+def _date(text: str) -> None:
+    form = "%Y-%m-%dT%H:%M:%SZ"
+    try:
+        same = datetime.strptime(text, form).strftime(form) == text
+    except ValueError:
+        same = False
+    if not same:
+        raise ValueError(f"date {text!r:.80}: use UTC, as in 2030-01-31T23:59:59Z")
+
+
+def _check_entry(where: str, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is {entry!r:.80}, not an object of fields")
+    for name in ("name", "kind"):
+        if not entry.get(name):
+            raise ValueError(f"{where} has no {name}")
+    where = f"{where} ({entry['name']!r:.120})"
+    for name, value in entry.items():
+        if name in _TEXTS and not isinstance(value, str):
+            raise ValueError(f"{where}: {name} is {value!r:.80}, not a text")
+        if name in _MAPS and not isinstance(value, dict):
+            raise ValueError(f"{where}: {name} is {value!r:.80}, not an object of fields")
+        if _COUNTS.search(name) and (not is_number(value) or value < 0):
+            raise ValueError(f"{where}: {name} is {value!r:.80}, not a finite number of at least 0")
+        if name.endswith("_quartiles") and not is_interval(value):
+            raise ValueError(f"{where}: {name} is {value!r:.80}, not two numbers in order")
+    _check_values(where, entry)
+
+
+def _check_values(where: str, value: Any) -> None:
+    """Only what JSON holds, and of numbers only finite ones."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if not isinstance(name, str):
+                raise ValueError(f"{where}: the key {name!r:.80} is not a text")
+            _check_values(f"{where}: {name}", part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _check_values(where, part)
+    elif not (value is None or isinstance(value, (str, bool)) or is_number(value)):
+        raise ValueError(f"{where} is {value!r:.80}, not a finite number or a text")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number; a bool is none."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # NaN is not less than anything
+
+
+def is_interval(value: Any) -> bool:
+    """Whether a value is a pair of finite numbers in order."""
+    pair = isinstance(value, (list, tuple)) and len(value) == 2
+    return pair and all(map(is_number, value)) and value[0] <= value[1]
+
+
+def records(root: Path, device: str | None = None) -> Iterator[tuple[Path, Record]]:
+    """Every record under ``root``, of one device or of all, oldest first."""
+    pattern = f"{slug(device)}/*.json" if device else "*/*.json"
+    found = [(path, load(path)) for path in list(root.glob(pattern))]
+    yield from sorted(found, key=lambda pair: (pair[1].date, len(pair[0].name), pair[0].name))
+
+
+def _command() -> str:
+    """The command line, without the folder of the records: a path of one machine."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    folder_of_records = re.compile(r" --results-dir[= ]('[^']*'|\S+)")
+    return folder_of_records.sub("", shlex.join([name, *sys.argv[1:]]))
+
+
+def current_commit() -> str:
+    """The commit of the tree, with ``+dirty`` when tracked files differ from it.
+
+    Where the tree was copied without its history, TINYLLAMA_COMMIT says which it is.
+    """
+    if os.environ.get("TINYLLAMA_COMMIT"):
+        return os.environ["TINYLLAMA_COMMIT"]
+
+    def git(*args: str) -> str:
+        run = subprocess.run(
+            ["git", *args], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+        )
+        return run.stdout.strip() if run.returncode == 0 else ""
+
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return "unknown"
+    return f"{commit}+dirty" if git("status", "--porcelain", "--untracked-files=no") else commit

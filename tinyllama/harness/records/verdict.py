@@ -1,0 +1,265 @@
+"""Whether a record is slower than its baseline: outcomes, and the comparison of two records.
+
+A stored baseline tells only large slowdowns apart: a threshold of 5% misses half of all
+slowdowns of 5%, small ones add up from baseline to baseline, and no number of rounds repairs
+what shifts between two sessions. That is left to an interleaved gate of two revisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tinyllama.harness.records.results import Record, is_interval, is_number
+
+# By metric, how many times the baseline's it may be. An entry's own ``tolerances`` override it.
+TOLERANCES = {
+    "seconds": 1.05,
+    "device_seconds": 1.05,
+    "host_seconds": 1.25,
+    "peak_bytes": 1.02,
+    "live_bytes": 1.02,
+    "kernels": 1.0,
+    "copies": 1.0,
+    "host_syncs": 1.0,
+    "layouts": 1.10,
+}
+_MAY_BE_ZERO = {"peak_bytes", "live_bytes", "kernels", "copies", "host_syncs"}
+_NOT_GATED = {"peer", "floor", "ceiling"}  # roles and kinds: measured for orientation
+_HELD = {"curve"}  # kinds that their tests hold to others of the same run
+
+
+class Outcome(Enum):
+    """What a comparison found, the worst last: a title, and a run's exit status."""
+
+    IDENTICAL = "IDENTICAL", 0
+    SAME = "SAME", 0
+    FASTER = "FASTER", 0
+    SLOWER = "SLOWER", 10
+    INCONCLUSIVE = "INCONCLUSIVE", 11
+    NO_BASELINE = "NO BASELINE", 12
+    OTHER_DEVICE_OR_VERSION = "OTHER DEVICE OR VERSION", 13
+    BUSY = "BUSY", 14
+    MISSING = "MISSING", 15
+    WRONG_RESULT = "WRONG RESULT", 16
+    WORKER_DIED = "WORKER DIED", 17
+    NO_BASE = "NO BASE", 18
+
+    def __init__(self, title: str, status: int) -> None:
+        self.title = title
+        self.status = status
+
+    @property
+    def green(self) -> bool:
+        return self.status == 0
+
+    @property
+    def may_be_baseline(self) -> bool:
+        """Whether a record of this outcome may serve later ones: good, or the first of its kind."""
+        return self.green or self in (Outcome.NO_BASELINE, Outcome.OTHER_DEVICE_OR_VERSION)
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome of several together; SAME of none."""
+    return max(outcomes, key=list(Outcome).index, default=Outcome.SAME)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One metric of one entry: its medians before and after, and the outcome."""
+
+    metric: str
+    outcome: Outcome
+    text: str
+    before: Any = None
+    after: Any = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of an entry, or of what is wrong with a whole group, in words.
+
+    gated: its figures decide; else they are shown, and the outcome is SAME.
+    """
+
+    name: str
+    outcome: Outcome
+    text: str
+    figures: tuple[Figure, ...] = ()
+    gated: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.outcome.title} {self.name}: {self.text}"
+
+
+def judge(record: Record, stored: Sequence[Record]) -> list[Verdict]:
+    """Compare a record with its baseline among ``stored``, which are oldest first.
+
+    The baseline is the newest complete record of the same group, device and versions, of a tree
+    that was not changed. Without one, the reason comes first in the list.
+    """
+    usable = [r for r in stored if r.complete and not r.dirty and r.group == record.group]
+    settled = [r for r in usable if r.same_setting(record)]
+    if settled:
+        return compare(settled[-1], record) or [_nothing(record)]
+    return [_no_baseline(record, usable), *unusable(record)]
+
+
+def unusable(record: Record) -> list[Verdict]:
+    """What no baseline is needed for: figures that are none, and a record without any."""
+    found = [_entry(entry["name"], None, entry) for entry in record.entries]
+    verdicts = [verdict for verdict in found if verdict]
+    if not verdicts:
+        return [_nothing(record)]
+    return [verdict for verdict in verdicts if verdict.outcome is Outcome.MISSING]
+
+
+def _nothing(record: Record) -> Verdict:
+    if any(entry["kind"] in _HELD for entry in record.entries):
+        text = "held by its tests to what the same run measured, and not compared"
+        return Verdict(record.group, Outcome.SAME, text, gated=False)
+    return Verdict(record.group, Outcome.MISSING, "it measured nothing that can be compared")
+
+
+def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
+    here = [r for r in usable if r.device == record.device]
+    if here:
+        last = here[-1].versions
+        changed = [
+            f"{name} {last.get(name, 'none')} -> {record.versions.get(name, 'none')}"
+            for name in sorted({**last, **record.versions})
+            if last.get(name) != record.versions.get(name)
+        ]
+        text = f"the baselines are of other versions: {', '.join(changed)}"
+    elif usable:
+        others = ", ".join(sorted({r.device for r in usable}))
+        text = f"the baselines are of other devices: {others}; this is {record.device}"
+    else:
+        text = f"no complete record of an unchanged tree on {record.device}"
+        return Verdict(record.group, Outcome.NO_BASELINE, text)
+    return Verdict(record.group, Outcome.OTHER_DEVICE_OR_VERSION, text)
+
+
+def compare(baseline: Record, candidate: Record) -> list[Verdict]:
+    """A verdict for each entry that either record measured, by name.
+
+    An entry that is new is NO_BASELINE; one that was measured before and is not now, or whose
+    figure is no positive number, is MISSING. Device and versions are the caller's to check.
+    """
+    before, after = baseline.by_name, candidate.by_name
+    found = [_entry(name, before.get(name), after.get(name)) for name in {**before, **after}]
+    return [verdict for verdict in found if verdict]
+
+
+def check_tolerances(entry: dict[str, Any]) -> None:
+    """Raise ValueError unless the tolerances of an entry are known metrics and ratios from 1."""
+    for metric, value in entry.get("tolerances", {}).items():
+        if metric not in TOLERANCES:
+            raise ValueError(f"tolerance of {metric!r}: known are {', '.join(TOLERANCES)}")
+        if not is_number(value) or value < 1:
+            raise ValueError(f"the tolerance of {metric} is {value!r}: use a ratio from 1")
+
+
+def _entry(
+    name: str, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> Verdict | None:
+    """None where there is nothing to compare. What is not gated is SAME, and says so."""
+    verdict = _judged(name, before, after)
+    reasons = [_not_gated(entry) for entry in (before, after) if entry]
+    if verdict is None or not all(reasons):  # gated in one of the two is gated
+        return verdict
+    found = "" if verdict.outcome.green else f"{verdict.outcome.title.lower()}: "
+    text = f"{reasons[-1]}, not gated: {found}{verdict.text}"
+    return Verdict(name, Outcome.SAME, text, verdict.figures, gated=False)
+
+
+def _not_gated(entry: dict[str, Any]) -> str | None:
+    return next((entry[k] for k in ("role", "kind") if entry.get(k) in _NOT_GATED), None)
+
+
+def _judged(
+    name: str, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> Verdict | None:
+    then, now = _metrics(before), _metrics(after)
+    if after is None:
+        return Verdict(name, Outcome.MISSING, "in the baseline, not in this run") if then else None
+    if "cannot" in after and then:
+        return Verdict(name, Outcome.MISSING, f"ran in the baseline, not now: {after['cannot']}")
+    if "cannot" in after:
+        known = before is not None and "cannot" in before
+        outcome = Outcome.SAME if known else Outcome.NO_BASELINE
+        return Verdict(name, outcome, f"does not run: {after['cannot']}")
+    if not now and not then:
+        return None
+    try:
+        check_tolerances(after)
+    except ValueError as error:
+        return Verdict(name, Outcome.MISSING, str(error))
+    figures = tuple(
+        _figure(m, then.get(m), now.get(m), _allowed(m, after), _allowed(m, before or after))
+        for m in {**then, **now}
+    )
+    outcome = worst(figure.outcome for figure in figures)
+    return Verdict(name, outcome, ", ".join(figure.text for figure in figures), figures)
+
+
+def _metrics(entry: dict[str, Any] | None) -> dict[str, tuple[Any, Any]]:
+    """Of each gated metric of an entry: its value, and low and high of it or None.
+
+    ``layouts`` becomes a metric for each layout. Values are as written, checked later.
+    """
+    if entry is None or "cannot" in entry:
+        return {}
+    found = {m: (entry[m], entry.get(f"{m}_quartiles")) for m in TOLERANCES if m in entry}
+    layouts = found.pop("layouts", ({}, None))[0]
+    if not isinstance(layouts, dict):
+        return {**found, "layouts": (layouts, None)}
+    for layout, value in layouts.items():
+        whole = isinstance(value, (list, tuple)) and len(value) == 3  # median, low, high
+        found[f"layouts {layout}"] = (value[0], value[1:]) if whole else (value, None)
+    return found
+
+
+def _allowed(metric: str, entry: dict[str, Any]) -> Any:
+    key = metric.partition(" ")[0]
+    return entry.get("tolerances", {}).get(key, TOLERANCES[key])
+
+
+def _figure(metric: str, before: Any, after: Any, allowed: float, allowed_before: Any) -> Figure:
+    if after is None:
+        return Figure(metric, Outcome.MISSING, f"{metric} is not in this run")
+    try:
+        now, low, high = _series(metric, *after)
+        if before is None:
+            return Figure(metric, Outcome.NO_BASELINE, f"{metric} is new", None, now)
+        then, then_low, then_high = _series(metric, *before)
+    except ValueError as error:
+        return Figure(metric, Outcome.MISSING, str(error))
+    ratio = now / then if then else float("inf") if now else 1.0
+    outcome = Outcome.SAME
+    if ratio > allowed:
+        outcome = Outcome.SLOWER if low > then_high else Outcome.INCONCLUSIVE
+    elif ratio < 1 / allowed and high < then_low:
+        outcome = Outcome.FASTER
+    text = f"{metric} {ratio:.3f} times"
+    if ratio > allowed:
+        overlap = "" if outcome is Outcome.SLOWER else ", but the quartiles overlap"
+        text += f" ({allowed:g} allowed{overlap})"
+    if is_number(allowed_before) and allowed > allowed_before:
+        text += f" (tolerance widened from {allowed_before:g} to {allowed:g})"
+    return Figure(metric, outcome, text, then, now, ratio)
+
+
+def _series(metric: str, value: Any, spread: Any) -> tuple[float, float, float]:
+    """Median, low and high of a metric. Raises ValueError for what is no measurement."""
+    least = 0 if metric in _MAY_BE_ZERO else 5e-324  # the smallest number above zero
+    if not is_number(value) or value < least:
+        raise ValueError(f"{metric} is {value!r}, no measurement")
+    if spread is None:
+        return value, value, value
+    if not is_interval(spread) or spread[0] < least:
+        raise ValueError(f"{metric} has the quartiles {spread!r}, no measurement")
+    return value, spread[0], spread[1]

@@ -1,0 +1,177 @@
+"""Shapes and settings, validated where they are made, so that no bad value travels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+MEMORY = (
+    "fast",
+    "selective",
+    "small",
+)  # what a `StepPlan` may do with memory
+
+
+class ConfigError(ValueError):
+    """A value that cannot be used; the message names it and the fix."""
+
+
+def _number(config: Any, name: str, low: float, *, above: bool = False) -> None:
+    value = getattr(config, name)
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value < low or (above and value == low):
+        bound = f"above {low:g}" if above else f"of at least {low:g}"
+        raise ConfigError(f"{name} is {value!r}: use a finite number {bound}")
+
+
+def _positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} is {value!r}: use a whole number of at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of a Tiny LLaMA; the defaults are the documented ``small`` model.
+
+    hidden_dim D, num_layers L, num_heads H, num_kv_heads G, ffn_dim F, vocab_size V;
+    rope_theta and norm_eps as in LLaMA 2, init_std as documented.
+    """
+
+    hidden_dim: int = 512
+    num_layers: int = 8
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    ffn_dim: int = 2048
+    vocab_size: int = 1000
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        _positive(
+            self, "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "ffn_dim", "vocab_size"
+        )
+        _number(self, "rope_theta", 0, above=True)
+        _number(self, "norm_eps", 0)
+        _number(self, "init_std", 0)
+        if self.hidden_dim % self.num_heads:
+            raise ConfigError(
+                f"hidden_dim {self.hidden_dim} does not divide by num_heads {self.num_heads}: "
+                "change one of them"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(
+                f"hidden_dim / num_heads is {self.head_dim}: rotary pairs need an even number"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads {self.num_heads} does not divide by num_kv_heads "
+                f"{self.num_kv_heads}: change one of them"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_dim // self.num_heads
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters; the output projection is the embedding, counted once."""
+        attention = 2 * self.hidden_dim * (self.num_heads + self.num_kv_heads) * self.head_dim
+        layer = attention + 3 * self.hidden_dim * self.ffn_dim + 2 * self.hidden_dim
+        return self.vocab_size * self.hidden_dim + self.num_layers * layer + self.hidden_dim
+
+    def step_flops(self, batch_size: int, seq_len: int) -> int:
+        """Operations of one training step: 6 per parameter and token, and the attention.
+
+        Causal attention is counted half: T (T + 1) / 2 scores; 2 products forward and, with
+        recomputation left out, 4 backward. Norms and activations are left out, the usual
+        convention (PaLM, arXiv 2204.02311, appendix B).
+        """
+        tokens = batch_size * seq_len
+        width = self.num_heads * self.head_dim
+        norms = (2 * self.num_layers + 1) * self.hidden_dim
+        scores = self.num_layers * batch_size * width * seq_len * (seq_len + 1)
+        return 6 * (self.parameters - norms) * tokens + 6 * scores
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(hidden_dim=128, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=256),
+    "small": ModelConfig(),
+    "medium": ModelConfig(
+        hidden_dim=1024, num_layers=12, num_heads=16, num_kv_heads=8, ffn_dim=4096
+    ),
+    "large": ModelConfig(
+        hidden_dim=2048, num_layers=22, num_heads=32, num_kv_heads=8, ffn_dim=5632
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model and the batch it is trained on, as the documents and targets name them."""
+
+    model: ModelConfig
+    batch_size: int
+    seq_len: int
+
+
+WORKLOADS: dict[str, Workload] = {
+    "tiny": Workload(model=PRESETS["tiny"], batch_size=4, seq_len=64),
+    "small": Workload(model=PRESETS["small"], batch_size=8, seq_len=128),
+    "medium": Workload(model=PRESETS["medium"], batch_size=16, seq_len=512),
+    "large": Workload(model=PRESETS["large"], batch_size=4, seq_len=4096),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train; the defaults are the documents'.
+
+    learning_rate, betas, eps, weight_decay are AdamW's; ``precision`` is one of
+    `PRECISIONS`: fp32 (IEEE products), tf32, or bf16 and fp16 autocast with fp32 weights.
+    accumulate: micro-batches of ``batch_size`` samples in a step, whose loss is their mean.
+    max_grad_norm: gradients whose norm over all parameters is larger are scaled down to it.
+    """
+
+    batch_size: int = 8
+    accumulate: int = 1
+    seq_len: int = 256
+    num_steps: int = 50
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float | None = None
+    precision: str = "fp32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "batch_size", "accumulate", "seq_len", "num_steps")
+        for name in ("learning_rate", "eps", "weight_decay", "beta1", "beta2"):
+            _number(self, name, 0)
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: use a number below 1")
+        if self.max_grad_norm is not None:
+            _number(self, "max_grad_norm", 0, above=True)
+        if self.precision not in PRECISIONS:
+            raise ConfigError(
+                f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}"
+            )
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed!r}: use a whole number from 0 to 2^63 - 1")
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences that a step trains on, over all its micro-batches."""
+        return self.batch_size * self.accumulate
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """A config as plain data, for records and checkpoints."""
+    return {field.name: getattr(config, field.name) for field in fields(config)}

@@ -1,0 +1,181 @@
+"""A tier is a table from ops to providers, and a way to run the step. Nothing else differs.
+
+V1 is what a good PyTorch user writes first; V2 the best that stock PyTorch offers. A tier
+that does not exist yet is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.machine.device import cannot
+from tinyllama.model.config import ConfigError
+from tinyllama.ops import OPS
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How a training step is run.
+
+    compile: the loss and its backward go through torch.compile.
+    capture: the whole step is captured once as a device graph and replayed.
+    memory: "fast" keeps what saves time; "selective" keeps of a block its input and what
+        attention gave, and computes the rest again in the backward pass; "small" keeps inputs of
+        blocks only, and releases each gradient as soon as it is used.
+    """
+
+    compile: bool = False
+    capture: bool = False
+    memory: str = "fast"
+
+    def __str__(self) -> str:
+        ways = [name for name in ("compile", "capture") if getattr(self, name)]
+        if self.memory != "fast":
+            ways.append(f"{self.memory}-memory")
+        return " + ".join(ways) or "eager"
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A named choice of providers.
+
+    table: op name -> provider name.
+    gpu, cpu: the fastest plan of this tier on a device of that kind, as measured (docs/LOG.md).
+    switches: parts of the tier by name -> the table entries they set; switched off, those
+        ops go back to the first tier's provider.
+    """
+
+    name: str
+    title: str
+    table: Mapping[str, str]
+    gpu: StepPlan = StepPlan()
+    cpu: StepPlan = StepPlan()
+    switches: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def providers(self) -> dict[str, Callable[..., Any]]:
+        """The callables of the table."""
+        return {op: OPS[op][provider].call for op, provider in self.table.items()}
+
+    def plan(self, device_type: str) -> StepPlan:
+        """The plan used by default on a device type ("cuda" covers every GPU, or "cpu")."""
+        return self.cpu if device_type == "cpu" else self.gpu
+
+    def cannot_run(self, device: torch.device) -> str | None:
+        """Why a provider of the table cannot run on a device; None when all can."""
+        for op, provider in self.table.items():
+            for capability in OPS[op][provider].requires:
+                reason = cannot(capability, device)
+                if reason:
+                    return f"its {op} ({provider}) needs {capability}: {reason}"
+        return None
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether a CPU can only interpret its kernels: right, and far too slow to be timed."""
+        return any("triton" in OPS[op][name].requires for op, name in self.table.items())
+
+    def without(self, *switches: str) -> Tier:
+        """This tier with parts switched off, "compile" and "capture" among them.
+
+        Raises ConfigError for a switch that the tier does not have.
+        """
+        tier = self
+        for switch in switches:
+            if switch in ("compile", "capture"):
+                off: dict[str, Any] = {switch: False}
+                tier = replace(tier, gpu=replace(tier.gpu, **off), cpu=replace(tier.cpu, **off))
+            elif switch in self.switches:
+                back = {op: V1.table[op] for op in self.switches[switch]}
+                tier = replace(tier, table={**tier.table, **back})
+            else:
+                known = [*self.switches, "compile", "capture"]
+                raise ConfigError(
+                    f"tier {self.name} has no switch {switch!r}: use one of {', '.join(known)}"
+                )
+        return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
+
+    def with_memory(self, memory: str) -> Tier:
+        """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.
+
+        Little memory is not captured: the pool of a graph keeps more than the step's peak.
+        Raises ConfigError where the tier has no such mode.
+        """
+        table = dict(self.table)
+        if memory == "selective":
+            if "block" not in table:
+                raise ConfigError(
+                    f"memory selective needs a block that is one op, and tier {self.name} has "
+                    "none: use tier v3, or memory small"
+                )
+            table["block"] = "selective"
+        plans = [replace(plan, memory=memory) for plan in (self.gpu, self.cpu)]
+        if memory == "small":
+            plans = [replace(plan, capture=False) for plan in plans]
+        return replace(self, table=table, gpu=plans[0], cpu=plans[1])
+
+
+V1 = Tier(
+    "v1",
+    "PyTorch baseline",
+    {
+        "rms_norm": "eager",
+        "add_rms_norm": "eager",
+        "qkv": "eager",
+        "rope": "eager",
+        "attention": "eager",
+        "swiglu": "eager",
+        "linear_cross_entropy": "torch",
+        "adamw": "default",
+    },
+)
+
+_V2_PARTS: dict[str, dict[str, str]] = {
+    "norm": {"rms_norm": "torch", "add_rms_norm": "torch"},
+    "qkv": {"qkv": "torch"},
+    "attention": {"attention": "torch"},
+    "swiglu": {"swiglu": "torch"},
+    "adamw": {"adamw": "torch"},
+}
+
+V2 = Tier(
+    "v2",
+    "PyTorch with fused operations",
+    {**V1.table, **{op: p for part in _V2_PARTS.values() for op, p in part.items()}},
+    gpu=StepPlan(compile=True, capture=True),
+    cpu=StepPlan(capture=True),  # which no CPU has; compiling gains little there (docs/LOG.md)
+    switches=_V2_PARTS,
+)
+
+V3 = Tier(
+    "v3",
+    "Triton kernels",
+    {
+        **V1.table,
+        "rms_norm": "triton",
+        "add_rms_norm": "triton",
+        "qkv": "torch",
+        "rope": "triton",
+        "attention": "triton",
+        "swiglu": "triton",
+        "block": "triton",
+        "linear_cross_entropy": "triton",
+        "adamw": "triton",
+    },
+    gpu=StepPlan(capture=True),
+    cpu=StepPlan(capture=True),  # which no CPU has: its kernels are interpreted there, slowly
+)
+
+TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2, V3)}
+
+
+def resolve(tier: str | Tier) -> Tier:
+    """A tier by name. Raises ConfigError for one that does not exist."""
+    if isinstance(tier, Tier):
+        return tier
+    if tier not in TIERS:
+        raise ConfigError(f"tier {tier!r} does not exist: use one of {', '.join(TIERS)}")
+    return TIERS[tier]

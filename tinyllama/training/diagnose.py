@@ -1,0 +1,228 @@
+"""Looking into a step without changing it: which parameters get a gradient, and what every
+op puts out.
+
+Both run forward and backward of a batch once more, uncaptured and without an update
+(`TrainStep.probe`), so a run that is looked into has the same curve as one that is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tinyllama.model.llama import TinyLlama
+from tinyllama.ops import OPS
+from tinyllama.ops.block import PARTS, compose
+from tinyllama.training.step import TrainStep
+
+RECEIVED = "received"
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of one tensor: the finite values' extremes and standard deviation (None where there
+    is no finite value), and the share of values that are not finite, from 0 to 1."""
+
+    minimum: float | None
+    maximum: float | None
+    std: float | None
+    nonfinite: float
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, scale: float = 1.0) -> Statistics:
+        """The statistics of ``tensor / scale``."""
+        values = tensor.detach().double().flatten() / scale
+        finite = values[values.isfinite()]
+        nonfinite = 1.0 - finite.numel() / values.numel()
+        if not finite.numel():
+            return cls(None, None, None, nonfinite)
+        low, high = finite.aminmax()
+        return cls(low.item(), high.item(), finite.std(correction=0).item(), nonfinite)
+
+
+@dataclass
+class Observed:
+    """One output of one application of an op, such as ``layers.3.attention``.
+
+    gradient: of the loss with respect to it, as if unscaled; None where none arrived.
+    """
+
+    name: str
+    output: Statistics
+    gradient: Statistics | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Every op of the step with this number (from 1), in the order of computation.
+
+    Of several micro-batches it shows the first with an output that is not finite, or else the
+    first with such a gradient, or else the first.
+    loss: of the step, None when it is not finite.
+    """
+
+    step: int
+    loss: float | None
+    ops: tuple[Observed, ...]
+
+    @property
+    def first_nonfinite(self) -> Observed | None:
+        """The first op whose output is not finite."""
+        return next((op for op in self.ops if op.output.nonfinite), None)
+
+    @property
+    def last_nonfinite_gradient(self) -> Observed | None:
+        """The op where the backward pass first met a gradient that is not finite."""
+        sick = (op for op in reversed(self.ops) if op.gradient and op.gradient.nonfinite)
+        return next(sick, None)
+
+
+def diagnose(
+    step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, number: int
+) -> Diagnosis:
+    """Statistics of every op of one step, run uncompiled and uncaptured, without an update."""
+    with observed(step.model, step.scaler.get_scale()) as ops:
+        loss = step.probe(tokens_BT, targets_BT, compiled=False).item()
+    value = loss if math.isfinite(loss) else None
+    size = len(ops) // step.config.accumulate
+    found = [Diagnosis(number, value, tuple(ops[i : i + size])) for i in range(0, len(ops), size)]
+    for sick in ("first_nonfinite", "last_nonfinite_gradient"):
+        for one in found:
+            if getattr(one, sick):
+                return one
+    return found[0]
+
+
+@contextlib.contextmanager
+def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
+    """Collect what the model's ops put out meanwhile; gradients are divided by ``scale``.
+
+    Named are the embedding, each op of each layer (``layers.0.qkv.q`` where an op has several
+    outputs), each layer's own output, the final norm, the logits and the loss. The logits are
+    computed for this purpose: a loss op need not hold them, so they have no gradient here.
+    """
+    observer = _Observer(scale)
+    layers: list[Any] = list(model.layers)
+    norm, loss_of, blocks = model.norm, model.loss_of, [layer.compute for layer in layers]
+    model.norm = observer.op("final_norm", norm)
+    model.loss_of = observer.loss(loss_of)
+    for index, layer in enumerate(layers):
+        layer.compute = observer.block(f"layers.{index}", layer.compute, model.tier.providers())
+    layers[0].compute = observer.embedding(layers[0].compute)
+    try:
+        yield observer.seen
+    finally:
+        model.norm, model.loss_of = norm, loss_of
+        for layer, block in zip(layers, blocks, strict=True):
+            layer.compute = block
+
+
+class _Observer:
+    """Wraps callables so that what they return, and the gradient of it, is noted."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.seen: list[Observed] = []
+
+    def note(self, name: str, tensor: torch.Tensor) -> None:
+        entry = Observed(name, Statistics.of(tensor))
+        self.seen.append(entry)
+
+        def note_gradient(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:
+                entry.gradient = Statistics.of(gradient, self.scale)
+
+        if tensor.requires_grad:
+            tensor.register_hook(note_gradient)
+
+    def op(self, name: str, call: Call, outputs: Iterable[str] = ("",)) -> Call:
+        """Note the results as ``name``, or as ``name.output`` where the op has several."""
+        names = [f"{name}.{output}" for output in outputs]
+
+        def wrapped(*args: Any, **params: Any) -> Any:
+            results = call(*args, **params)
+            if len(names) == 1:
+                self.note(name, results)
+            else:
+                for output, result in zip(names, results, strict=True):
+                    self.note(output, result)
+            return results
+
+        return wrapped
+
+    def block(self, name: str, block: Call, table: Mapping[str, Call]) -> Call:
+        """Note a block's ops, put together anew, and its output; of a whole one the latter."""
+        if "block" not in table:
+            parts = {op: self.op(f"{name}.{op}", table[op], OPS[op].outputs) for op in PARTS}
+            block = compose(parts)
+        return self.op(name, block)
+
+    def embedding(self, first_block: Call) -> Call:
+        """Note what the first block is given."""
+
+        def wrapped(x_BTD: torch.Tensor, *args: Any, **params: Any) -> Any:
+            self.note("embedding", x_BTD)
+            return first_block(x_BTD, *args, **params)
+
+        return wrapped
+
+    def loss(self, loss_of: Call) -> Call:
+        """Note the logits and the loss."""
+        noted_loss = self.op("loss", loss_of)
+
+        def wrapped(x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor) -> Any:
+            with torch.no_grad():
+                self.note("logits", F.linear(x_ND, weight_VD))
+            return noted_loss(x_ND, weight_VD, targets_N)
+
+        return wrapped
+
+
+def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> dict[str, str]:
+    """What arrived at each parameter: `RECEIVED`, or ``absent``, ``all zero``, ``not finite``.
+
+    A hook sees the gradient as it arrives: a leftover ``grad`` counts for nothing, and one
+    that is released at once counts. Of several micro-batches one is enough to be received, or
+    to be not finite. With fp16 the gradient scaler starts too high on purpose and finds its
+    scale by overflowing, so here the scale is halved until nothing overflows.
+    """
+    named = dict(step.model.named_parameters())
+    found: dict[str, str] = {}
+
+    def watch(name: str) -> Callable[[torch.Tensor | None], None]:
+        def hook(gradient: torch.Tensor | None) -> None:
+            if gradient is None:
+                return
+            if not gradient.isfinite().all():
+                found[name] = "not finite"
+            elif gradient.any():
+                found[name] = "not finite" if found.get(name) == "not finite" else RECEIVED
+            else:
+                found.setdefault(name, "all zero")
+
+        return hook
+
+    def probe() -> None:
+        found.clear()
+        step.probe(tokens_BT, targets_BT)
+
+    hooks = [parameter.register_hook(watch(name)) for name, parameter in named.items()]
+    scaler = step.scaler.state_dict()
+    try:
+        probe()
+        while "not finite" in found.values() and step.scaler.get_scale() > 1:
+            step.scaler.update(step.scaler.get_scale() / 2)
+            probe()
+    finally:
+        for handle in hooks:
+            handle.remove()
+        if scaler:
+            step.scaler.load_state_dict(scaler)
+    return {name: found.get(name, "absent") for name in named}

@@ -1,0 +1,73 @@
+"""What a training run leaves behind, as data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.training.diagnose import Diagnosis
+from tinyllama.training.memory import Memory
+
+COMPLETED, INTERRUPTED, FAILED = "completed", "interrupted", "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A run, whole or stopped.
+
+    status: ``completed``; ``interrupted`` by Ctrl-C; or ``failed``. reason: why not completed.
+    model, train: the settings; parameters: how many numbers the model has.
+    tier, plan: what ran; left_out: parts of the tier's plan that could not, and why.
+    start: steps done before this run, by those that it resumed from.
+    losses: one for each step of this run, before its update; step_seconds likewise, of the
+        whole step (on a GPU of the device).
+    gradient_norms: likewise where ``max_grad_norm`` is set, before clipping; None in a step of
+        fp16 whose gradients overflowed, which its scaler skipped. Empty elsewhere.
+    phase_seconds: of one step's forward, backward and optimizer, each run by itself.
+    gradients: by parameter, whether a finite gradient that is not all zero arrived in the
+        first step; lost: why not, by parameter. Both empty when the run ended before.
+    """
+
+    status: str
+    reason: str | None
+    model: ModelConfig
+    parameters: int
+    train: TrainConfig
+    tier: str
+    plan: str
+    left_out: Mapping[str, str]
+    batches: Mapping[str, Any]
+    start: int
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float | None, ...]
+    step_seconds: tuple[float, ...]
+    phase_seconds: Mapping[str, float]
+    memory: Memory
+    gradients: Mapping[str, bool]
+    lost: Mapping[str, str]
+    diagnoses: tuple[Diagnosis, ...]
+    device: str
+    versions: Mapping[str, str]
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Sequences a second, from the median step; None without a step."""
+        if not self.step_seconds:
+            return None
+        return self.train.samples_per_step / statistics.median(self.step_seconds)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        samples = self.samples_per_second
+        return None if samples is None else samples * self.train.seq_len
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; the speeds are included, and no number is infinite or NaN."""
+        return {
+            **asdict(self),
+            "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
+        }

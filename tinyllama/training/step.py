@@ -1,0 +1,329 @@
+"""One training step, and the ways to run it: as it is, compiled, captured.
+
+The step is three phases (forward, backward, update) on static input buffers; the first two
+are repeated for each micro-batch. Captured, all are one device graph, and a replay costs one
+launch. What may change between replays lives on the device: the batch, the learning rate, the
+step count, and whether the loss was finite (if it was not, the update leaves everything as it
+was; where gradients are clipped, their norm must be finite too).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+
+from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.measure.clock import queue_of, wall_seconds
+from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.optim import ON_HOST, AdamW, EarlyUpdate
+from tinyllama.model.tiers import StepPlan
+
+PHASES = ("forward", "backward", "optimizer")
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@contextlib.contextmanager
+def products(precision: str, device: torch.device) -> Iterator[None]:
+    """Set the precision of float32 matrix products: IEEE, or tf32 where asked for.
+
+    Raises ConfigError when the device does not have the precision.
+    """
+    reason = cannot(precision, device)
+    if reason:
+        raise ConfigError(
+            f"precision {precision} is not there on {device.type}: {reason}; use fp32 or bf16"
+        )
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        with warnings.catch_warnings():  # the compiler advises tf32 where IEEE was asked for
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class TrainStep:
+    """A step of a model: ``loss = step(tokens, targets)``, a scalar on the device.
+
+    Its gradients are the parameters' ``grad``, except in small memory, where each is freed as
+    soon as it was used: only a parameter's ``register_hook`` sees it there. ``norm`` is that
+    of all gradients before they were clipped, a scalar on the device; None where they are not.
+
+    plan: None takes the tier's default for the device, minus what cannot run there; the
+    reasons are in ``left_out``. A plan that is given must run, or ConfigError is raised.
+    Use it inside `products(precision)`; `prepare` must come first.
+    """
+
+    def __init__(
+        self,
+        model: TinyLlama,
+        config: TrainConfig,
+        plan: StepPlan | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.device = model.embedding.device
+        self.left_out: dict[str, str] = {}
+        self.plan = self._runnable(plan)
+        self.optimizer = AdamW(model.parameters(), config, model.tier.table["adamw"])
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+        buffer = torch.zeros(
+            config.batch_size, config.seq_len, dtype=torch.int64, device=self.device
+        )
+        self.tokens = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
+        self.targets = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
+        self.loss = torch.zeros((), device=self.device)
+        self.norm: torch.Tensor | None = None
+        self._loss_of: Callable[..., torch.Tensor] = model.loss_with
+        if self.plan.compile:
+            self._loss_of = torch.compile(model.loss_with, dynamic=False, fullgraph=True)
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        small = self.plan.memory == "small"
+        model.recompute = small
+        self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
+        # A host that updates a device waits for one number of it: a copy, and when it is there.
+        self._host_waits = self.optimizer.found_inf.device.type != self.device.type
+        self._copied = torch.zeros((), pin_memory=self._host_waits)
+
+    def _runnable(self, plan: StepPlan | None) -> StepPlan:
+        wanted = plan or self.model.tier.plan(self.device.type)
+        if wanted.memory not in MEMORY:
+            raise ConfigError(f"memory {wanted.memory!r} is unknown: use {', '.join(MEMORY)}")
+        if wanted.memory == "small":
+            self._refuse_with_small_memory()
+        selective = self.model.tier.table.get("block") == "selective"
+        if selective != (wanted.memory == "selective"):
+            raise ConfigError(
+                f"memory {wanted.memory!r} and the blocks of tier {self.model.tier.name} do not "
+                "belong together: take the tier's own plan, from Tier.with_memory"
+            )
+        possible = {}
+        for way in ("compile", "capture"):
+            reason = cannot(way, self.device)
+            if way == "capture":
+                reason = reason or self._frozen_by_capture()
+            elif wanted.memory == "small":
+                reason = reason or "compiled, a backward pass gives all gradients at once"
+            possible[way] = getattr(wanted, way) and reason is None
+            if getattr(wanted, way) and reason:
+                if plan is not None:
+                    raise ConfigError(f"{way} cannot run on {self.device.type}: {reason}")
+                self.left_out[way] = reason
+        return StepPlan(**possible, memory=wanted.memory)
+
+    def _refuse_with_small_memory(self) -> None:
+        """Raise ConfigError for a setting that needs all gradients at once: for their norm, to
+        add up over micro-batches, or to find one that is not finite before the update."""
+        config = self.config
+        for setting, used, instead in (
+            (f"max_grad_norm {config.max_grad_norm}", config.max_grad_norm is not None, "no limit"),
+            (f"accumulate {config.accumulate}", config.accumulate > 1, "accumulate 1"),
+            ("precision fp16", config.precision == "fp16", "precision bf16"),
+        ):
+            if used:
+                raise ConfigError(
+                    f"memory small never has all gradients at once, and {setting} needs them: "
+                    f"use memory fast, or {instead}"
+                )
+
+    def _frozen_by_capture(self) -> str | None:
+        """What a graph of this step would freeze; None when it may be captured."""
+        if self.config.precision == "fp16":
+            return "the fp16 gradient scaler reads the device in every step"
+        if self.model.tier.table["adamw"] in ON_HOST:
+            return "the optimizer of this tier counts its steps on the host"
+        return None
+
+    def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Train on one batch (B T) and return its loss, before the update.
+
+        B is `TrainConfig.samples_per_step`: the micro-batches one after the other.
+        """
+        self._load(tokens_BT, targets_BT)
+        if self.graphs:
+            self.graphs[0].replay()
+        else:
+            self._run()
+        return self.loss
+
+    def probe(
+        self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, compiled: bool = True
+    ) -> torch.Tensor:
+        """Forward and backward of one batch (B T), uncaptured and without the update.
+
+        For hooks and observers, which a captured step would not call; ``compiled`` False
+        leaves the compiler out too, and what small memory computes again. Returns the loss and
+        changes nothing: the gradients of the last step are put back, since a captured step
+        owns theirs.
+        """
+        loss, loss_of, recompute = self.loss, self._loss_of, self.model.recompute
+        gradients = [parameter.grad for parameter in self.optimizer.parameters]
+        self._load(tokens_BT, targets_BT)
+        if not compiled:
+            self._loss_of, self.model.recompute = self.model.loss_with, False
+        try:
+            for part in range(self.config.accumulate):
+                self._forward(part)
+                self._backward(update=False)
+            return self.loss
+        finally:
+            self.loss, self._loss_of, self.model.recompute = loss, loss_of, recompute
+            for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+    def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
+        """Warm up, compile and capture, and leave model and optimizer as they were."""
+        with self.preserved():
+            for _ in range(warm_up):
+                self._run()
+            synchronize(self.device)
+        if self.plan.capture and capture:
+            self.graphs = capture_graphs([phase for _, phase in self._phases()])
+
+    def split(self, samples: int = 3) -> dict[str, float]:
+        """Median seconds of each phase, run one by one; model and optimizer are kept.
+
+        In small memory backward updates too, and what is left of the optimizer is its count.
+        """
+        names, phases = zip(*self._phases(), strict=True)
+        queue = queue_of(self.device)
+        with self.preserved():
+            self._run()
+            if self.plan.capture:
+                phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
+            times = {name: [0.0] * samples for name in PHASES}
+            for sample in range(samples):
+                for name, phase in zip(names, phases, strict=True):
+                    times[name][sample] += wall_seconds(phase, queue)
+        return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restore parameters, optimizer and scaler bit for bit at the end.
+
+        The copies are kept in host memory, so that the device's peak stays that of a step.
+        """
+        tensors = [*self.model.parameters(), *self.optimizer.tensors().values()]
+        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        scaler = self.scaler.state_dict()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            self.optimizer.found_inf.zero_()
+            if scaler:
+                self.scaler.load_state_dict(scaler)
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _load(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+        """Copy a batch into the buffers of its micro-batches, without waiting."""
+        shape = (self.config.samples_per_step, self.config.seq_len)
+        for buffers, given_BT in ((self.tokens, tokens_BT), (self.targets, targets_BT)):
+            if given_BT.shape != shape:
+                raise ValueError(
+                    f"a batch of shape {tuple(given_BT.shape)}: this step takes {shape}"
+                )
+            for buffer, part in zip(buffers, given_BT.chunk(len(buffers)), strict=True):
+                buffer.copy_(part, non_blocking=True)
+
+    # -- the phases ---------------------------------------------------------------------------
+
+    def _phases(self) -> list[tuple[str, Callable[[], None]]]:
+        """What a step runs, in order: a micro-batch's activations are used before the next."""
+        phases: list[tuple[str, Callable[[], None]]] = []
+        for part in range(self.config.accumulate):
+            phases += [("forward", partial(self._forward, part)), ("backward", self._backward)]
+        return [*phases, ("optimizer", self._update)]
+
+    def _run(self) -> None:
+        for _, phase in self._phases():
+            phase()
+
+    def _forward(self, part: int) -> None:
+        if part == 0:
+            self.optimizer.zero_grad(set_to_none=True)  # before activations need the memory
+        dtype = _AUTOCAST.get(self.config.precision)
+        tables = self.model.rope(self.config.seq_len)
+        # A captured graph must cast the weights anew in each replay: no cached casts.
+        with torch.autocast(
+            self.device.type, dtype, enabled=dtype is not None, cache_enabled=not self.plan.capture
+        ):
+            loss = self._loss_of(self.tokens[part], self.targets[part], tables)
+        if self.config.accumulate > 1:
+            loss = loss / self.config.accumulate
+        self._graph_loss = loss
+        self.loss = loss.detach() if part == 0 else self.loss + loss.detach()
+        if part == self.config.accumulate - 1:
+            self._judge(self.loss)
+
+    def _backward(self, update: bool = True) -> None:
+        """``update``: in small memory, whether parameters are updated on the way."""
+        releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._early_update is not None:
+            if update:
+                self._guard()
+            releasing = self._early_update.during(update=update)
+        # In this thread, the BLAS of the backward pass works in the workspace of the forward's.
+        one_thread = self._early_update is not None
+        with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
+            self.scaler.scale(self._graph_loss).backward()
+        del self._graph_loss
+
+    def _update(self) -> None:
+        if self._early_update is not None:
+            self._early_update.finish()
+            return
+        if self.config.max_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            limit = self.config.max_grad_norm
+            self.norm = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, limit)
+            # A norm that is not finite would zero every gradient that is.
+            self._judge(self.loss + self.norm)
+        self._guard()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _judge(self, number: torch.Tensor) -> None:
+        """Say what the guard looks at. An optimizer on the host gets it sent at once: it waits
+        for this copy then, and not for what the device is given to do meanwhile."""
+        self._judged = number
+        if self._host_waits:
+            self._judged = self._copied
+            self._copied.copy_(number, non_blocking=True)
+            self._arrival = torch.cuda.Event()
+            self._arrival.record()
+
+    def _guard(self) -> None:
+        """Tell the optimizer to change nothing when the judged number is not finite."""
+        if self._host_waits:
+            self._arrival.synchronize()
+        self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
+
+
+def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
+    """Parameters that small memory updates together: a layer's, and each of the others."""
+    layers = [list(layer.parameters()) for layer in model.layers]
+    inside = {id(parameter) for layer in layers for parameter in layer}
+    return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]
+
+
+def capture_graphs(*graphs: Sequence[Callable[[], object]]) -> list[torch.cuda.CUDAGraph]:
+    """Capture lists of functions as device graphs that share one memory pool."""
+    captured: list[torch.cuda.CUDAGraph] = []
+    pool = torch.cuda.graph_pool_handle()
+    for functions in graphs:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            for function in functions:
+                function()
+        captured.append(graph)
+    return captured
