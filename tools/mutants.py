@@ -35,9 +35,9 @@ import torch
 from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, guards, run
 from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels.launch import Kernel, jit
-from tinyllama.harness.kernels.resources import launches_of
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.ops import OPS
 from tools import mutant_record

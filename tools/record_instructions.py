@@ -1,41 +1,53 @@
 """Record the instructions of every kernel, as this triton compiles them for chips that need not
 be there.
 
-    python -m tools.record_instructions
+    python -m tools.record_instructions [--op NAME]
 
-What other versions of triton are recorded with is kept: run it with each that is recorded.
+Each op's record is written in its folder. What other versions of triton are recorded with is kept:
+run it with each that is recorded.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 
-from correctness_tests.kernels.test_instructions import RECORDED, held
-from tinyllama.harness.kernels.instruction_record import Record, load, text_of, together
+from tinyllama.harness.correct.launched import held_kernels, plan
+from tinyllama.harness.kernels.instruction_record import FILE, Key, Record, load, text_of, together
+from tinyllama.harness.kernels.instructions import Instructions
 from tinyllama.harness.kernels.limits import triton_minor
 from tinyllama.harness.kernels.resources import CHIPS, lacking
+from tinyllama.ops import OPS
 
 
-def recorded_anew(before: Record) -> Record:
+def updated(before: Record, found: Mapping[Key, Instructions]) -> Record:
     """The record with what is found now; chips that this triton lacks keep what they had."""
     minor = triton_minor()
     kept = {k: v for k, v in before.get(minor, {}).items() if k[0] in CHIPS and lacking(k[0])}
-    found = {
-        key: together(one.run().instructions for one in compilations)
-        for key, compilations in held().items()
-    }
     return {**before, minor: {**kept, **found}}
 
 
 def main(argv: list[str] | None = None) -> int:
     summary = "Record the instructions of every kernel under the triton that is installed."
-    argparse.ArgumentParser(description=summary).parse_args(argv)
-    before = load(RECORDED) if RECORDED.exists() else {}
-    after = recorded_anew(before)
-    RECORDED.write_text(text_of(after), encoding="utf-8")
-    minor = triton_minor()
-    print(f"{RECORDED}: {len(after[minor])} kernels under triton {minor}")
+    parser = argparse.ArgumentParser(description=summary)
+    parser.add_argument("--op", choices=list(OPS), action="append", help="only this op; repeatable")
+    asked = parser.parse_args(argv).op or list(OPS)
+    found: dict[str, dict[Key, Instructions]] = {}
+    for key, compilations in held_kernels(plan(OPS.values()).values()).items():
+        op = key[1].partition(".")[0]
+        if op in asked:
+            instructions = together(one.run().instructions for one in compilations)
+            found.setdefault(op, {})[key] = instructions
+    for op, kernels in found.items():
+        folder = OPS[op].folder
+        if folder is None:
+            print(f"{op}: not recorded, it is one file: make it a folder, {op}/__init__.py")
+            continue
+        path = folder / FILE
+        before = load(path, op) if path.exists() else {}
+        path.write_text(text_of(updated(before, kernels), op), encoding="utf-8")
+        print(f"{path}: {len(kernels)} kernels under triton {triton_minor()}")
     return 0
 
 

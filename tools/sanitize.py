@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.precision import SHORT
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.ops import OPS
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
 BASE = "tried-base"
 SECONDS = 1200.0  # of one gate at most
-NORM = "tinyllama/ops/rms_norm_kernels.py"
+NORM = "tinyllama/ops/rms_norm/kernels.py"
 COMMENTED = (NORM, *(f"tinyllama/ops/{op}.py" for op in ("cross_entropy", "rope", "silu_mul")))
 
 
@@ -144,7 +144,7 @@ BRANCHES = {
         "RMSNorm hashes 1000 texts on its way to the kernel",
         (
             Edit(
-                "tinyllama/ops/rms_norm.py",
+                "tinyllama/ops/rms_norm/__init__.py",
                 "        x_ND = contiguous(x).flatten(0, 1)\n        y_ND, rstd_N = norm_forward(",
                 "        for row in range(1000):\n            hash(str(row))\n"
                 "        x_ND = contiguous(x).flatten(0, 1)\n        y_ND, rstd_N = norm_forward(",

@@ -118,7 +118,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def test_a_comment_leaves_all_identical_and_nothing_is_timed(repository: Repository) -> None:
-    for name in ("tinyllama/ops/rms_norm.py", "tinyllama/harness/correct/evaluate.py"):
+    for name in ("tinyllama/ops/rms_norm/__init__.py", "tinyllama/harness/correct/evaluate.py"):
         repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
     status, verdicts, text = repository.gate()
     assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
@@ -131,10 +131,12 @@ def test_a_comment_leaves_all_identical_and_nothing_is_timed(repository: Reposit
 def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     repository: Repository,
 ) -> None:
-    source = (ROOT / "tinyllama/ops/rms_norm.py").read_text()
+    source = (ROOT / "tinyllama/ops/rms_norm/__init__.py").read_text()
     begin = source.index("    wide = x_BTD", source.index("def eager"))
     end = source.index("@rms_norm.provider", begin)
-    repository.edit("tinyllama/ops/rms_norm.py", source[begin:end], TWICE.lstrip("\n") + "\n\n")
+    repository.edit(
+        "tinyllama/ops/rms_norm/__init__.py", source[begin:end], TWICE.lstrip("\n") + "\n\n"
+    )
     name = "rms_norm-eager-B4T64D128-fp32/forward+backward"
     repository.history(name, spread=0.05)
     status, verdicts, text = repository.gate("rms_norm-eager", "rope", "adamw", "transpose")
@@ -149,7 +151,9 @@ def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
 
 @pytest.mark.slow("some launches of two processes")
 def test_a_wrong_result_of_the_candidate_gives_no_time(repository: Repository) -> None:
-    repository.edit("tinyllama/ops/rms_norm.py", "return F.rms_norm(", "return 1.05 * F.rms_norm(")
+    repository.edit(
+        "tinyllama/ops/rms_norm/__init__.py", "return F.rms_norm(", "return 1.05 * F.rms_norm("
+    )
     status, verdicts, text = repository.gate("rms_norm-torch")
     ((name, one),) = verdicts.items()
     assert name.startswith("rms_norm-torch")

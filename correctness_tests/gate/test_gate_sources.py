@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT
+from correctness_tests.support.launched import tree_ops
 from tinyllama.harness.gate import comparison, sources
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.revision import RevisionError
@@ -21,7 +23,8 @@ from tinyllama.harness.gate.sources import Sources, closure, digest, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 NORM = "tinyllama.ops.rms_norm"
-KERNELS = "tinyllama/ops/rms_norm_kernels.py"
+KERNELS = "tinyllama/ops/rms_norm/kernels.py"
+TABLE = "tinyllama/ops/rms_norm/tuned/sm_90.json"
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +72,17 @@ def differing(before: Sources, after: Path, module: str = NORM) -> list[str]:
 
 def test_an_op_runs_what_its_file_imports_and_no_other_op() -> None:
     ops = {name for name in names(ROOT, NORM) if "/ops/" in name}
-    files = ("__init__", "rms_norm", "rms_norm_kernels")
+    files = ("__init__", "rms_norm/__init__", "rms_norm/kernels")
     assert ops == {f"tinyllama/ops/{name}.py" for name in files}
     assert {"tinyllama/harness/kernels/launch.py", "tinyllama/__init__.py"} <= names(ROOT, NORM)
     lazily = "tinyllama/harness/kernels/interpreter.py"
     assert lazily in names(ROOT, NORM), "imported inside a function"
-    assert "tinyllama/ops/rope.py" in names(ROOT, "tinyllama.ops.block")
+    assert "tinyllama/ops/rope/__init__.py" in names(ROOT, "tinyllama.ops.block")
 
 
 def test_who_imports_the_package_of_ops_may_use_any_of_them() -> None:
-    every = {f"tinyllama/ops/{path.name}" for path in (ROOT / "tinyllama/ops").glob("*.py")}
+    every = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tinyllama/ops").rglob("*.py")}
+    every = {name for name in every if not name.endswith("/offsets.py")}  # imported by tests alone
     assert every <= names(ROOT, "tinyllama.ops")
     assert every <= names(ROOT, "tinyllama.model.tiers"), "`from tinyllama.ops import OPS`"
 
@@ -92,7 +96,7 @@ def test_nothing_is_imported_that_was_not_found() -> None:
     files = [Path(file) for file in json.loads(run.stdout) if file]
     own = [path.relative_to(ROOT) for path in files if path.is_relative_to(ROOT)]
     imported = {path.as_posix() for path in own if not path.parts[0].startswith(".")}  # no .venv
-    assert "tinyllama/ops/rope.py" in imported
+    assert "tinyllama/ops/rope/__init__.py" in imported
     assert imported <= names(ROOT, "tinyllama.bench.measure")
 
 
@@ -133,8 +137,9 @@ def test_comments_docstrings_and_formatting_do_not_matter(
         (KERNELS, "@jit", "@jit\n@profiled", ["whole", "host"]),
         (KERNELS, "cdiv(n_rows, 8)", "cdiv(n_rows, 4)", ["whole", "host"]),
         ("tinyllama/harness/kernels/layout.py", "return ", "return 0 or ", ["whole", "host"]),
-        ("tinyllama/ops/tuned/sm_90.json", '"num_warps": ', '"num_warps": 1', ["whole", "host"]),
-        ("tinyllama/ops/rope.py", "import torch", "import torch, os", []),
+        (TABLE, '"num_warps": ', '"num_warps": 1', ["whole", "host"]),
+        ("tinyllama/ops/rope/instructions.toml", "fp32", "fp33", []),
+        ("tinyllama/ops/rope/__init__.py", "import torch", "import torch, os", []),
         ("tinyllama/model/llama.py", "import torch", "import torch, os", []),
     ],
 )
@@ -146,12 +151,39 @@ def test_a_change_of_what_runs_differs(
 
 
 def test_a_changed_op_differs_where_it_is_used(unchanged: Sources, tree: Path) -> None:
-    change(tree, "tinyllama/ops/rope.py", "import torch", "import torch, os")
+    change(tree, "tinyllama/ops/rope/__init__.py", "import torch", "import torch, os")
     assert differing(unchanged, tree, "tinyllama.ops.block") == ["whole", "host"]
 
 
+COMPOSED = {"rms_norm": {"add_rms_norm", "block"}, "adamw": set()}  # who runs an op's kernels
+
+
+@pytest.mark.parametrize("name", [op.name for op in tree_ops() if op.folder])
+def test_data_of_an_op_concern_that_op_and_those_composed_of_it(
+    unchanged: Sources, tree: Path, name: str
+) -> None:
+    """A tuned table, or a record: nothing else is timed for it."""
+    for file in ("tuned/gfx942.json", "instructions.toml"):
+        path = tree / "tinyllama/ops" / name / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}" if path.suffix == ".json" else '["9.9".gfx942]\n')
+    changed = {op.name for op in tree_ops() if differing(unchanged, tree, op.module)}
+    users = {op.name for op in tree_ops() if name in parts_of(op.name)}
+    assert changed == {name, *users}
+    assert users == COMPOSED.get(name, users)
+
+
+def parts_of(name: str) -> set[str]:
+    """The other ops that an op is made of, by what its files import."""
+    folder = ROOT / "tinyllama/ops"
+    files = [folder / f"{name}.py", *(folder / name).glob("*.py")]
+    text = "".join(path.read_text() for path in files if path.exists() and path.stem != "offsets")
+    direct = set(re.findall(r"from tinyllama\.ops\.(\w+)", text)) - {name}
+    return direct.union(*map(parts_of, direct))
+
+
 def test_a_table_says_the_same_in_any_format(unchanged: Sources, tree: Path) -> None:
-    path = tree / "tinyllama/ops/tuned/sm_90.json"
+    path = tree / TABLE
     path.write_text(json.dumps(json.loads(path.read_text()), indent=7))
     for path in tree.rglob("*.toml"):
         path.write_text("# a remark\n\n" + path.read_text())
@@ -336,6 +368,6 @@ def test_spellings_that_warn_and_other_encodings_are_read(tmp_path: Path) -> Non
 def test_a_tree_is_read_once(unchanged: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     found, root = unchanged.of(NORM), unchanged.root
     assert found == (fingerprint(root, [NORM]), fingerprint(root, [NORM], host_only=True))
-    assert set(found[0]) == set(found[1]) >= {KERNELS, "tinyllama/ops/tuned/sm_90.json"}
+    assert set(found[0]) == set(found[1]) >= {KERNELS, TABLE}
     monkeypatch.setattr(sources, "closure", None)
     assert unchanged.of(NORM) is found

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tinyllama
-from correctness_tests.support.launched import every_launch, name_of
+from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
 from tinyllama.harness.kernels.launch import (
     STATED,
@@ -297,8 +297,8 @@ except RuntimeError as error:
 @needs_triton
 def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
     """By file and function, and each counts among products, attention, and so on."""
-    found = {name_of(launch): launch.kernel.repr(None) for launch in every_launch()}
-    assert found["attention_kernels.backward_kernel"] == "attention_backward"
+    found = {launch.identity: launch.kernel.repr(None) for launch in every_launch()}
+    assert found["attention.backward_kernel"] == "attention_backward"
     assert found["transpose.transpose_kernel"] == "transpose"
     assert len(set(found.values())) == len(found)
     assert {name for name in found.values() if kind_of(name) == "other"} == set()

@@ -84,7 +84,7 @@ def test_kernels_are_compared_with_another_revision(
         return table(after, "--against", str(before))[0]
 
     assert changed(occupancy=2 * kernels[0]["occupancy"]) == 1
-    assert "WORSE rms_norm_kernels." in capsys.readouterr().out
+    assert "WORSE rms_norm." in capsys.readouterr().out
     assert changed(occupancy=kernels[0]["occupancy"] / 2) == 0
     assert changed(spilled_bytes=-1) == 1
     assert "0 bytes are spilled, before -1" in capsys.readouterr().out

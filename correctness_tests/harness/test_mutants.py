@@ -53,9 +53,7 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
 
 
 def test_every_kernel_has_a_provider_that_runs_it(found: Found) -> None:
-    assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention_kernels.forward_kernel"} <= set(
-        found
-    )
+    assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention.forward_kernel"} <= set(found)
     assert all(mutants.mutants_of(kernel) for kernel, users in found.values() if users)
 
 

@@ -275,7 +275,7 @@ def test_what_was_compiled_is_not_compiled_again_unless_something_changed(
 
 ENTRY = """
 [[known]]
-kernel = "attention._backward"
+kernel = "_backward"
 chip = "gfx942"
 triton = "3.9"
 when = { HEAD = 128, q = "*fp32" }
@@ -304,7 +304,7 @@ def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:
     kernel = of_centred("gfx942", 32768, 1)
     _, taken = verdict(kernel, [])
     text = suggestion(kernel, taken, "3.9").replace('why = ""', 'why = "a test"')
-    (entry,) = load(written(tmp_path, f'measured = ["3.9"]\n{text}')).known
+    (entry,) = load(written(tmp_path, f'measured = ["3.9"]\n{text}'), "test_resources").known
     assert entry.when["x"] == "*fp32"
     assert entry.when["BLOCK"] == 32768
     assert verdict(kernel, [entry])[0] == []
@@ -315,7 +315,9 @@ def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:
 
 def test_limits_are_read_by_version(tmp_path: Path) -> None:
     older = ENTRY.replace("3.9", "3.3").replace("spilled = 64\n", "")
-    limits = load(written(tmp_path, f'measured = ["3.3", "3.6", "3.9"]\n{ENTRY}{older}{UNFIT}'))
+    limits = load(
+        written(tmp_path, f'measured = ["3.3", "3.6", "3.9"]\n{ENTRY}{older}{UNFIT}'), "attention"
+    )
     new, old = limits.known
     assert [(entry.space, entry.count) for entry in limits.unfit] == [("attention.forward", 3)]
     assert (new.spilled, old.spilled) == (64, None)
@@ -344,4 +346,4 @@ def test_limits_are_read_by_version(tmp_path: Path) -> None:
 )
 def test_a_malformed_list_of_limits_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        load(written(tmp_path, text))
+        load(written(tmp_path, text), "attention")

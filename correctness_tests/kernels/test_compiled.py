@@ -9,10 +9,7 @@ configuration that a search may try.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -20,93 +17,24 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.launched import BORROWED
-from tinyllama import ops
-from tinyllama.harness.declare.op import Case, Op, Provider, Tensor
+from correctness_tests.support.launched import planned as plan
+from tinyllama.harness.correct.launched import MODES, WHOLLY, Planned, launches_of, plan_of
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.specs import Case, Tensor
+from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked, key_text
 from tinyllama.harness.kernels.launch import jit, tl
-from tinyllama.harness.kernels.limits import Known, load, stale, suggestion, triton_minor, verdict
-from tinyllama.harness.kernels.resources import (
-    CHIPS,
-    Compilation,
-    compilation,
-    lacking,
-    launches_of,
-)
+from tinyllama.harness.kernels.limits import Known, stale, suggestion, triton_minor, verdict
+from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 from tinyllama.ops import OPS
 
-LISTED = Path(ops.__file__).with_name("known_limits.toml")
-LIMITS = load(LISTED)
-KNOWN = LIMITS.of(triton_minor())
+Asked = tuple[Provider, Op, str, dict[str, Key]]  # who asks, in which mode, for which key
+
+MINOR = triton_minor()
+LIMITS = {op.name: limits.of_op(op.name, op.folder) for op in OPS.values()}
+KNOWN = [entry for declared in LIMITS.values() for entry in declared.of(MINOR)]
+UNMEASURED = f"the limits of its op were not measured with triton {MINOR}"
 NONE = pytest.param(None, marks=pytest.mark.skip("nothing is listed for this triton"))
-MOST = 300  # compilations in `make test`, at up to a second each; the tests of the gate add 30
-
-MODES = {
-    "fp32": (torch.float32, "ieee"),
-    "bf16": (torch.bfloat16, "ieee"),
-    "tf32": (torch.float32, "tf32"),
-    "fp16": (torch.float16, "ieee"),
-}
-WHOLLY = ("gfx942", "sm_90")  # chips for which more than the largest case is compiled
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One compilation, and the first case that asks for it; or what kept it from being known."""
-
-    where: str
-    quick: bool
-    compilation: Compilation | None = None
-    error: Exception | None = None
-
-
-def cases_of(op: Op, chip: str, mode: str) -> Iterator[tuple[Case, bool]]:
-    """The cases that are compiled for a chip, and whether in `make test` already."""
-    for case in op.timed:  # the first is what a CPU times
-        if chip in WHOLLY:
-            quick = mode != "fp16" and (case is not op.timed[0] or len(op.timed) == 1)
-        else:
-            quick = mode == "bf16" and case is op.timed[-1] and chip != "gfx908"
-        yield case, quick
-    if chip in WHOLLY:
-        for case in op.cases:
-            yield case, False
-
-
-def plan_of(provider: Provider, op: Op, chips: list[str]) -> Iterator[Planned]:
-    for chip in chips:
-        for mode, (dtype, precision) in MODES.items():
-            if dtype not in provider.dtypes:
-                continue
-            for case, quick in cases_of(op, chip, mode):
-                if provider.supports(case.dims) is None:
-                    where = f"{provider}-{case}-{mode}-{chip}"
-                    try:
-                        launches = launches_of(
-                            op, provider, case, dtype, chip=chip, precision=precision
-                        )
-                        for launch in launches:
-                            found = compilation(launch, chip)
-                            yield Planned(f"{where}-{found.kernel}", quick, found)
-                    except Exception as error:  # the test of this case raises it
-                        yield Planned(where, quick, error=error)
-
-
-@functools.cache
-def plan() -> dict[str, Planned]:
-    """Every distinct compilation by its key; those of `make test` first."""
-    every = [
-        planned
-        for op in OPS.values()
-        for provider in op.providers.values()
-        if "triton" in provider.requires
-        for planned in plan_of(provider, op, [chip for chip in CHIPS if not lacking(chip)])
-    ]
-    distinct: dict[str, Planned] = {}
-    for planned in sorted(every, key=lambda planned: not planned.quick):
-        key = planned.compilation.key if planned.compilation else planned.where
-        distinct.setdefault(key, planned)
-    return distinct
 
 
 def compilations() -> list[Compilation]:
@@ -131,17 +59,12 @@ def test_compiles_within_the_chips_limits(planned: Planned) -> None:
         assert planned.error is not None
         raise planned.error
     excesses, taken = verdict(planned.compilation, KNOWN)
-    entry = suggestion(planned.compilation, taken, triton_minor())
+    entry = suggestion(planned.compilation, taken, MINOR)
     assert not excesses, (
         f"{taken or planned.compilation.kernel}: {'; '.join(excesses)}\n"
-        f"Choose another configuration; a spill that must be is listed in {LISTED.name}:\n{entry}"
+        f"Choose another configuration; a spill that must be is listed in the op's {limits.FILE}:\n"
+        f"{entry}"
     )
-
-
-def test_what_make_test_compiles_is_not_too_much() -> None:
-    quick = [planned for planned in plan().values() if planned.quick]
-    again = {c.key for c in compilations() if any(entry.covers(c) for entry in KNOWN)}
-    assert len(quick) + len(again - {p.compilation.key for p in quick if p.compilation}) <= MOST
 
 
 def test_every_provider_that_launches_kernels_says_so() -> None:
@@ -149,8 +72,8 @@ def test_every_provider_that_launches_kernels_says_so() -> None:
     for op in OPS.values():
         for provider in op.providers.values():
             says = "triton" in provider.requires
-            borrows = str(provider) in BORROWED
-            where = {"chip": "sm_90", "precision": "tf32"} if borrows else {"chip": "gfx942"}
+            chip, precision = ("sm_90", "tf32") if provider.borrows else ("gfx942", "ieee")
+            where = {"chip": chip, "precision": precision}
             try:
                 found = launches_of(op, provider, op.timed[-1], torch.float32, **where)
             except Exception:
@@ -166,18 +89,19 @@ def test_every_chip_is_compiled_for() -> None:
     assert quick == chips - {"gfx908"}
 
 
-@pytest.mark.skipif(triton_minor() not in LIMITS.measured, reason="a triton not measured yet")
 @pytest.mark.parametrize("entry", KNOWN or [NONE], ids=str)
 def test_a_known_limit_is_still_needed(entry: Known) -> None:
+    if MINOR not in LIMITS[entry.kernel.partition(".")[0]].measured:
+        pytest.skip(UNMEASURED)
     reason = stale(entry, compilations())
     assert reason is None, reason
 
 
-def spaces_of(chip: str) -> dict[str, list[tuple[Provider, Op, str, dict[str, Key]]]]:
+def spaces_of(ops: Iterable[Op], chip: str) -> dict[str, list[Asked]]:
     """By space, who asks for which of its keys in the largest case, in float32 and bfloat16."""
-    found: dict[str, list[tuple[Provider, Op, str, dict[str, Key]]]] = {}
+    found: dict[str, list[Asked]] = {}
     seen = set()
-    for op in OPS.values():
+    for op in ops:
         for provider in op.providers.values():
             for mode in ("bf16", "fp32") if "triton" in provider.requires else ():
                 with asked() as pairs:
@@ -196,10 +120,10 @@ def recorded_of(provider: Provider, op: Op, chip: str, mode: str) -> list[Compil
     return [compilation(launch, chip) for launch in launches]
 
 
-def unfit(space: Space, chip: str) -> dict[str, str]:
+def unfit(space: Space, chip: str, ops: Iterable[Op]) -> dict[str, str]:
     """The space's configurations that pass a limit of a chip, and which."""
     found, done = {}, {}
-    for provider, op, mode, key in spaces_of(chip).get(space.name, ()):
+    for provider, op, mode, key in spaces_of(ops, chip).get(space.name, ()):
         for config in space.configs(**key):
             with space.force(config, **key):
                 launched = recorded_of(provider, op, chip, mode)
@@ -216,24 +140,33 @@ def uses(one: Compilation, config: Config) -> bool:
     return all(one.traits.get(name, value) == value for name, value in config.kwargs().items())
 
 
-@pytest.mark.slow("every configuration that a search may try is compiled")
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(triton_minor() not in LIMITS.measured, reason="a triton not measured yet")
-@pytest.mark.parametrize("chip", WHOLLY)
-@pytest.mark.parametrize("space", SPACES.values(), ids=lambda space: space.name)
-def test_configurations_that_do_not_fit_are_listed(space: Space, chip: str) -> None:
-    if reason := lacking(chip):
-        pytest.skip(reason)
-    found = unfit(space, chip)
+def declared_for(space: Space) -> limits.Limits:
+    """The limits of the op whose folder the space is declared in."""
+    owners = [name for name, op in OPS.items() if op.folder == space.tables.parent]
+    return LIMITS[owners[0]] if owners else limits.Limits()
+
+
+def assert_listed(found: dict[str, str], space: Space, chip: str, declared: limits.Limits) -> None:
     compiler = {config: why for config, why in found.items() if "does not compile" in why}
     assert not compiler, compiler
     listed = [
         entry.count
-        for entry in LIMITS.unfit
-        if (entry.space, entry.chip, entry.triton) == (space.name, chip, triton_minor())
+        for entry in declared.unfit
+        if (entry.space, entry.chip, entry.triton) == (space.name, chip, MINOR)
     ]
     lines = "\n".join(f"{config}: {why}" for config, why in found.items())
     assert len(found) == sum(listed), f"{len(found)} do not fit, listed are {listed}\n{lines}"
+
+
+@pytest.mark.slow("every configuration that a search may try is compiled")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("chip", WHOLLY)
+@pytest.mark.parametrize("space", SPACES.values(), ids=lambda space: space.name)
+def test_configurations_that_do_not_fit_are_listed(space: Space, chip: str) -> None:
+    declared = declared_for(space)
+    if reason := lacking(chip) or (UNMEASURED if MINOR not in declared.measured else None):
+        pytest.skip(reason)
+    assert_listed(unfit(space, chip, OPS.values()), space, chip, declared)
 
 
 # -- launches of a provider -------------------------------------------------------------------
@@ -313,12 +246,11 @@ def test_the_precision_of_products_is_put_back(op: Op) -> None:
 
 
 def test_configurations_that_do_not_fit_are_found_on_the_chip_where_they_do_not(
-    op: Op, space: Space, monkeypatch: pytest.MonkeyPatch
+    op: Op, space: Space
 ) -> None:
-    monkeypatch.setattr("correctness_tests.kernels.test_compiled.OPS", {"toy": op})
-    assert unfit(space, "sm_90") == {}
-    found = unfit(space, "gfx942")
+    assert unfit(space, "sm_90", [op]) == {}
+    found = unfit(space, "gfx942", [op])
     assert list(found) == [f"N=100: {TOO_WIDE}"]
     assert found[f"N=100: {TOO_WIDE}"] == "32 warps of 64 threads, limit 1024 threads"
     with pytest.raises(AssertionError, match="1 do not fit, listed are"):
-        test_configurations_that_do_not_fit_are_listed(space, "gfx942")
+        assert_listed(found, space, "gfx942", declared_for(space))

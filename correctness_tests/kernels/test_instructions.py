@@ -1,7 +1,9 @@
 """Kernels keep the instructions that they are recorded to have: wide accesses, matrix products.
 
 The compilations are those of `correctness_tests/kernels/test_compiled.py` for two chips, none is
-made a second time. ``tinyllama/ops/instructions.toml`` is the record.
+made a second time. Each op's folder has its record, ``instructions.toml``. A kernel that is not
+recorded for this triton is listed among the skipped tests; test_compiled.py holds it to the limits
+of the chips.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.kernels.test_compiled import WHOLLY, plan
-from tinyllama import ops
+from correctness_tests.support.launched import planned
+from tinyllama.harness.correct.launched import WHOLLY, held_kernels
 from tinyllama.harness.kernels.instruction_record import (
+    FILE,
     Difference,
     Key,
     Record,
-    grouped,
     key_of,
     load,
+    load_all,
     text_of,
     together,
 )
@@ -31,64 +34,58 @@ from tinyllama.harness.kernels.instructions import TILE, Instructions, of_amdgcn
 from tinyllama.harness.kernels.launch import jit, recorded, tl
 from tinyllama.harness.kernels.limits import triton_minor
 from tinyllama.harness.kernels.resources import Compilation, compilation, lacking
+from tinyllama.ops import OPS
 
-RECORDED = Path(ops.__file__).with_name("instructions.toml")
+FOLDERS = {op.name: op.folder for op in OPS.values() if op.folder is not None}
+MINOR = triton_minor()
 ANEW = "python -m tools.record_instructions"
 AVAILABLE = [chip for chip in WHOLLY if not lacking(chip)]
 
 
+def recorded_kernels() -> Record:
+    return load_all(FOLDERS)
+
+
 def held() -> dict[Key, list[Compilation]]:
     """By chip and kernel, the compilations of `make test` that are held to the record."""
-    return grouped(
-        planned.compilation
-        for planned in plan().values()
-        if planned.quick and planned.compilation and planned.compilation.chip.name in AVAILABLE
-    )
+    found = held_kernels(planned().values())
+    return {key: compilations for key, compilations in found.items() if key[0] in AVAILABLE}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "key" not in metafunc.fixturenames:
-        return
-    minor = triton_minor()
-    if minor not in load(RECORDED):
-        params = [skipped("all", f"nothing is recorded for triton {minor}: {ANEW}")]
-    else:
+    if "key" in metafunc.fixturenames:
         params = [pytest.param(key, id="-".join(key)) for key in held()]
-        params += [skipped(chip, str(lacking(chip))) for chip in WHOLLY if chip not in AVAILABLE]
-    metafunc.parametrize("key", params)
-
-
-def skipped(name: str, reason: str) -> Any:
-    return pytest.param(None, id=name, marks=pytest.mark.skip(reason))
+        for chip in WHOLLY:
+            if reason := lacking(chip):
+                params.append(pytest.param(None, id=chip, marks=pytest.mark.skip(reason)))
+        metafunc.parametrize("key", params)
 
 
 def test_instructions_are_those_recorded(key: Key) -> None:
-    reason = unlike(key, held()[key], load(RECORDED))
+    if key not in recorded_kernels().get(MINOR, {}):
+        pytest.skip(f"not recorded for triton {MINOR}, held to the chips' limits alone: {ANEW}")
+    reason = unlike(key, held()[key], recorded_kernels())
     assert reason is None, reason
 
 
 def unlike(key: Key, compilations: list[Compilation], record: Record) -> str | None:
     """How a kernel differs from the record, in words; None where it does not."""
-    minor = triton_minor()
-    known = record[minor].get(key)
-    if known is None:
-        return f"{key[1]} on {key[0]} is not recorded for triton {minor}: record it with {ANEW}"
+    known = record[MINOR][key]
     found = together(one.run().instructions for one in compilations)
     if found == known:
         return None
-    return f"{Difference(key, minor, known, found)}\nIf this is meant, record it with {ANEW}"
+    return f"{Difference(key, MINOR, known, found)}\nIf this is meant, record it with {ANEW}"
 
 
 def test_what_is_recorded_is_launched() -> None:
-    minor, record = triton_minor(), load(RECORDED)
-    if minor not in record:
-        pytest.skip(f"nothing is recorded for triton {minor}: {ANEW}")
-    gone = {key for key in record[minor] if key[0] in AVAILABLE} - set(held())
+    gone = {key for key in recorded_kernels().get(MINOR, {}) if key[0] in AVAILABLE} - set(held())
     assert not gone, f"no provider launches {gone} any more: record what there is with {ANEW}"
 
 
-def test_the_record_is_as_its_tool_writes_it() -> None:
-    assert text_of(load(RECORDED)) == RECORDED.read_text(encoding="utf-8")
+@pytest.mark.parametrize("op", [op for op, folder in FOLDERS.items() if (folder / FILE).exists()])
+def test_a_record_is_as_its_tool_writes_it(op: str) -> None:
+    path = FOLDERS[op] / FILE
+    assert text_of(load(path, op), op) == path.read_text(encoding="utf-8")
 
 
 # -- what is compiled is read -----------------------------------------------------------------
@@ -129,18 +126,17 @@ def test_a_length_that_is_no_multiple_of_16_narrows_the_accesses(chip: str) -> N
     assert other.run().instructions == Instructions(4, 4)
     key = key_of(aligned)
     assert key == key_of(other) == (chip, "test_instructions.doubled, fp32")
-    record = {triton_minor(): {key: Instructions(16, 16)}}
+    record = {MINOR: {key: Instructions(16, 16)}}
     assert unlike(key, [aligned], record) is None
     assert unlike(key, [aligned, other], record) == (
-        f"test_instructions.doubled, fp32 on {chip}, triton {triton_minor()}: "
+        f"test_instructions.doubled, fp32 on {chip}, triton {MINOR}: "
         "its widest load is 4 B, before 16 B; its widest store is 4 B, before 16 B\n"
         "  recorded: loads 16 B, stores 16 B, products none, atomics none\n"
         "  found:    loads 4 B, stores 4 B, products none, atomics none\n"
         f"If this is meant, record it with {ANEW}"
     )
-    wider = unlike(key, [aligned], {triton_minor(): {key: Instructions(8, 16)}})
+    wider = unlike(key, [aligned], {MINOR: {key: Instructions(8, 16)}})
     assert "other than recorded" in str(wider)
-    assert "is not recorded for triton" in str(unlike(key, [aligned], {triton_minor(): {}}))
 
 
 @pytest.mark.parametrize("chip", WHOLLY)
@@ -149,7 +145,7 @@ def test_an_atomic_is_seen(chip: str) -> None:
     found = one.run().instructions
     assert len(found.atomics) == 1
     assert "add" in found.atomics[0]
-    reason = unlike(key_of(one), [one], {triton_minor(): {key_of(one): replace(found, atomics=())}})
+    reason = unlike(key_of(one), [one], {MINOR: {key_of(one): replace(found, atomics=())}})
     assert f"it has atomics that were not there: {found.atomics[0]}" in str(reason)
 
 
@@ -278,18 +274,18 @@ def test_what_is_worse_than_before_is_said_and_a_gain_is_not() -> None:
 
 RECORD: Record = {
     "3.9": {
-        ("gfx942", "file.kernel, bf16 fp32"): MATRIX,
-        ("sm_90", "file.kernel, fp32 tf32"): Instructions(16, 4, ("wgmma tf32",), ("add f32",)),
+        ("gfx942", "op.kernel, bf16 fp32"): MATRIX,
+        ("sm_90", "op.kernel, fp32 tf32"): Instructions(16, 4, ("wgmma tf32",), ("add f32",)),
     },
-    "3.10": {("sm_90", "file.kernel, fp32"): Instructions(16, 16)},
+    "3.10": {("sm_90", "op.kernel, fp32"): Instructions(16, 16)},
 }
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "instructions.toml"
-    path.write_text(text_of(RECORD), encoding="utf-8")
-    assert load(path) == RECORD
-    assert list(load(path)) == ["3.9", "3.10"]
+    path.write_text(text_of(RECORD, "op"), encoding="utf-8")
+    assert load(path, "op") == RECORD
+    assert list(load(path, "op")) == ["3.9", "3.10"]
 
 
 @pytest.mark.parametrize(
@@ -305,23 +301,17 @@ def test_a_malformed_record_is_refused(text: str, message: str, tmp_path: Path) 
     path = tmp_path / "instructions.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        load(path)
+        load(path, "op")
 
 
-def test_recording_keeps_other_versions_and_chips(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_keeps_other_versions_and_chips(monkeypatch: pytest.MonkeyPatch) -> None:
     from tools import record_instructions as tool
 
     one = compiled(doubled, "gfx942", 1024, BLOCK=1024)
-    path, minor = tmp_path / "instructions.toml", triton_minor()
     stale = {("gfx942", "gone"): MATRIX, ("sm_90", "kept"): MATRIX}
-    path.write_text(text_of({"3.0": RECORD["3.9"], minor: stale}), encoding="utf-8")
-    monkeypatch.setattr(tool, "RECORDED", path)
-    monkeypatch.setattr(tool, "held", lambda: {key_of(one): [one]})
     monkeypatch.setattr(tool, "lacking", lambda chip: "no ptxas" if chip == "sm_90" else None)
-    assert tool.main([]) == 0
-    assert load(path) == {
+    found = {key_of(one): Instructions(16, 16)}
+    assert tool.updated({"3.0": RECORD["3.9"], MINOR: stale}, found) == {
         "3.0": RECORD["3.9"],
-        minor: {key_of(one): Instructions(16, 16), ("sm_90", "kept"): MATRIX},
+        MINOR: {**found, ("sm_90", "kept"): MATRIX},
     }

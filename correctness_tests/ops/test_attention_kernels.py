@@ -24,7 +24,7 @@ from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.attention.configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
 from tinyllama.ops.rope import rotate
 
 pytestmark = pytest.mark.skipif(

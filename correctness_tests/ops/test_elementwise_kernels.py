@@ -14,8 +14,8 @@ from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.machine.device import cannot
-from tinyllama.ops import rms_norm_kernels as norms
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
+from tinyllama.ops.rms_norm import kernels as norms
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
 from tinyllama.ops.rope import rope, rope_tables, rotate
 from tinyllama.ops.silu_mul import activate, activate_backward, silu_mul

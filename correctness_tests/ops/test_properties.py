@@ -6,8 +6,8 @@ The examples of a seed are the same everywhere; `make soak` draws others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,56 +35,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def up_to(most: int, least: int = 1) -> st.SearchStrategy[int]:
-    return st.integers(least, most)
-
-
-def _heads(sizes: dict[str, int]) -> dict[str, int]:
-    """Whole groups of query heads, and the dimensions that follow from a head's."""
-    groups, pairs = sizes["G"], sizes["C"]
-    return {"H": groups * sizes["per_group"], "G": groups, "K": 2 * pairs, "C": pairs}
-
-
-def _attention(sizes: dict[str, int]) -> dict[str, int]:
-    heads = _heads(sizes)
-    return {"B": sizes["B"], "T": sizes["T"], **{name: heads[name] for name in "HGK"}}
-
-
-def _rope(sizes: dict[str, int]) -> dict[str, int]:
-    return {"B": sizes["B"], "T": sizes["T"], **_heads(sizes)}
-
-
-def _block(sizes: dict[str, int]) -> dict[str, int]:
-    heads = _heads(sizes)
-    widths = {"Q": heads["H"] * heads["K"], "R": heads["G"] * heads["K"], "C": heads["C"]}
-    # The query's gradient of one token alone is zero by cancellation; see the op's cases.
-    return {"B": sizes["B"], "T": sizes["T"] + 1, "D": sizes["D"], "F": sizes["F"], **widths}
-
-
-def _parameters(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    return {"P": tuple(size for name, size in sizes.items() if name.startswith("P"))}
-
-
-GROUPED = {"B": up_to(2), "T": up_to(40), "G": up_to(2), "per_group": up_to(3), "C": up_to(20)}
-SHAPES: dict[str, tuple[dict[str, st.SearchStrategy[int]], Callable[..., dict]]] = {
-    "attention": (GROUPED, _attention),
-    "rope": (GROUPED, _rope),
-    "block": (
-        {**GROUPED, "T": up_to(12), "C": up_to(8), "D": up_to(40, 8), "F": up_to(40)},
-        _block,
-    ),
-    # A program for each element: interpreted, few of them.
-    "swiglu-naive": ({"B": up_to(2), "T": up_to(2), "D": up_to(70), "F": up_to(9)}, dict),
-    "adamw": ({"P1": up_to(2000), "P2": up_to(70), "P3": up_to(3)}, _parameters),
-}
-
-
 @st.composite
 def op_case(draw: st.DrawFn, op: Op, provider: Provider) -> OpCase:
     """Any case of an op that its provider supports."""
-    free = {name: up_to(70 if name in "DFV" else 9) for name in op.cases[0].dims}
-    sizes, dims = SHAPES.get(str(provider), SHAPES.get(op.name, (free, dict)))
-    case = Case(**dims({name: draw(size) for name, size in sizes.items()}))
+    dims_of = provider.random_dims or op.dims_of
+    dims: dict[str, Any]
+    if dims_of is None:
+        dims = {n: draw(st.integers(1, 70 if n in "DFV" else 9)) for n in op.cases[0].dims}
+    else:
+        dims = dict(dims_of(lambda low, high: draw(st.integers(low, high))))
+    case = Case(**dims)
     hypothesis.assume(provider.supports(case.dims) is None)
     return OpCase(
         op,

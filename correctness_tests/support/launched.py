@@ -1,35 +1,26 @@
-"""The kernels that the providers of this tree launch, by name, for what must hold of each."""
+"""The kernels that the providers of this tree launch, for what must hold of each."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from tinyllama.harness import Op, Provider
+from tinyllama.harness.correct.launched import Planned, launches_of, plan, with_kernels
 from tinyllama.harness.kernels.launch import Launch
-from tinyllama.harness.kernels.resources import launches_of
 from tinyllama.ops import OPS
 
-# Those that see no large tensor, however large the inputs of their op are.
-NEVER_LARGE = {
-    "rms_norm_kernels.sum_kernel": "reads one row for each program of a backward pass",
-    "adamw._advance": "writes three numbers",
-}
-# Those that launch another op's kernels only, where a chip's table chooses so.
-BORROWED = {"linear-triton": "transposes operands by the kernel of `transpose`"}
 
-
-def name_of(launch: Launch) -> str:
-    """File and function."""
-    function = launch.kernel.fn
-    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+def tree_ops() -> list[Op]:
+    """The ops of this tree, without those of ``--ops`` files and installed packages."""
+    return [op for op in OPS.values() if op.module.startswith("tinyllama.ops.")]
 
 
 def providers() -> Iterator[tuple[Op, Provider]]:
-    for op in OPS.values():
-        for provider in op.providers.values():
-            ours = op.module.startswith("tinyllama.ops.") and str(provider) not in BORROWED
-            if ours and "triton" in provider.requires:
-                yield op, provider
+    """Those of this tree that launch kernels of their own op."""
+    for op, provider in with_kernels(tree_ops()):
+        if not provider.borrows:
+            yield op, provider
 
 
 def every_launch() -> Iterator[Launch]:
@@ -41,6 +32,16 @@ def every_launch() -> Iterator[Launch]:
                     yield from launches_of(op, provider, case, dtype)
 
 
-def kernels() -> set[str]:
-    """By name."""
-    return {name_of(launch) for launch in every_launch()}
+def large_kernels() -> set[str]:
+    """The identities of the kernels that may see a tensor of more than 2^31 elements."""
+    return {launch.identity for launch in every_launch()} - small_kernels()
+
+
+def small_kernels() -> set[str]:
+    return {f"{op.name}.{name}" for op in OPS.values() for name in op.small_kernels}
+
+
+@functools.cache
+def planned() -> dict[str, Planned]:
+    """Every distinct compilation of this tree's kernels by its key."""
+    return plan(OPS.values())

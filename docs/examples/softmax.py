@@ -1,11 +1,15 @@
-"""A softmax over rows, declared for `python -m tinyllama check docs/examples/softmax.py`."""
+"""A softmax over rows: all that is said about an op, in one file.
+
+`python -m tinyllama check docs/examples/softmax.py` checks it here; in ``tinyllama/ops/`` it is an
+op of the tree, and nothing else changes.
+"""
 
 import torch
-import triton
-import triton.language as tl
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.declare.values import normal
+from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.offsets import Put, Results, randn
+from tinyllama.harness.kernels import jit, next_power_of_2, tl
+from tinyllama.harness.values import normal
 
 softmax = Op(
     "softmax",
@@ -38,7 +42,7 @@ def written_out(x: torch.Tensor) -> torch.Tensor:
     return powers / powers.sum(-1, keepdim=True)
 
 
-@triton.jit
+@jit
 def forward_kernel(x, y, highest, total, V, x_n, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -51,7 +55,7 @@ def forward_kernel(x, y, highest, total, V, x_n, BLOCK: tl.constexpr):
     tl.store(total + row, sum_of_powers)
 
 
-@triton.jit
+@jit
 def backward_kernel(dy, x, highest, total, dx, V, dy_n, x_n, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -74,6 +78,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     # logarithm of their product is off by more than a rounding where x is large.
     saved={name: Tensor("N", dtype=torch.float32) for name in ("highest", "total")},
     requires=("triton",),
+    large=(Large("N", "V", {"V": 1000}),),  # N rows, until N V is beyond 2^31
 )
 class Triton:
     @staticmethod
@@ -83,7 +88,7 @@ class Triton:
             torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2)
         )
         if y.numel():
-            x, block = rows_of(x), triton.next_power_of_2(x.shape[1])
+            x, block = rows_of(x), next_power_of_2(x.shape[1])
             forward_kernel[(len(x),)](x, y, highest, total, x.shape[1], x.stride(0), BLOCK=block)
         return y, highest, total
 
@@ -92,7 +97,7 @@ class Triton:
         x, dy = rows_of(kept["x"]), rows_of(grads[0])
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if dx.numel():
-            V, block = x.shape[1], triton.next_power_of_2(x.shape[1])
+            V, block = x.shape[1], next_power_of_2(x.shape[1])
             backward_kernel[(len(x),)](
                 dy,
                 x,
@@ -105,3 +110,12 @@ class Triton:
                 BLOCK=block,
             )
         return {"x": dx}
+
+
+@softmax.rows_apart
+def rows(put: Put) -> Results:
+    """Every kernel, on rows that lie 2^30 elements apart."""
+    x, dy = put(randn(3, 50)), put(randn(3, 50, seed=1))
+    y, *saved = Triton.forward(x)
+    named = dict(zip(("highest", "total"), saved, strict=True))
+    return [y, *saved, Triton.backward([dy], {"x": x}, named, {"x"})["x"]]

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from perf_tests.conftest import Ceilings
-from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import Registry
+from tinyllama.harness.kernels.precision import SHORT
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import BOTH, Timed, ops_of, passes_of, untimed

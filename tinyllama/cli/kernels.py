@@ -96,8 +96,10 @@ def _triton() -> str:
 def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
     """A row for each kernel, case, mode and chip. ``launch``: which one of the kernel's in that
     case, where it is compiled in more than one way."""
-    from tinyllama.harness.correct.cases import SHORT, OpCase
-    from tinyllama.harness.kernels.resources import compilation, launches_of
+    from tinyllama.harness.correct.cases import OpCase
+    from tinyllama.harness.correct.launched import launches_of
+    from tinyllama.harness.kernels.precision import SHORT
+    from tinyllama.harness.kernels.resources import compilation
 
     dtypes = {short: dtype for dtype, short in SHORT.items()}
     for chip in chips:

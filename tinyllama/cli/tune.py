@@ -34,7 +34,7 @@ def add_tune(subparsers: Any) -> None:
     add("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
     add("--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16")
     add("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
-    add("--output", type=Path, metavar="DIR", help="folder of the table (default: beside the ops)")
+    add("--output", type=Path, metavar="DIR", help="folder of one table (default: each op's own)")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile ahead")
     tune.set_defaults(run=_tune)
 
@@ -42,6 +42,7 @@ def add_tune(subparsers: Any) -> None:
 def _tune(args: argparse.Namespace) -> int:
     import torch
 
+    from tinyllama.harness.kernels.configs import SPACES
     from tinyllama.harness.kernels.launch import chip_of
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.measure.tuning import compiled_ahead, merged, search
@@ -51,33 +52,40 @@ def _tune(args: argparse.Namespace) -> int:
     device = default_device()
     if device.type == "cpu":
         raise ConfigError("tune needs a GPU: on a CPU kernels are interpreted, and no time counts")
-    folder = args.output or Path(__file__).parent.parent / "ops" / "tuned"
-    if not folder.is_dir():
-        raise ConfigError(f"--output {str(folder)!r} is not a folder: make it first")
+    if args.output and not args.output.is_dir():
+        raise ConfigError(f"--output {str(args.output)!r} is not a folder: make it first")
+    for case in cases:
+        if not args.output and case.op.folder is None:
+            raise ConfigError(
+                f"op {case.op.name!r} is one file, which has no table: make it a folder, "
+                f"{case.op.name}/__init__.py, or name one with --output"
+            )
     torch.set_float32_matmul_precision("high" if args.precision == "tf32" else "highest")
     compiled_ahead(PACKAGE, cases, device, args.workers)
-    path = folder / f"{chip_of(device)}.json"
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    spaces = stored.get("spaces", {})
+    written = set()
     for case in cases:
         for found in search(case, device):
             _show(case, found)
-            spaces = merged(spaces, [found])
+            path = (args.output or SPACES[found.space].tables) / f"{chip_of(device)}.json"
+            stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             table = {
                 "chip": chip_of(device),
                 "device": device_name(device),
                 "versions": versions(),
                 "commit": current_commit(),
                 "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "spaces": spaces,
+                "spaces": merged(stored.get("spaces", {}), [found]),
             }
+            path.parent.mkdir(exist_ok=True)
             _write(path, table)
-    print(f"wrote {path}")
+            written.add(path)
+    print("\n".join(f"wrote {path}" for path in sorted(written)))
     return 0
 
 
 def _cases(args: argparse.Namespace) -> list[OpCase]:
-    from tinyllama.harness.correct.cases import SHORT, OpCase
+    from tinyllama.harness.correct.cases import OpCase
+    from tinyllama.harness.kernels.precision import SHORT
     from tinyllama.ops import OPS
 
     for name in args.op or ():

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal, scaled_rows
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops import rms_norm as rms_norm_file
-from tinyllama.ops.rms_norm_kernels import (
+from tinyllama.ops.rms_norm.kernels import (
     launch_backward,
     launch_forward,
     new_partials,
@@ -106,6 +106,7 @@ def add_norm_forward(
     keep=("sum", "weight"),
     saved={"rstd": Tensor("B*T", dtype=torch.float32), "like_x": Tensor("0")},
     requires=("triton",),
+    large=(Large("B", "T*D", {"T": 3, "D": 1000}),),
     supports=too_wide,
 )
 class Triton:

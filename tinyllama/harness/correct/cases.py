@@ -16,11 +16,11 @@ import torch
 from tinyllama.harness.correct.compare import SLACK, Comparison, compare, gain_over
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, Inputs, evaluate, make_inputs
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.op import Case, Op, Provider
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.kernels.precision import SHORT
 
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
-
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)

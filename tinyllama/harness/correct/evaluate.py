@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.declare.op import FLOATS, Case, Op, Tensor
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.specs import FLOATS, Case, Tensor
 from tinyllama.harness.declare.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
@@ -114,7 +115,7 @@ def make_inputs(
     def leaf(name: str, declared: Tensor, salt: str = "") -> Any:
         values = overrides.get(name) or declared.distribution(case.dims)
         wanted = dtype_of(declared)
-        shapes = _shapes(declared, case.dims)
+        shapes = shapes_of(declared, case.dims)
         made = [
             _place(
                 _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on),
@@ -128,7 +129,7 @@ def make_inputs(
 
     grads: dict[str, torch.Tensor | None] = {}
     for name, output in op.outputs.items():
-        (shape,) = _shapes(output, case.dims)
+        (shape,) = shapes_of(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
         grads[name] = _place(sample, dtype_of(output), device, upstream)
 
@@ -259,7 +260,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(raw(one), raw(other))
 
 
-def _shapes(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
+def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
     sizes = [dims[axis] for axis in declared.axes]
     if not declared.many:
         return [tuple(sizes)]

@@ -27,21 +27,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from tinyllama.harness.declare.specs import Signature
 from tinyllama.harness.kernels.precision import compute_dtype
-
-if TYPE_CHECKING:
-    from tinyllama.harness.declare.op import Op
 
 
 @dataclass(frozen=True)
 class Derived:
     """A provider given as forward and backward, and what the harness derives from it."""
 
-    op: Op
+    op: Signature
     name: str
     forward: Callable[..., Any]
     backward: Callable[..., dict[str, torch.Tensor | None]]
@@ -217,7 +215,7 @@ class Derived:
         return [named[name] for name in self.keep]
 
 
-def derive(op: Op, name: str, implementation: Any, traits: dict[str, Any]) -> Derived | None:
+def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]) -> Derived | None:
     """The derived form of a class with forward and backward; None for a plain function."""
     if not isinstance(implementation, type):
         return None

@@ -3,10 +3,6 @@
 An op is declared once, in one file, as data plus a reference. Its providers are
 implementations of the same mathematics (``eager``, ``torch``, ``triton``, ...); the
 reference, run in float64, is the oracle that all of them are held to.
-
-Shapes are strings of dimension names: ``"B T D"`` is a tensor with three axes, ``""`` a
-scalar. A dimension whose size in a case is a tuple, such as ``N=(1000, 1)``, belongs to
-inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
 from __future__ import annotations
@@ -16,96 +12,18 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tinyllama.harness.declare.autograd import Derived, derive
-from tinyllama.harness.declare.values import Values, normal
+from tinyllama.harness.declare.offsets import Large, ManyPrograms, RowsApart
+from tinyllama.harness.declare.specs import FLOATS, Case, DeclarationError, Signature, Tensor
+from tinyllama.harness.declare.values import Values
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-STANDARD = normal()
+RandomDims = Callable[[Callable[[int, int], int]], Mapping[str, Any]]
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-
-
-class DeclarationError(ValueError):
-    """A declaration that contradicts itself; the message names the op, the part and the fix."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A declared input or output.
-
-    shape: names of the axes, separated by spaces; ``""`` is a scalar.
-    grad: a gradient is expected (and then compared in every case).
-    dtype: a fixed dtype; None means the dtype of the case. dtype_of: of what a provider saves, its
-        dtype from the op's first input.
-    values: the distribution of test inputs.
-    mutated: the op writes it in place; compared after the calls instead of an output.
-    many: a list of tensors, one for each size of a tuple-valued dimension.
-    """
-
-    shape: str
-    grad: bool = False
-    dtype: torch.dtype | None = None
-    values: Values | Callable[[Mapping[str, Any]], Values] = STANDARD
-    mutated: bool = False
-    many: bool = False
-    dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
-
-    def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
-        """Its dtype where the op's first input is this one."""
-        if self.dtype_of is not None:
-            return self.dtype_of(first)
-        return self.dtype or first.dtype
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return tuple(self.shape.split())
-
-    def distribution(self, dims: Mapping[str, Any]) -> Values:
-        """The distribution for a case; one that depends on its dims is a function of them."""
-        return self.values if isinstance(self.values, Values) else self.values(dims)
-
-
-@dataclass(frozen=True, init=False)
-class Case:
-    """One shape of an op: sizes by dimension name, and why the case exists.
-
-    ``params`` overrides the op's parameters, ``values`` the distributions of its inputs.
-    """
-
-    dims: Mapping[str, Any]
-    why: str
-    params: Mapping[str, Any]
-    values: Mapping[str, Values]
-
-    def __init__(
-        self,
-        *,
-        why: str = "",
-        params: Mapping[str, Any] | None = None,
-        values: Mapping[str, Values] | None = None,
-        **dims: int | tuple[int, ...],
-    ) -> None:
-        set_field = object.__setattr__
-        set_field(self, "dims", dims)
-        set_field(self, "why", why)
-        set_field(self, "params", dict(params or {}))
-        set_field(self, "values", dict(values or {}))
-
-    def resized(self, **dims: int | tuple[int, ...]) -> Case:
-        """The same case with other sizes of some dimensions."""
-        sizes = {**self.dims, **dims}
-        return Case(why=self.why, params=self.params, values=self.values, **sizes)
-
-    def __str__(self) -> str:
-        def size(value: int | tuple[int, ...]) -> str:
-            return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-        parts = [f"{name}{size(value)}" for name, value in self.dims.items()]
-        parts += [f"{name}={value}" for name, value in self.params.items()]
-        return "".join(parts[: len(self.dims)]) + "".join(f",{p}" for p in parts[len(self.dims) :])
 
 
 @dataclass(frozen=True)
@@ -123,6 +41,9 @@ class Provider:
     overwrites: inputs that its backward leaves changed, which a peer's may; ours never do.
     waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
     slowdowns: as the op's, where they are not those of this provider.
+    large: its cases of more than 2^31 elements; one that launches kernels of its own has one.
+    borrows: why all kernels that it launches are another op's; those are tested with that op.
+    random_dims: as `Op.random_dims`, where this provider needs smaller ones.
     module: of the file that registered it, which need not be the op's.
     """
 
@@ -138,6 +59,9 @@ class Provider:
     overwrites: tuple[str, ...] = ()
     waits: bool = False
     slowdowns: Mapping[str, float] = field(default_factory=dict)
+    large: tuple[Large, ...] = ()
+    borrows: str = ""
+    random_dims: RandomDims | None = None
     derived: Derived | None = None
     module: str = ""
 
@@ -148,13 +72,10 @@ class Provider:
         return f"{self.op}-{self.name}"
 
 
-@dataclass(eq=False)
-class Op:
-    """An op: inputs, parameters, outputs, cases, and the providers registered on it.
+@dataclass(eq=False, kw_only=True)
+class Op(Signature):
+    """An op: its signature, its cases, and the providers registered on it.
 
-    inputs: declared tensors by name, in the order of the reference's arguments.
-    outputs: declared tensors by name (a bare shape string will do); empty for in-place ops.
-    params: keyword parameters and their defaults.
     cases: shapes for the correctness suite; the first one is also used for the layout and
         value variants, so it should be small and general.
     timed: shapes for the performance suite, from small to large; where there is no GPU only the
@@ -168,13 +89,12 @@ class Op:
         usual one (`tinyllama.harness.gate.subject`).
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
+    computes: False for an op that moves memory alone, and has no operations.
+    small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
+        however large the inputs are, and why.
     """
 
-    name: str
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Any]  # given as Tensor or shape string, held as Tensor
     cases: Sequence[Case]
-    params: Mapping[str, Any] = field(default_factory=dict)
     timed: Sequence[Case] = ()
     extremes: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
     calls: int = 1
@@ -183,13 +103,18 @@ class Op:
     flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=dict)
     slowdowns: Mapping[str, float] = field(default_factory=dict)
+    computes: bool = True
+    small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
     magnitudes: Callable[..., Mapping[str, torch.Tensor]] | None = field(default=None, init=False)
+    rows: dict[str, RowsApart] = field(default_factory=dict, init=False)
+    programs: dict[str, tuple[ManyPrograms, bool]] = field(default_factory=dict, init=False)
+    dims_of: RandomDims | None = field(default=None, init=False)
     module: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        self.module = _asking()
+        self.module = _calling_module()
         self.outputs = {
             name: Tensor(out) if isinstance(out, str) else out for name, out in self.outputs.items()
         }
@@ -212,7 +137,7 @@ class Op:
             f"provider {name!r} is registered twice: pick another name",
         )
 
-        module = _asking()
+        module = _calling_module()
 
         def register(implementation: Any) -> Any:
             derived = derive(self, name, implementation, traits)
@@ -251,6 +176,41 @@ class Op:
         self.magnitudes = function
         return function
 
+    def random_dims(self, function: RandomDims) -> RandomDims:
+        """Register how random cases are drawn where dimensions depend on each other: a function
+        of ``draw(low, high)`` that returns sizes by dimension."""
+        self.dims_of = function
+        return function
+
+    def rows_apart(self, function: RowsApart) -> RowsApart:
+        """Register a function that launches kernels on rows that lie 2^30 elements apart.
+
+        It takes ``put`` (see `tinyllama.harness.declare.offsets.Put`) and returns the results,
+        which must be, bit for bit, those of dense tensors.
+        """
+        self.rows[function.__name__] = function
+        return function
+
+    def many_programs(self, *, narrow_fails: bool) -> Callable[[ManyPrograms], ManyPrograms]:
+        """Register a function that launches kernels on tensors of 2^31 elements, of which the
+        first and the last programs run; it takes and calls an
+        `tinyllama.harness.declare.offsets.Ends`.
+
+        narrow_fails: with integers of 32 bits in the kernels an overflow is seen.
+        """
+
+        def register(function: ManyPrograms) -> ManyPrograms:
+            self.programs[function.__name__] = (function, narrow_fails)
+            return function
+
+        return register
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the op is declared in; None where it is one file."""
+        file = Path(str(sys.modules[self.module].__file__))
+        return file.parent if file.name == "__init__.py" else None
+
     # -- use --------------------------------------------------------------------------------
 
     def __getitem__(self, provider: str) -> Provider:
@@ -287,16 +247,8 @@ class Op:
                 _match(self.name, name, declared, tensor, dims, entry if declared.many else None)
         return dims
 
-    @property
-    def mutated(self) -> tuple[str, ...]:
-        return tuple(name for name, tensor in self.inputs.items() if tensor.mutated)
 
-    @property
-    def differentiable(self) -> tuple[str, ...]:
-        return tuple(name for name, tensor in self.inputs.items() if tensor.grad)
-
-
-def _asking() -> str:
+def _calling_module() -> str:
     """The module from which this file is called."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:

@@ -15,7 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from tinyllama.harness.declare.op import DeclarationError, Op
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.specs import DeclarationError
 from tinyllama.harness.kernels.launch import adopted
 
 ENTRY_POINTS = "tinyllama.ops"
@@ -72,6 +73,8 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
     """
     registry = Registry()
     root = importlib.import_module(package)
+    for folder in root.__path__:
+        _refuse_loose_data(Path(folder))
     names = sorted(found.name for found in pkgutil.iter_modules(root.__path__, f"{package}."))
     if plugins:
         names += [point.value for point in entry_points(group=ENTRY_POINTS)]
@@ -80,6 +83,18 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
             module = importlib.import_module(name)
         registry.add_module(module)
     return registry
+
+
+def _refuse_loose_data(folder: Path) -> None:
+    """Raise DeclarationError for data that belongs to no op in particular."""
+    for entry in sorted(folder.iterdir()):
+        hidden = entry.name.startswith((".", "__"))
+        inside = entry.is_dir() and (entry / "__init__.py").is_file()
+        if not (hidden or inside or entry.suffix == ".py"):
+            raise DeclarationError(
+                f"{entry} belongs to no op: move it into the op's folder, which is declared in "
+                "its __init__.py"
+            )
 
 
 def load_file(path: str | Path, registry: Registry) -> ModuleType:

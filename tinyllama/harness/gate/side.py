@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 import tinyllama
-from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
+from tinyllama.harness.kernels.precision import SHORT
 from tinyllama.harness.machine.device import cannot, device_name
 from tinyllama.harness.measure.op_contender import Timed, ops_of, passes_of, untimed
 from tinyllama.harness.records.results import is_number, versions

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,8 @@ class Space:
     """The finite space of configurations of one kernel; registered by its name.
 
     default, configs: functions of the key's parts (`choose`'s keywords): the configuration for
-    every chip, and all that a search may try.
+    every chip, and all that a search may try. tables: the folder of the chips' choices, ``tuned``
+    beside the file that ``default`` is written in.
     """
 
     def __init__(
@@ -78,8 +79,7 @@ class Space:
         self.name = name
         self.default = default
         self.configs = configs
-        file = sys._getframe(1).f_globals["__file__"]
-        self.tables = Path(file).parent / "tuned"
+        self.tables = Path(inspect.getfile(default)).parent / "tuned"
         self.forced: dict[str, Config] = {}
         self._chosen: dict[tuple[str, str], Config] = {}
         SPACES[name] = self

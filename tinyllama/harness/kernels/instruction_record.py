@@ -3,6 +3,8 @@
 A kernel is named with the types of its floating-point tensors and the precision of its products
 ("rope.rotate_kernel, bf16 fp32"), and stands for all its compilations with those: the narrowest of
 their widest accesses, every kind of product (NONE beside others where one has none), every atomic.
+
+Each op keeps the record of its own kernels, ``instructions.toml`` in its folder.
 """
 
 from __future__ import annotations
@@ -81,23 +83,34 @@ class Difference:
 
 # -- the file ---------------------------------------------------------------------------------
 
+FILE = "instructions.toml"
 HEADER = """\
-# Written by `python -m tools.record_instructions`: the kinds and widths of instructions of each
-# kernel as it is configured for a chip, by minor version of triton. loads and stores: bytes of the
-# widest access of a thread, the least over the kernel's compilations; products: matrix
-# instructions. correctness_tests/kernels/test_instructions.py holds kernels to it.
+# Written by `python -m tools.record_instructions`; loads and stores are the bytes of the widest
+# access of a thread. `tinyllama.harness.kernels.instruction_record` explains the rest.
 """
 
 
-def load(path: Path) -> Record:
-    """The record of a file; ValueError names what is wrong in it."""
+def load_all(folders: Mapping[str, Path]) -> Record:
+    """The records of ops by name, from their folders, as one."""
+    whole: Record = {}
+    for op, folder in folders.items():
+        if (folder / FILE).is_file():
+            for triton, kernels in load(folder / FILE, op).items():
+                whole.setdefault(triton, {}).update(kernels)
+    return whole
+
+
+def load(path: Path, op: str) -> Record:
+    """The record of an op's kernels; ValueError names what is wrong in the file."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
     return {
         triton: {
-            (chip, kernel): _entry(values, f"{path}, triton {triton}, {chip}, {kernel}", chip)
+            (chip, f"{op}.{kernel}"): _entry(
+                values, f"{path}, triton {triton}, {chip}, {kernel}", chip
+            )
             for chip, kernels in chips.items()
             for kernel, values in kernels.items()
         }
@@ -115,14 +128,14 @@ def _entry(values: Mapping[str, Any], where: str, chip: str) -> Instructions:
     return Instructions.from_json(values)
 
 
-def text_of(record: Record) -> str:
-    """The content of a file that `load` reads as this."""
+def text_of(record: Record, op: str) -> str:
+    """The content of a file that `load` reads as this record of an op's kernels."""
     lines = [HEADER]
     for triton, kernels in sorted(record.items(), key=lambda item: _version(item[0])):
         for chip in sorted({chip for chip, _ in kernels}):
             lines.append(f'["{triton}".{chip}]')
             lines += [
-                f'"{name}" = {_line(values)}'
+                f'"{name.removeprefix(f"{op}.")}" = {_line(values)}'
                 for (where, name), values in sorted(kernels.items())
                 if where == chip
             ]

@@ -65,6 +65,11 @@ class Launch:
     arguments: dict[str, Any]
     options: dict[str, Any]
 
+    @property
+    def identity(self) -> str:
+        """The kernel's name: ``op.function``."""
+        return identity(self.kernel)
+
 
 _RECORDS: list[list[Launch]] = []
 _CHIPS: list[str] = []
@@ -155,9 +160,20 @@ def next_power_of_2(n: int) -> int:
 
 def shown_name(function: Callable[..., Any]) -> str:
     """What profilers are to call a kernel: its file, then what it does there, as one symbol."""
-    file = function.__module__.rpartition(".")[2].removesuffix("_kernels")
+    op = _op_of(function.__module__)
     does = function.__name__.strip("_").removesuffix("_kernel")
-    return re.sub(r"\W", "_", file if does == file else f"{file}_{does}")
+    return re.sub(r"\W", "_", op if does == op else f"{op}_{does}")
+
+
+def identity(kernel: Any) -> str:
+    """The name of a kernel in limits, records and messages: ``op.function``."""
+    return f"{_op_of(kernel.fn.__module__)}.{kernel.fn.__name__}"
+
+
+def _op_of(module: str) -> str:
+    """The op whose kernels a module holds: its file, or the folder of a file ``kernels.py``."""
+    folder, _, file = module.rpartition(".")
+    return folder.rpartition(".")[2] if file == "kernels" and folder else file
 
 
 if HAS_TRITON and not TYPE_CHECKING:

@@ -1,8 +1,24 @@
 """What kernels are known to spill, and where they do not compile: a list that may not grow.
 
-A kernel keeps within a chip's limits (`tinyllama.harness.kernels.resources`), or an entry of
-``known_limits.toml`` says which, on which chip, under which triton, by how much, and why. An entry
-that is no longer needed, or allows more than is measured, is an error: it would hide the next one.
+A kernel keeps within a chip's limits (`tinyllama.harness.kernels.resources`), or an entry in its
+op's ``limits.toml`` says on which chip, under which triton, by how much it does not, and why. An
+entry that is not needed, or allows more than is measured, is an error: it would hide the next one.
+
+    measured = ["3.6", "3.9"]            # minor versions of triton that the entries are whole for
+
+    unfit = [                            # configurations of a space that pass a limit: a search
+        { space = "attention.forward",   # leaves them out. Their number over all keys of the
+          chip = "gfx942",               # largest cases; `make test-slow` counts them
+          triton = "3.9", count = 3, why = "..." },
+    ]
+
+    [[known]]
+    kernel = "backward_kernel"           # a function of the op
+    chip = "gfx942"
+    triton = "3.9"
+    when = { HEAD = 128, q = "*fp32" }   # constants and types of arguments; the rest is free
+    spilled = 64                         # bytes a thread, at most; without it: does not compile
+    why = "..."
 """
 
 from __future__ import annotations
@@ -10,7 +26,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +40,7 @@ else:
 
 @dataclass(frozen=True)
 class Known:
-    """An entry: a kernel (``file.function``), a chip, a minor version of triton.
+    """An entry: a kernel (``op.function``), a chip, a minor version of triton.
 
     when: the constants and types it holds for, by the kernel's argument names; the rest is free.
     spilled: the bytes a thread spills, at most; None where the kernel does not compile.
@@ -80,8 +96,18 @@ class Limits:
         return [entry for entry in self.known if entry.triton == triton]
 
 
-def load(path: Path) -> Limits:
-    """The limits of a file; ValueError names what is wrong in it."""
+FILE = "limits.toml"
+
+
+def of_op(op: str, folder: Path | None) -> Limits:
+    """What an op declares of its kernels; nothing where its folder has no such file."""
+    if folder is None or not (folder / FILE).is_file():
+        return Limits()
+    return load(folder / FILE, op)
+
+
+def load(path: Path, op: str) -> Limits:
+    """The limits of an op's file; ValueError names what is wrong in it."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -98,6 +124,7 @@ def load(path: Path) -> Limits:
         )
         for name, kind in (("known", Known), ("unfit", Unfit))
     )
+    known = tuple(replace(entry, kernel=f"{op}.{entry.kernel}") for entry in known)
     return Limits(known, unfit, measured)
 
 
@@ -141,8 +168,9 @@ def suggestion(compilation: Compilation, taken: Resources | None, triton: str) -
     }
     pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in when.items())
     spilled = f"spilled = {taken.spilled}\n" if taken else ""
+    function = compilation.kernel.partition(".")[2]
     return (
-        f'[[known]]\nkernel = "{compilation.kernel}"\nchip = "{compilation.chip.name}"\n'
+        f'[[known]]\nkernel = "{function}"\nchip = "{compilation.chip.name}"\n'
         f'triton = "{triton}"\nwhen = {{ {pairs} }}\n{spilled}why = ""\n'
     )
 

@@ -8,6 +8,8 @@ import torch
 
 from tinyllama.harness.kernels.launch import chip_of, dot_precisions
 
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
 
 def input_precision(x: torch.Tensor) -> str:
     """What `tl.dot` is told for operands like x.

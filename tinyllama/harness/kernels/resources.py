@@ -6,8 +6,8 @@
         print(compile_launch(launch, "gfx942"))     # registers, spills, shared memory, threads
 
 The types and specialisations of the arguments are Triton's own (its binder, asked for another
-chip), so what is compiled here is what a launch there compiles. `launches_of` records a provider
-of an op from its declaration alone.
+chip), so what is compiled here is what a launch there compiles.
+`tinyllama.harness.correct.launched` records the launches of a provider from its op's declaration.
 """
 
 from __future__ import annotations
@@ -23,15 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tinyllama.harness.correct.evaluate import _shapes as shapes_of
-from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.declare.op import Case, Op, Provider, Tensor
 from tinyllama.harness.kernels import assembly, instructions
 from tinyllama.harness.kernels.assembly import nvidia_tools
 from tinyllama.harness.kernels.instructions import Instructions
-from tinyllama.harness.kernels.launch import STATED, Launch, recorded, target_of
+from tinyllama.harness.kernels.launch import STATED, Launch, identity, target_of
 
 THREADS = 1024  # in a program: HIP's and CUDA's limit alike
 
@@ -208,7 +203,7 @@ def compilation(launch: Launch, chip_name: str) -> Compilation:
         options=options,
         chip=wanted,
         key=f"{chip_name}-{source.hash()}-{options.hash()}",
-        kernel=f"{kernel.module.rpartition('.')[2]}.{kernel.__name__}",
+        kernel=identity(kernel),
         traits={**traits, "num_warps": options.num_warps, "num_stages": options.num_stages},
     )
 
@@ -310,49 +305,3 @@ def _stub() -> Path:
     )
     _write(path, script)
     return path
-
-
-# -- launches of a provider -------------------------------------------------------------------
-
-
-def launches_of(
-    op: Op,
-    provider: Provider,
-    case: Case,
-    dtype: torch.dtype,
-    *,
-    chip: str | None = None,
-    precision: str = "ieee",
-) -> list[Launch]:
-    """What a provider launches, forward and backward, for a case on a chip: nothing runs.
-
-    precision: "ieee", or "tf32" as after ``torch.set_float32_matmul_precision("high")``.
-    """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision({"ieee": "highest", "tf32": "high"}[precision])
-    try:
-        with recorded(chip) as launches:
-            _call(op, provider, case, dtype)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return launches
-
-
-def _call(op: Op, provider: Provider, case: Case, dtype: torch.dtype) -> None:
-    """Forward and backward on tensors of the meta device, of the declared shapes."""
-
-    def empty(declared: Tensor) -> Any:
-        wanted = declared.dtype or dtype
-        made = [
-            torch.empty(shape, dtype=wanted, device="meta", requires_grad=declared.grad)
-            for shape in shapes_of(declared, case.dims)
-        ]
-        return made if declared.many else made[0]
-
-    args = [empty(declared) for declared in op.inputs.values()]
-    outputs = provider.call(*args, **{**op.params, **case.params})
-    if not op.differentiable:
-        return
-    used = [output for output in several(outputs) if output.requires_grad]
-    leaves = [arg for arg, declared in zip(args, op.inputs.values(), strict=True) if declared.grad]
-    torch.autograd.grad(used, leaves, [torch.empty_like(o) for o in used], allow_unused=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import SHORT, OpCase
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.compare import SLACK
 from tinyllama.harness.correct.evaluate import (
     Inputs,
@@ -26,6 +26,7 @@ from tinyllama.harness.correct.evaluate import (
 )
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
+from tinyllama.harness.kernels.precision import SHORT
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of

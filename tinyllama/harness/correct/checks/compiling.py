@@ -6,9 +6,10 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported
+from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.launch import Launch
 from tinyllama.harness.kernels.limits import verdict
-from tinyllama.harness.kernels.resources import CHIPS, compilation, lacking, launches_of
+from tinyllama.harness.kernels.resources import CHIPS, compilation, lacking
 
 
 def resources(candidate: Candidate) -> Problem:

@@ -10,16 +10,18 @@ loss of this step was not finite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.optim.adamw import adamw as torch_adamw
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import constant, normal, uniform
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.precision import SHORT
 
 Tensors = list[torch.Tensor]
 
@@ -66,7 +68,13 @@ adamw = Op(
     },
     bytes={"forward": lambda size, P: 7 * sum(P) * size},
     flops={"forward": lambda P: 15 * sum(P)},
+    small_kernels={"_advance": "writes three numbers"},
 )
+
+
+@adamw.random_dims
+def _sizes(draw: Callable[[int, int], int]) -> dict[str, tuple[int, ...]]:
+    return {"P": (draw(1, 2000), draw(1, 70), draw(1, 3))}
 
 
 @adamw.reference
@@ -324,7 +332,7 @@ def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
             raise ValueError(f"adamw: tensors of {name} differ in dtype or device: update apart")
 
 
-@adamw.provider("triton", requires=("triton",))
+@adamw.provider("triton", requires=("triton",), large=(Large("P", "1"),))
 def one_launch(
     param: Tensors,
     grad: Tensors,

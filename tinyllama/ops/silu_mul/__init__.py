@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import dense_rows
+from tinyllama.harness.kernels.precision import SHORT
 
 silu_mul = Op(
     "silu_mul",
@@ -207,7 +207,12 @@ def activate_backward(
     )
 
 
-@silu_mul.provider("triton", keep=("gate", "up"), requires=("triton",))
+@silu_mul.provider(
+    "triton",
+    keep=("gate", "up"),
+    requires=("triton",),
+    large=(Large("N", "F", {"F": 1000}),),
+)
 class Triton:
     """One launch each way; backward computes silu(gate) again, so that gate and up are all that
     is kept, and nothing is written beside the results."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
@@ -129,6 +129,7 @@ swiglu.provider(
     keep=("x", "w_gate", "w_up"),
     saved={"gate_up": Tensor("B*T 2*F")},
     requires=("triton",),
+    large=(Large("B", "T*F", {"T": 3, "D": 16, "F": 1000}),),
 )(Hybrid)
 
 
@@ -184,6 +185,9 @@ def _too_slow(dims: Mapping[str, Any]) -> str | None:
     saved={"gate_up": Tensor("B*T 2*F")},
     requires=("triton",),
     supports=_too_slow,
+    large=(Large("B", "2*T*F", {"T": 1, "D": 2, "F": 64}),),
+    # A program for each element: interpreted, few of them.
+    random_dims=lambda draw: {"B": draw(1, 2), "T": draw(1, 2), "D": draw(1, 70), "F": draw(1, 9)},
 )
 class Naive:
     """The kernel one writes first, a program for each element of h: right, and slow, since

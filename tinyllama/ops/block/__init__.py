@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import contiguous, joined
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention, lse_dtype
-from tinyllama.ops.block_terms import weight_terms
+from tinyllama.ops.block.terms import weight_terms
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
@@ -88,6 +88,14 @@ block = Op(
     },
     flops={"forward": _flops(2, 2), "backward": _flops(4, 5)},
 )
+
+
+@block.random_dims
+def _sizes(draw: Callable[[int, int], int]) -> dict[str, int]:
+    groups, pairs = draw(1, 2), draw(1, 8)
+    # The query's gradient of one token alone is zero by cancellation; see the cases.
+    sizes = {"B": draw(1, 2), "T": draw(2, 13), "D": draw(8, 40), "F": draw(1, 40)}
+    return {**sizes, "Q": groups * draw(1, 3) * 2 * pairs, "R": groups * 2 * pairs, "C": pairs}
 
 
 def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tensor]:
@@ -170,6 +178,7 @@ AFTER = {
     "rstd_2": Tensor("B*T", dtype=torch.float32),
     "gate_up": Tensor("B*T 2*F"),
 }
+LARGE = (Large("B", "2*T*F", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 256, "C": 16}),)
 _KEPT = ("x", "cos", "sin", "attention_norm", "mlp_norm", *WEIGHTS)
 
 
@@ -183,6 +192,7 @@ _KEPT = ("x", "cos", "sin", "attention_norm", "mlp_norm", *WEIGHTS)
         **ATTENDED,
         **AFTER,
     },
+    large=LARGE,
 )
 class Triton:
     """The kernels of the other ops, put together by hand: projections of one input are one
@@ -284,7 +294,7 @@ class Triton:
         }
 
 
-@block.provider("selective", requires=("triton",), keep=_KEPT, saved=ATTENDED)
+@block.provider("selective", requires=("triton",), keep=_KEPT, saved=ATTENDED, large=LARGE)
 class Selective:
     """`Triton`, bit for bit, that keeps what attention gave and computes all else again in the
     backward pass (selective recomputation, Korthikanti et al., arXiv 2205.05198)."""

@@ -104,7 +104,12 @@ def input_gradient(dy_NF: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
     return torch.mm(dy_NF, w_FD)
 
 
-@linear.provider("triton", keep=("x", "w"), requires=("triton",))
+@linear.provider(
+    "triton",
+    keep=("x", "w"),
+    requires=("triton",),
+    borrows="operands are transposed by the kernel of `transpose`, where a chip's table says so",
+)
 class Products:
     """One product forward and two backward, with operands as the BLAS is fastest with them."""
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous, dense_rows
 from tinyllama.harness.kernels.precision import input_precision
-from tinyllama.ops.attention_configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
-from tinyllama.ops.attention_kernels import backward_kernel, forward_kernel
+from tinyllama.ops.attention.configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.attention.kernels import backward_kernel, forward_kernel
 from tinyllama.ops.transpose import transposed
 
 # On a GPU its fp32 kernel makes each product of three tf32 ones: errors up to 8.4 times what is
@@ -75,6 +75,13 @@ attention = Op(
         "backward": lambda B, T, H, G, K: 5 * B * H * T * (T + 1) * K,
     },
 )
+
+
+@attention.random_dims
+def _grouped_heads(draw: Callable[[int, int], int]) -> dict[str, int]:
+    groups = draw(1, 2)
+    sizes = {"B": draw(1, 2), "T": draw(1, 40), "H": groups * draw(1, 3)}
+    return {**sizes, "G": groups, "K": 2 * draw(1, 20)}
 
 
 def _causal_mask(length: int, device: torch.device) -> torch.Tensor:
@@ -283,6 +290,10 @@ def attend_backward(
     keep=("q", "k", "v", "o"),
     saved={"lse": Tensor("B H T", dtype_of=lse_dtype)},
     requires=("triton",),
+    large=tuple(
+        Large("B", "T*G*K", {"T": T, "H": H, "G": 1, "K": K}, settings={"FEW_TOKENS": 64})
+        for T, H, K in ((17, 2, 64), (130, 1, 16))  # the second is several launches backward
+    ),
     supports=lambda dims: None if dims["K"] <= MAX_HEAD_DIM else f"K is at most {MAX_HEAD_DIM}",
 )
 class Flash:

@@ -6,16 +6,16 @@ tables of cosines and sines are inputs: they are made once, in float64, and stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous, dense_rows
+from tinyllama.harness.kernels.precision import SHORT
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -73,6 +73,14 @@ rope = Op(
         "backward": lambda B, T, H, G, K, C: 6 * B * T * (H + G) * C,
     },
 )
+
+
+@rope.random_dims
+def _grouped_heads(draw: Callable[[int, int], int]) -> dict[str, int]:
+    """Whole groups of query heads, and the dimensions that follow from a head's."""
+    groups, pairs = draw(1, 2), draw(1, 20)
+    sizes = {"B": draw(1, 2), "T": draw(1, 40), "H": groups * draw(1, 3), "G": groups}
+    return {**sizes, "K": 2 * pairs, "C": pairs}
 
 
 def _rotate(x_BTHK: torch.Tensor, cos_TC: torch.Tensor, sin_TC: torch.Tensor) -> torch.Tensor:
@@ -341,6 +349,7 @@ def _rows(x: torch.Tensor | None, out: torch.Tensor | None) -> Rows:
     keep=("cos", "sin"),
     saved={"heads": Tensor("H G 0")},
     requires=("triton",),
+    large=(Large("B", "T*G*K", {"T": 3, "H": 2, "G": 2, "K": 64, "C": 32}),),
 )
 class Triton:
     """One launch for q and k, forward and backward; the gradient is the inverse rotation."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import SHORT
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous, dense_rows
+from tinyllama.harness.kernels.precision import SHORT
 
 WIDEST = 16384  # a row is held in registers whole
 

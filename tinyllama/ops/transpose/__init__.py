@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import dense_rows
+from tinyllama.harness.kernels.precision import SHORT
 
 transpose = Op(
     "transpose",
@@ -34,6 +34,7 @@ transpose = Op(
         "backward": lambda size, N, D: 0,  # it may be a view of the upstream gradient
     },
     flops={"forward": lambda N, D: 0, "backward": lambda N, D: 0},
+    computes=False,
     # Torch's strided copies vary with the pages that they get, calls of 50 us with their process.
     slowdowns={"device_seconds": 0.04, "host_seconds": 0.12},
 )
@@ -94,7 +95,10 @@ def transposed(x_ND: torch.Tensor) -> torch.Tensor:
 
 
 @transpose.provider(
-    "triton", requires=("triton",), slowdowns={"device_seconds": 0.02, "host_seconds": 0.10}
+    "triton",
+    requires=("triton",),
+    slowdowns={"device_seconds": 0.02, "host_seconds": 0.10},
+    large=(Large("N", "D", {"D": 1000}),),
 )
 class Triton:
     """One launch each way, over tiles that pass through shared memory."""

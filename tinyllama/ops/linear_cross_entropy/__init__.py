@@ -7,14 +7,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import SHORT
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Derived, derive
-from tinyllama.harness.declare.values import normal
+from tinyllama.harness.declare.offsets import zero
+from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.harness.kernels.precision import compute_dtype
+from tinyllama.harness.kernels.precision import SHORT, compute_dtype
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import LOSS, TARGETS
 
@@ -220,7 +220,36 @@ _CHUNKED = {
 _CHUNKED_COMPILED = _chunked("triton_chunks_compiled", ("x", "weight"), owned=False)
 
 
-@linear_cross_entropy.provider("triton", requires=("triton",), double_backward=False)
+def _one_class(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Weights (V D) whose first column is for class 0 alone."""
+    weight_VD = 0.2 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    weight_VD[:, 0] = 0
+    weight_VD[0, 0] = 1
+    return weight_VD
+
+
+def _pointing(ends_ND: torch.Tensor) -> torch.Tensor:
+    """What `_one_class` makes logits of that are sure of class 0."""
+    row_D = torch.zeros_like(ends_ND[0])
+    row_D[0] = 200
+    return row_D
+
+
+@linear_cross_entropy.provider(
+    "triton",
+    requires=("triton",),
+    double_backward=False,
+    large=(
+        Large(
+            "N",
+            "D",  # V / 8 is more: the last chunk of logits ends past 2^31 too
+            {"D": 64, "V": 1000},
+            between={"x": _pointing, "targets": zero},
+            values={"weight": Values("one_class", _one_class)},
+            settings={"LOGITS_AT_ONCE": 0},
+        ),
+    ),
+)
 def chunked_or_not(
     x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
 ) -> torch.Tensor:

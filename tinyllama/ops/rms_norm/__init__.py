@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import normal, scaled_rows
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
-from tinyllama.ops.rms_norm_kernels import (
+from tinyllama.ops.rms_norm.kernels import (
     launch_backward,
     new_partials,
     norm_backward,
@@ -57,6 +57,7 @@ rms_norm = Op(
         "forward": lambda B, T, D: 4 * B * T * D,
         "backward": lambda B, T, D: 8 * B * T * D,
     },
+    small_kernels={"sum_kernel": "reads one row for each program of a backward pass"},
 )
 
 
@@ -98,6 +99,7 @@ def terms(
     keep=("x", "weight"),
     saved={"rstd": Tensor("B*T", dtype=torch.float32)},
     requires=("triton",),
+    large=(Large("B", "T*D", {"T": 3, "D": 1000}),),
     supports=too_wide,
     slowdowns=HOST_SLOWDOWN,
 )

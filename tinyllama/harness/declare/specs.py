@@ -1,0 +1,122 @@
+"""What a declaration is made of: tensors, cases, and the signature that they belong to.
+
+Shapes are strings of dimension names: ``"B T D"`` is a tensor with three axes, ``""`` a
+scalar. A dimension whose size in a case is a tuple, such as ``N=(1000, 1)``, belongs to
+inputs declared ``many``: they are lists of tensors, one for each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tinyllama.harness.declare.values import Values, normal
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+STANDARD = normal()
+
+
+class DeclarationError(ValueError):
+    """A declaration that contradicts itself; the message names the op, the part and the fix."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A declared input or output.
+
+    shape: names of the axes, separated by spaces; ``""`` is a scalar.
+    grad: a gradient is expected (and then compared in every case).
+    dtype: a fixed dtype; None means the dtype of the case. dtype_of: of what a provider saves, its
+        dtype from the op's first input.
+    values: the distribution of test inputs.
+    mutated: the op writes it in place; compared after the calls instead of an output.
+    many: a list of tensors, one for each size of a tuple-valued dimension.
+    """
+
+    shape: str
+    grad: bool = False
+    dtype: torch.dtype | None = None
+    values: Values | Callable[[Mapping[str, Any]], Values] = STANDARD
+    mutated: bool = False
+    many: bool = False
+    dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
+
+    def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
+        """Its dtype where the op's first input is this one."""
+        if self.dtype_of is not None:
+            return self.dtype_of(first)
+        return self.dtype or first.dtype
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.shape.split())
+
+    def distribution(self, dims: Mapping[str, Any]) -> Values:
+        """The distribution for a case; one that depends on its dims is a function of them."""
+        return self.values if isinstance(self.values, Values) else self.values(dims)
+
+
+@dataclass(frozen=True, init=False)
+class Case:
+    """One shape of an op: sizes by dimension name, and why the case exists.
+
+    ``params`` overrides the op's parameters, ``values`` the distributions of its inputs.
+    """
+
+    dims: Mapping[str, Any]
+    why: str
+    params: Mapping[str, Any]
+    values: Mapping[str, Values]
+
+    def __init__(
+        self,
+        *,
+        why: str = "",
+        params: Mapping[str, Any] | None = None,
+        values: Mapping[str, Values] | None = None,
+        **dims: int | tuple[int, ...],
+    ) -> None:
+        set_field = object.__setattr__
+        set_field(self, "dims", dims)
+        set_field(self, "why", why)
+        set_field(self, "params", dict(params or {}))
+        set_field(self, "values", dict(values or {}))
+
+    def resized(self, **dims: int | tuple[int, ...]) -> Case:
+        """The same case with other sizes of some dimensions."""
+        sizes = {**self.dims, **dims}
+        return Case(why=self.why, params=self.params, values=self.values, **sizes)
+
+    def __str__(self) -> str:
+        def size(value: int | tuple[int, ...]) -> str:
+            return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+        parts = [f"{name}{size(value)}" for name, value in self.dims.items()]
+        parts += [f"{name}={value}" for name, value in self.params.items()]
+        return "".join(parts[: len(self.dims)]) + "".join(f",{p}" for p in parts[len(self.dims) :])
+
+
+@dataclass(eq=False)
+class Signature:
+    """What an op takes and returns.
+
+    inputs: declared tensors by name, in the order of the reference's arguments.
+    outputs: declared tensors by name (a bare shape string will do); empty for in-place ops.
+    params: keyword parameters and their defaults.
+    """
+
+    name: str
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Any]  # given as Tensor or shape string, held as Tensor
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        return tuple(name for name, tensor in self.inputs.items() if tensor.mutated)
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        return tuple(name for name, tensor in self.inputs.items() if tensor.grad)
