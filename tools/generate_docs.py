@@ -20,6 +20,7 @@ from tools import (
     gate_tables,
     model_tables,
     mutant_record,
+    readme_tables,
     result_figures,
     result_tables,
 )
@@ -42,6 +43,9 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "state": model_tables.state,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,
+    "ladder-short": readme_tables.ladder,
+    "released-bugs": readme_tables.released_bugs,
+    "versions": readme_tables.versions,
     "ops": result_tables.ops,
     "parts": result_tables.parts,
     "step-bars": bar_tables.steps,

@@ -1,5 +1,6 @@
 """The documents say what is true: tables, links, the worked example, operations, memory."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from correctness_tests.ops.test_references import disagreements
 from correctness_tests.support.sample_records import record, step
+from tinyllama.cli import main
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
@@ -23,6 +25,8 @@ from tools import bar_tables, generate_docs, model_tables
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
+BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
+EXAMPLES = ROOT / "docs" / "examples"
 EXAMPLE = re.compile(r"^```python\n(# layer_norm\.py\n.*?)^```$", re.M | re.S)
 
 SHAPE = ModelConfig(
@@ -118,6 +122,42 @@ def test_the_worked_example_is_right_as_it_stands(
         for extreme in (None, *op.extremes):
             inputs = make_inputs(op, case, torch.float64, seed=seed, extreme=extreme)
             assert not disagreements(op, source, inputs)
+
+
+def readme_block(start: str) -> str:
+    """The one block of code in README.md that contains this text."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (found,) = (block for block in BLOCK.findall(text) if start in block)
+    return str(found)
+
+
+def test_the_readme_is_short_and_its_code_runs() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 8000
+    exec(readme_block("import torch"), {})
+
+
+def test_the_wrong_kernel_of_the_readme_is_found_as_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("triton")
+    excerpt = readme_block("the mistake").splitlines()
+    source = EXAMPLES / "rms_norm_hasty.py"
+    lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines()]
+    assert all(line in lines for line in excerpt if line != "...")
+
+    shown = readme_block("tinyllama check docs")
+    rows = [
+        [cell.strip() for cell in row.split("│")[1:4]] for row in shown.splitlines() if "│" in row
+    ]
+    out = tmp_path / "found.json"
+    asked = ["--only", ",".join(name for name, *_ in rows), "--json", str(out), "--device", "cpu"]
+    assert main(["check", str(source), *asked]) == 1
+    (found,) = json.loads(out.read_text(encoding="utf-8")).values()
+    assert [[one["check"], one["outcome"], one["case"] or ""] for one in found] == rows
+    failed = next(one for one in found if one["check"] == "gradient layouts")
+    (message,) = re.findall(r"^ +(.+); \.\.\.$", shown, re.M)
+    assert failed["message"].startswith(message)
+    assert shown.splitlines()[-1] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)

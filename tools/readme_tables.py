@@ -1,0 +1,105 @@
+"""The tables and lines of README.md: a short ladder, released bugs found, supported versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+from field.run import RECORD as RELEASED_BUGS
+from tinyllama.harness.records.report import of_kind
+from tinyllama.harness.records.results import Record
+from tools.model_tables import table
+from tools.result_tables import ROOT, newest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+GROUPS = ("small-tf32", "small-bf16")
+SHOWN = ("v1", "v2", "v3", "fastest peer", "floor")
+
+
+def ladder() -> str:
+    """For each device a training step of the tiers, the fastest peer and the floor, in `GROUPS`."""
+    found = [{record.group: record for record in records} for records in newest("step")]
+    shown = [_ladder(groups) for groups in found if set(GROUPS) <= set(groups)]
+    return "\n\n".join(shown) or "Nothing is recorded yet."
+
+
+def _ladder(records: dict[str, Record]) -> str:
+    columns = [_column(records[group]) for group in GROUPS]
+    headers = ["step", *(f"{g}: {what}" for g in GROUPS for what in ("ms", "speed over V1"))]
+    rows = ([name, *(cell for column in columns for cell in column[name])] for name in SHOWN)
+    sources = dict.fromkeys(_source(records[group]) for group in GROUPS)
+    return f"{table(headers, rows)}\n\nMeasured on {'; '.join(sources)}."
+
+
+def _column(record: Record) -> dict[str, tuple[str, str]]:
+    """Of one group, by row: milliseconds a step, and how many times as fast as V1 that is."""
+    timed = [entry for entry in of_kind(record, "step") if "seconds" in entry]
+    by_row = {entry["contender"]: entry for entry in timed}
+    peers = [entry for entry in timed if entry["role"] == "peer"]
+    by_row["fastest peer"] = min(peers, key=lambda entry: entry["seconds"])
+
+    def cells(row: str) -> tuple[str, str]:
+        entry = by_row[row]
+        named = f" ({entry['contender']})" if row == "fastest peer" else ""
+        over_v1 = "1" if row == "v1" else f"{entry['over_v1'][0]:.1f}" if "over_v1" in entry else ""
+        return f"{entry['seconds'] * 1e3:.2f}{named}", over_v1
+
+    return {row: cells(row) for row in SHOWN}
+
+
+def _source(record: Record) -> str:
+    named = ", ".join(f"{name} {record.versions[name]}" for name in ("torch", "triton"))
+    return f"{record.device}, {named}, commit {record.commit[:10]}, {record.date[:10]}"
+
+
+def released_bugs() -> str:
+    """How many bugs of released kernels the checks find, by the last run of `field.run`."""
+    cases = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))["cases"]
+    found = [one for one in cases if set(one["found_by"]) <= set(one["found"][one["buggy"]])]
+    libraries = " and ".join(sorted({one["library"] for one in cases}))
+    return (
+        f"Run without a hint on old releases of {libraries}, the checks find {len(found)} of "
+        f"{len(cases)} bugs that\nare known from public issues, and more in the newest releases: "
+        "[docs/FIELD.md](docs/FIELD.md)."
+    )
+
+
+def versions() -> str:
+    """What is supported, what CI installs, and what the figures were measured with."""
+    project = tomllib.loads(_text("pyproject.toml"))["project"]
+    python = [one for one in project["classifiers"] if "Python :: 3." in one]
+    first, last = (one.rpartition(" ")[2] for one in (python[0], python[-1]))
+    torch, triton = project["dependencies"][0], project["optional-dependencies"]["triton"][0]
+    lanes = re.findall(r'python-version: "(.*)"', _text(".github/workflows/ci.yml"))
+    oldest, newer = sorted(lanes, key=lambda lane: [int(part) for part in lane.split(".")])
+    floor, latest = _pinned("floor"), _pinned("newest")
+    records = [record for group in newest("step") for record in group]
+
+    def measured(name: str) -> str:
+        return ", ".join(dict.fromkeys(record.versions[name] for record in records))
+
+    rows = [["Python", f"{first} to {last}", oldest, newer, measured("python")]]
+    for name, needed in (("torch", torch), ("triton", triton)):
+        least = f"{needed.removeprefix(f'{name}>=')} or later"
+        rows.append([name, least, floor[name], latest[name], measured(name)])
+    devices = ", ".join(dict.fromkeys(record.device for record in records))
+    rows.append(["device", "CPU, CUDA or ROCm GPU", "CPU", "CPU", devices])
+    return table(["", "supported", "oldest in CI", "newest in CI", "figures measured with"], rows)
+
+
+def _pinned(name: str) -> dict[str, str]:
+    """The versions of torch and triton in a file of constraints."""
+    text = _text(f"constraints/{name}.txt")
+    return {
+        name: re.sub(r"[=<>]", "", pin).replace(",", " to ")
+        for name, pin in re.findall(r"^(torch|triton)([=<>].*)$", text, re.MULTILINE)
+    }
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
