@@ -25,6 +25,7 @@ from tools import bar_tables, generate_docs, model_tables
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)
+PATH = re.compile(r"`((?:tinyllama|correctness_tests|perf_tests|tools|field|docs)/[\w./-]*)`")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
 EXAMPLES = ROOT / "docs" / "examples"
 EXAMPLE = re.compile(r"^```python\n(# layer_norm\.py\n.*?)^```$", re.M | re.S)
@@ -37,6 +38,10 @@ BATCH, TIME = 3, 7
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+HISTORIES = ("LOG.md", "CHANGELOG.md")  # they name what was there
+PRESENT = [path for path in generate_docs.documents() if path.name not in HISTORIES]
 
 
 @pytest.mark.parametrize("path", generate_docs.documents(), ids=name)
@@ -89,6 +94,13 @@ def test_relative_links_point_to_files() -> None:
     found = [path for path in map(ROOT.joinpath, listed.stdout.split("\0")[:-1]) if path.exists()]
     assert ROOT / "docs/MODEL.md" in found
     assert not {name(p): links for p in found if (links := broken_links(p))}
+
+
+@pytest.mark.parametrize("path", PRESENT, ids=name)
+def test_files_and_folders_that_a_page_names_exist(path: Path) -> None:
+    named = [p for p in PATH.findall(path.read_text(encoding="utf-8")) if "NAME" not in p]
+    missing = [p for p in named if not ((ROOT / p).exists() or (ROOT / f"{p}.py").is_file())]
+    assert not missing
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
