@@ -61,10 +61,13 @@ def released_bugs() -> str:
     """How many bugs of released kernels the checks find, by the last run of `field.run`."""
     cases = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))["cases"]
     found = [one for one in cases if set(one["found_by"]) <= set(one["found"][one["buggy"]])]
-    libraries = " and ".join(sorted({one["library"] for one in cases}))
+    libraries = " and ".join(
+        f"`{library}`" for library in sorted({one["library"] for one in cases})
+    )
     return (
-        f"Run without a hint on old releases of {libraries}, the checks find {len(found)} of "
-        f"{len(cases)} bugs that\nare known from public issues, and more in the newest releases: "
+        f"In released kernels of {libraries}, the checks find\n"
+        f"{len(found)} of {len(cases)} bugs that were tried, each known from a public issue, "
+        "without a hint of\nwhere to look; and more in the newest releases: "
         "[docs/FIELD.md](docs/FIELD.md)."
     )
 
