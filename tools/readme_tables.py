@@ -41,9 +41,12 @@ def _column(record: Record) -> dict[str, tuple[str, str]]:
     timed = [entry for entry in of_kind(record, "step") if "seconds" in entry]
     by_row = {entry["contender"]: entry for entry in timed}
     peers = [entry for entry in timed if entry["role"] == "peer"]
-    by_row["fastest peer"] = min(peers, key=lambda entry: entry["seconds"])
+    if peers:
+        by_row["fastest peer"] = min(peers, key=lambda entry: entry["seconds"])
 
     def cells(row: str) -> tuple[str, str]:
+        if row not in by_row:
+            return "", ""
         entry = by_row[row]
         named = f" ({entry['contender']})" if row == "fastest peer" else ""
         over_v1 = "1" if row == "v1" else f"{entry['over_v1'][0]:.1f}" if "over_v1" in entry else ""

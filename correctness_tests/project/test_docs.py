@@ -20,7 +20,7 @@ from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
-from tools import bar_tables, generate_docs, model_tables
+from tools import bar_tables, generate_docs, model_tables, readme_tables
 
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
@@ -77,6 +77,25 @@ def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
     assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
     assert "v3 speed over v1" not in table(7, kind="part")
     assert bar_tables.ops() == "Nothing is recorded yet."
+
+
+def test_the_short_ladder_leaves_a_cell_empty_for_what_was_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(peer: str) -> list[str]:
+        records = [
+            record(group, [step(group, name) for name in ("v1", "v3", peer)], device="a GPU")
+            for group in readme_tables.GROUPS
+        ]
+        monkeypatch.setattr(readme_tables, "newest", lambda kind: [records])
+        return readme_tables.ladder().splitlines()
+
+    assert any(
+        line.startswith("| fastest peer | ") and "(hf-eager)" in line for line in found("hf-eager")
+    )
+    assert "| fastest peer |  |  |  |  |" in found("v2")
+    monkeypatch.setattr(readme_tables, "newest", lambda kind: [])
+    assert readme_tables.ladder() == "Nothing is recorded yet."
 
 
 def broken_links(path: Path) -> list[str]:
