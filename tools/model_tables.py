@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -285,12 +287,28 @@ def step_flops() -> str:
     return table(["part", "operations", *(f"`{w}`, GFLOP" for w in WORKLOADS)], rows)
 
 
+def model_ops() -> list[Op]:
+    """The ops of the tiers, and those that their code imports. An op that no tier uses is on no
+    page, so that adding one makes none stale."""
+    used: set[str] = set()
+    left = [op for tier in TIERS.values() for op in tier.table]
+    while left:
+        op = OPS[left.pop()]
+        if op.name not in used:
+            used.add(op.name)
+            file = Path(str(sys.modules[op.module].__file__))
+            files = file.parent.glob("*.py") if op.folder else [file]
+            text = "".join(file.read_text(encoding="utf-8") for file in files)
+            left += OPS.keys() & set(re.findall(r"tinyllama\.ops\.(\w+)", text))
+    return [op for op in OPS.values() if op.name in used]
+
+
 def op_costs() -> str:
     def row(op: Op, which: str) -> list[object]:
         counted = (cost(op, kind, which, LETTERS, LETTERS["s"]) for kind in ("bytes", "flops"))
         return [f"`{op.name}`", which, *counted]
 
-    rows = (row(op, which) for op in OPS.values() for which in op.bytes)
+    rows = (row(op, which) for op in model_ops() for which in op.bytes)
     return table(["op", "pass", "bytes", "operations"], rows)
 
 
@@ -315,7 +333,7 @@ def op_costs_small() -> str:
 
     headers = ["op", "calls"]
     headers += [f"{w}: {of}" for w in ("forward", "backward") for of in ("MiB", "MFLOP", "FLOP/B")]
-    return table(headers, map(row, OPS.values()))
+    return table(headers, map(row, model_ops()))
 
 
 def state() -> str:

@@ -20,6 +20,7 @@ from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
+from tinyllama.ops import OPS
 from tools import bar_tables, generate_docs, model_tables, readme_tables
 
 ROOT = generate_docs.ROOT
@@ -189,6 +190,14 @@ def test_the_wrong_kernel_of_the_readme_is_found_as_it_says(
     (message,) = re.findall(r"^ +(.+); \.\.\.$", shown, re.M)
     assert failed["message"].startswith(message)
     assert shown.splitlines()[-1] in capsys.readouterr().out
+
+
+def test_an_op_that_no_tier_uses_makes_no_table_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    before, registry = (model_tables.op_costs(), model_tables.op_costs_small()), Registry()
+    load_file(EXAMPLES / "softmax.py", registry)
+    monkeypatch.setattr(model_tables, "OPS", {**OPS, **registry})
+    assert (model_tables.op_costs(), model_tables.op_costs_small()) == before
 
 
 @pytest.mark.parametrize("tier", TIERS.values(), ids=lambda tier: tier.name)
