@@ -29,10 +29,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tinyllama.harness.gate.side import STATE
 from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir
-from tinyllama.harness.measure.op_contender import OpContender, Timed
+from tinyllama.harness.measure.op_contender import OpContender, Timed, timed_dtype
 from tinyllama.harness.records.results import Record, folder, load, new_record, save
 from tinyllama.ops import OPS
 
@@ -114,7 +113,7 @@ def _say(text: str) -> int:
 
 
 def _case(name: str) -> Timed:
-    return Timed(name, "triton", len(OPS[name].timed) - 1, STATE.get(name, "bf16"))
+    return Timed(name, "triton", len(OPS[name].timed) - 1, timed_dtype(OPS[name], "bf16"))
 
 
 # -- the profiled process -----------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_what_no_benchmark_is_made_of_is_counted_with_its_reason(weigh: Op) -> N
     assert before[interpreted] == sum("triton" in one.requires for one in every) > 0
     weigh.providers["eager"] = replace(weigh.providers["eager"], waits=True)
     more = left_out(CPU, PACKAGE, FILES) - before
-    assert more == {"its calls wait for the device: no device time can be told apart": 1}
+    assert more == {"its calls wait for the device: device time cannot be isolated": 1}
     assert Side("cpu", PACKAGE, FILES).left_out() == dict(before + more)
 
 

@@ -19,7 +19,7 @@ from correctness_tests.support.contenders import (
 )
 from tinyllama.harness.measure import cache, op_contender
 from tinyllama.harness.measure.clock import Reading
-from tinyllama.harness.measure.op_contender import BOTH, FORWARD, ops_of, untimed
+from tinyllama.harness.measure.op_contender import BOTH, FORWARD, ops_of, timed_dtype, untimed
 from tinyllama.ops import OPS
 
 
@@ -50,11 +50,26 @@ TREE = [(op.name, name) for op in OPS.values() for name in op.providers if op.ti
 def test_the_providers_of_the_tree_raise_no_false_alarm(
     contender: Contender, device: torch.device, op: str, provider: str
 ) -> None:
-    if reason := untimed(op, provider, OPS[op][provider].requires, device):
+    if reason := untimed(OPS[op][provider], device):
         pytest.skip(reason)
     right = contender(provider, op)
     for _ in range(3):
         assert set(right.turn()) == set(right.passes)
+
+
+def test_what_is_counted_on_the_host_has_no_device_time() -> None:
+    counted = [
+        str(provider)
+        for op in OPS.values()
+        for provider in op.providers.values()
+        if "on the host" in (untimed(provider, torch.device("cuda")) or "")
+    ]
+    assert counted == ["adamw-default"]
+
+
+def test_an_op_is_timed_in_the_usual_dtype_if_it_covers_that() -> None:
+    assert timed_dtype(OPS["rms_norm"], "bf16") == "bf16"
+    assert timed_dtype(OPS["adamw"], "bf16") == "fp32"
 
 
 def test_inputs_are_fresh_and_caches_cold_in_each_round(contender: Contender) -> None:

@@ -12,7 +12,6 @@ import torch
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import ON_HOST
 from tinyllama.model.tiers import StepPlan, Tier, resolve
 from tinyllama.training.step import TrainStep, products
 
@@ -143,7 +142,7 @@ def must_capture(tier: str | Tier, device: torch.device) -> None:
     """Skip the test where a step of this tier cannot be captured."""
     tier = resolve(tier)
     reason = cannot("capture", device) or tier.cannot_run(device)
-    if reason is None and tier.table["adamw"] in ON_HOST:
+    if reason is None and tier.counts_on_host:
         reason = "the optimizer of this tier counts its steps on the host"
     if reason:
         pytest.skip(f"capture: {reason}")

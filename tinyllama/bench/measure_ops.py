@@ -20,10 +20,18 @@ from perf_tests.conftest import Ceilings
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import Registry
-from tinyllama.harness.kernels.precision import SHORT
+from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.clock import Reading
-from tinyllama.harness.measure.op_contender import BOTH, Timed, ops_of, passes_of, untimed
+from tinyllama.harness.measure.op_contender import (
+    BOTH,
+    Timed,
+    ops_of,
+    passes_of,
+    provider_of,
+    timed_dtype,
+    untimed,
+)
 from tinyllama.harness.measure.rounds import interleaved, ratio, summary
 from tinyllama.harness.records.targets import OpTarget, shown
 
@@ -31,7 +39,6 @@ PACKAGE = "tinyllama.ops"
 PEERS = ("compile", "liger", "flash", "cudnn")
 PEER_FILES = tuple(str(Path(__file__).with_name(f"{name}_ops.py")) for name in ("liger", "sdpa"))
 DTYPES = ("bf16", "fp32")
-STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
 COMPILING = 6  # cases at a time
 LAYOUTS = ("strided", "transposed")
 SHARED = "tinyllama.harness.measure.op_contender:OpContender"
@@ -92,7 +99,7 @@ class Bench:
         self.device = device
         self.effort = Effort.on(device)
         self.runs = [
-            OpCaseRun(op, case, STATE.get(op.name, dtype))
+            OpCaseRun(op, case, timed_dtype(op, dtype))
             for op in ops_with(files).values()
             for case in cases_of(op, device)
         ]
@@ -158,12 +165,11 @@ class Bench:
             list(pool.map(lambda name: self._guarded(run, name, do), names))
 
     def _can(self, run: OpCaseRun, name: str) -> bool:
-        needs = ("compile",) if name == "compile" else run.op[name].requires
-        reason = untimed(run.op.name, name, needs, self.device)
+        provider = provider_of(run.op, name)
+        reason = untimed(provider, self.device)
         if name != "compile" and reason is None:
-            dtype = next(dtype for dtype, short in SHORT.items() if short == run.dtype)
             case = run.op.timed[run.case]
-            reason = OpCase(run.op, run.op[name], case, dtype).unsupported()
+            reason = OpCase(run.op, provider, case, DTYPE_OF[run.dtype]).unsupported()
         if reason:
             run.cannot[name] = reason
         return reason is None

@@ -98,21 +98,20 @@ def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
     case, where it is compiled in more than one way."""
     from tinyllama.harness.correct.cases import OpCase
     from tinyllama.harness.correct.launched import launches_of
-    from tinyllama.harness.kernels.precision import SHORT
+    from tinyllama.harness.kernels.precision import DTYPE_OF
     from tinyllama.harness.kernels.resources import compilation
 
-    dtypes = {short: dtype for dtype, short in SHORT.items()}
     for chip in chips:
         for case in op.timed[1:] or op.timed:
             compiled: set[str] = set()
             for short, precision in MODES:
-                one = OpCase(op, provider, case, dtypes[short])
+                one = OpCase(op, provider, case, DTYPE_OF[short])
                 if one.unsupported() is not None:
                     continue
                 name = str(one) if precision == "ieee" else f"{provider}-{case}-tf32"
                 keys: dict[str, list[str]] = {}
                 asked = {"chip": chip, "precision": precision}
-                for launch in launches_of(op, provider, case, dtypes[short], **asked):
+                for launch in launches_of(op, provider, case, DTYPE_OF[short], **asked):
                     found = compilation(launch, chip)
                     ways = keys.setdefault(found.kernel, [])
                     if found.key in ways:

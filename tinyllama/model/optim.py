@@ -12,8 +12,6 @@ import torch
 from tinyllama.model.config import TrainConfig
 from tinyllama.ops import OPS
 
-ON_HOST = ("default",)  # providers that read their step count on the host, as torch's does
-
 
 class AdamW(torch.optim.Optimizer):
     """One parameter group, states made at once, and the op ``adamw`` for the update.
@@ -30,7 +28,8 @@ class AdamW(torch.optim.Optimizer):
         provider: str = "eager",
     ) -> None:
         super().__init__(list(parameters), {"lr": config.learning_rate})
-        self.update = OPS["adamw"][provider].call
+        update = OPS["adamw"][provider]
+        self.update = update.call
         self.settings = {
             "beta1": config.beta1,
             "beta2": config.beta2,
@@ -38,7 +37,7 @@ class AdamW(torch.optim.Optimizer):
             "weight_decay": config.weight_decay,
         }
         self.parameters: list[torch.Tensor] = self.param_groups[0]["params"]
-        on_host = provider in ON_HOST
+        on_host = update.counts_on_host
         device = torch.device("cpu") if on_host else self.parameters[0].device
         self.exp_avg = [torch.zeros_like(p) for p in self.parameters]
         self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]

@@ -78,6 +78,11 @@ class Tier:
         """Whether a CPU can only interpret its kernels: right, and far too slow to be timed."""
         return any("triton" in OPS[op][name].requires for op, name in self.table.items())
 
+    @property
+    def counts_on_host(self) -> bool:
+        """Whether a provider of the table reads its step count on the host."""
+        return any(OPS[op][name].counts_on_host for op, name in self.table.items())
+
     def without(self, *switches: str) -> Tier:
         """This tier with parts switched off, "compile" and "capture" among them.
 

@@ -21,7 +21,7 @@ from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import ON_HOST, AdamW, EarlyUpdate
+from tinyllama.model.optim import AdamW, EarlyUpdate
 from tinyllama.model.tiers import StepPlan
 
 PHASES = ("forward", "backward", "optimizer")
@@ -137,7 +137,7 @@ class TrainStep:
         """What a graph of this step would freeze; None when it may be captured."""
         if self.config.precision == "fp16":
             return "the fp16 gradient scaler reads the device in every step"
-        if self.model.tier.table["adamw"] in ON_HOST:
+        if self.model.tier.counts_on_host:
             return "the optimizer of this tier counts its steps on the host"
         return None
 

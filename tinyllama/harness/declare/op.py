@@ -40,6 +40,8 @@ class Provider:
     supports: None when a case's dims are supported, else the reason why they are not.
     overwrites: inputs that its backward leaves changed, which a peer's may; ours never do.
     waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
+    counts_on_host: its calls read a step count that is kept on the host, so a graph would freeze
+        it, and device time cannot be isolated.
     slowdowns: as the op's, where they are not those of this provider.
     large: its cases of more than 2^31 elements; one that launches kernels of its own has one.
     borrows: why all kernels that it launches are another op's; those are tested with that op.
@@ -58,6 +60,7 @@ class Provider:
     supports: Callable[[Mapping[str, Any]], str | None] = lambda dims: None
     overwrites: tuple[str, ...] = ()
     waits: bool = False
+    counts_on_host: bool = False
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     large: tuple[Large, ...] = ()
     borrows: str = ""

@@ -25,12 +25,17 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.kernels.precision import SHORT
+from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.machine.device import cannot, device_name
-from tinyllama.harness.measure.op_contender import Timed, ops_of, passes_of, untimed
+from tinyllama.harness.measure.op_contender import (
+    Timed,
+    ops_of,
+    passes_of,
+    timed_dtype,
+    untimed,
+)
 from tinyllama.harness.records.results import is_number, versions
 
-STATE = {"adamw": "fp32"}  # parameters and states of an optimizer are float32 in every tier
 # The slowdown that is not to be called SAME, by metric. A shared host is no quiet device.
 ON_GPU = {DEVICE: 0.02, HOST: 0.10}
 ON_CPU = {DEVICE: 0.10}
@@ -87,7 +92,7 @@ def _every(
     """Each provider of each op that is timed, on each of its timed cases."""
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
     for op in ops_of(package, tuple(files)).values():
-        own, places = STATE.get(op.name, dtype), range(len(op.timed))
+        own, places = timed_dtype(op, dtype), range(len(op.timed))
         for provider in op.providers.values() if op.timed else ():
             yield op, provider, [Timed(op.name, provider.name, place, own) for place in places]
 
@@ -123,11 +128,11 @@ def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, fl
 
 def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
     provider = op[timed.provider]
-    reason = untimed(op.name, provider.name, provider.requires, device)
+    reason = untimed(provider, device)
     if reason is None and provider.waits:
-        reason = "its calls wait for the device: no device time can be told apart"
-    dtype = next(dtype for dtype, short in SHORT.items() if short == timed.dtype)
-    return reason or OpCase(op, provider, op.timed[timed.case], dtype).unsupported()
+        reason = "its calls wait for the device: device time cannot be isolated"
+    case = OpCase(op, provider, op.timed[timed.case], DTYPE_OF[timed.dtype])
+    return reason or case.unsupported()
 
 
 def _name(op: Op, timed: Timed) -> str:

@@ -9,6 +9,7 @@ import torch
 from tinyllama.harness.kernels.launch import chip_of, dot_precisions
 
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPE_OF = {short: dtype for dtype, short in SHORT.items()}
 
 
 def input_precision(x: torch.Tensor) -> str:

@@ -26,7 +26,7 @@ from tinyllama.harness.correct.evaluate import (
 )
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
-from tinyllama.harness.kernels.precision import SHORT
+from tinyllama.harness.kernels.precision import DTYPE_OF, SHORT
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
@@ -75,16 +75,29 @@ def passes_of(op: Op) -> tuple[str, ...]:
     return (FORWARD, BOTH) if op.differentiable else (FORWARD,)
 
 
-def untimed(op: str, provider: str, requires: Sequence[str], device: torch.device) -> str | None:
+def provider_of(op: Op, name: str) -> Provider:
+    """A provider by name; "compile" is the reference, which `OpContender` compiles."""
+    if name != "compile":
+        return op[name]
+    return replace(op["eager"], name=name, requires=("compile",), derived=None)
+
+
+def timed_dtype(op: Op, usual: str) -> str:
+    """The dtype in which an op is timed where others are timed in the usual one."""
+    covered = [SHORT[dtype] for dtype in op.dtypes]
+    return usual if usual in covered else covered[0]
+
+
+def untimed(provider: Provider, device: torch.device) -> str | None:
     """Why a provider gives no time on a device; None when it does."""
-    reason = next(filter(None, (cannot(need, device) for need in requires)), None)
+    reason = next(filter(None, (cannot(need, device) for need in provider.requires)), None)
     if reason is None and device.type == "cpu":
-        if provider == "compile":
+        if provider.name == "compile":
             return "compiled ops are timed on a GPU; on a CPU compiling takes minutes"
-        if "triton" in requires:
+        if "triton" in provider.requires:
             return "on a CPU its kernels are interpreted, and no time counts"
-    if device.type != "cpu" and (op, provider) == ("adamw", "default"):
-        return "it reads its step count on the host: no device time can be told apart"
+    if device.type != "cpu" and provider.counts_on_host:
+        return "it reads its step count on the host: device time cannot be isolated"
     return reason
 
 
@@ -107,10 +120,8 @@ class OpContender:
     def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
         self.op: Op = ops_of(package, tuple(files))[timed.op]
         self.device = torch.device(device)
-        dtype = next(dtype for dtype, short in SHORT.items() if short == timed.dtype)
-        self.case = OpCase(
-            self.op, self._provider(timed.provider), self.op.timed[timed.case], dtype
-        )
+        case, dtype = self.op.timed[timed.case], DTYPE_OF[timed.dtype]
+        self.case = OpCase(self.op, self._provider(timed.provider), case, dtype)
         self.clock = Clock(queue_of(self.device))
         self.flush = Flush(self.device)
         self.round = 0
@@ -122,12 +133,11 @@ class OpContender:
         self.emptied = False  # the allocator holds nothing that a call could be given
 
     def _provider(self, name: str) -> Provider:
+        provider = provider_of(self.op, name)
         if name != "compile":
-            return self.op[name]
-        eager = self.op["eager"]
+            return provider
         torch.compiler.reset()
-        compiled = torch.compile(eager.call, dynamic=False)
-        return replace(eager, name=name, call=compiled, requires=("compile",), derived=None)
+        return replace(provider, call=torch.compile(provider.call, dynamic=False))
 
     @property
     def passes(self) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def eager(
             old.copy_(torch.where(keep, new, old))
 
 
-@adamw.provider("default")
+@adamw.provider("default", counts_on_host=True)
 def default(
     param: Tensors,
     grad: Tensors,
