@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import SHORT, python
+from correctness_tests.support.commands import ROOT, SHORT, python
 from correctness_tests.support.faults import tier_with
 from tinyllama import cli
-from tinyllama.model.config import ConfigError
+from tinyllama.harness.machine import files
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.tiers import TIERS
 from tinyllama.ops import OPS
-from tinyllama.training import files
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ from tinyllama.training import files
         ("--resume {tmp}/short", "checkpoint '{tmp}/short' is not a readable safetensors file"),
         (
             "--resume {tmp}/other",
-            "checkpoint '{tmp}/other' has hidden_dim 32, the model 128: leave",
+            "checkpoint '{tmp}/other' has hidden_dim 32, the model 128: remove",
         ),
         ("--save {tmp}/none/x", "--save '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
         ("--save {tmp}", "--save '{tmp}' is a folder: name a file in it"),
@@ -87,7 +89,7 @@ def test_a_bad_value_is_one_line_and_status_2(
 def test_a_pipe_is_not_replaced_and_a_link_to_a_file_is(tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match=f"^'{pipe}' is a pipe or a device.*: name a file$"):
+    with pytest.raises(UsageError, match=f"^'{pipe}' is a pipe or a device.*: name a file$"):
         files.write_whole(pipe, lambda part: part.write_text("new"))
     assert pipe.is_fifo()
     (tmp_path / "file").write_text("old")
@@ -96,6 +98,34 @@ def test_a_pipe_is_not_replaced_and_a_link_to_a_file_is(tmp_path: Path) -> None:
     files.write_whole(link, lambda part: part.write_text("new"))
     assert (link.read_text(), (tmp_path / "file").read_text()) == ("new", "old")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
+@pytest.mark.parametrize("option", ["--save", "--json"])
+def test_a_full_disk_is_one_line_and_what_was_there_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """A limit on the size of files stands in for it: both fail while they are written."""
+    file = tmp_path / "file"
+    file.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        assert cli.main([*SHORT, option, str(file)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tinyllama: error: '{file}' cannot be written: ")
+    assert "File too large" in line
+    assert line.endswith("is unchanged: free some space, or name another place")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_text() == "old"
+
+
+def test_what_a_killed_save_leaves_is_ignored_by_git(tmp_path: Path) -> None:
+    left: list[str] = []
+    files.write_whole(tmp_path / "saved", lambda part: left.append(part.name))
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert any(fnmatch(left[0], pattern) for pattern in ignored)
 
 
 @pytest.mark.parametrize("option", ["--save", "--json"])

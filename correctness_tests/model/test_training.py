@@ -22,6 +22,7 @@ from correctness_tests.support.faults import (
 from correctness_tests.support.runs import CONFIG, MODEL, ON_CPU, PARAMETERS, run
 from correctness_tests.support.steps import leave_to_gpu
 from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V2, StepPlan
@@ -184,7 +185,7 @@ def test_a_provider_that_cannot_run_here_is_refused() -> None:
 
 @pytest.mark.parametrize("device", ["tpu", "mps", "cuda:99", "cpu:x"])
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"device '{device}' is (unknown|not there)"):
+    with pytest.raises(UsageError, match=f"device '{device}' is (unknown|not there)"):
         train(MODEL, CONFIG, device=device)
 
 

@@ -18,8 +18,9 @@ import tinyllama
 from correctness_tests.support.commands import ENVIRONMENT, ROOT, SHORT, TINY, python
 from correctness_tests.support.faults import dead_swiglu_tier
 from tinyllama import cli
-from tinyllama.cli import doctor
+from tinyllama.cli import doctor, train
 from tinyllama.cli.summary import ProgressBar
+from tinyllama.harness.machine import device
 from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
@@ -83,8 +84,8 @@ def test_json_holds_what_is_printed(tmp_path: Path) -> None:
 
 
 def test_without_options_the_settings_are_the_documents() -> None:
-    args = cli._parser().parse_args(["train"])
-    assert cli._settings(args, None) == (ModelConfig(), TrainConfig())
+    args = cli.parser().parse_args(["train"])
+    assert train.settings(args, None) == (ModelConfig(), TrainConfig())
 
 
 def test_options_override_the_preset(tmp_path: Path) -> None:
@@ -363,7 +364,7 @@ def test_doctor_says_how_a_tier_runs_and_which_ways_are_left_out(
 ) -> None:
     def how(*missing: str) -> str:
         reason = lambda way, device: f"no {way}" if way in missing else None  # noqa: E731
-        monkeypatch.setattr(doctor, "cannot", reason)
+        monkeypatch.setattr(device, "cannot", reason)
         return doctor._how(replace(TIERS["v2"], cpu=TIERS["v2"].gpu), torch.device("cpu"))
 
     assert how() == "compile + capture"

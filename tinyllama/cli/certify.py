@@ -38,7 +38,7 @@ BUSY = 14
 WAIT = 180.0  # seconds for the device to fall idle
 
 
-def add_certify(subparsers: Any) -> None:
+def add(subparsers: Any) -> None:
     """Add the command; it sets ``run``, a function of the arguments that returns the status."""
     parser = subparsers.add_parser("certify", help="measure the gate's error rates on this device")
     parser.description = (

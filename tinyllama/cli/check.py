@@ -6,14 +6,19 @@ torch is imported by the command, not here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
-import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from tinyllama.model.config import ConfigError
-from tinyllama.training.files import check_apart, check_writable, write_whole
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import (
+    check_apart,
+    check_writable,
+    replace_text,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from tinyllama.harness.correct.checks import Finding
@@ -25,8 +30,8 @@ COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 Found = dict[str, list["Finding"]]  # findings by provider
 
 
-def add_check(subparsers: Any) -> None:
-    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
     check = subparsers.add_parser("check", help="check an op or a provider that a file declares")
     check.description = (
         "Run every correctness, gradient, layout, memory, determinism and resource check on what "
@@ -34,29 +39,28 @@ def add_check(subparsers: Any) -> None:
         "Each check has a verdict, with the smallest case that fails. Exit status 0 when all "
         "hold, 1 when one does not."
     )
-    add = check.add_argument
-    add("file", type=Path, metavar="FILE", help="a Python file with a declaration")
-    add("--only", metavar="A,B", help="only these checks")
-    add("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
-    add("--seed", type=int, default=0, help="of the inputs (default 0)")
-    add("--json", type=Path, metavar="PATH", help="write the findings as JSON")
-    add("--junit", type=Path, metavar="PATH", help="write them as JUnit XML")
-    check.set_defaults(run=_check)
+    option = check.add_argument
+    option("file", type=Path, metavar="FILE", help="a Python file with a declaration")
+    option("--only", metavar="A,B", help="only these checks")
+    option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    option("--seed", type=int, default=0, help="of the inputs (default 0)")
+    option("--json", type=Path, metavar="PATH", help="write the findings as JSON")
+    option("--junit", type=Path, metavar="PATH", help="write them as JUnit XML")
+    check.set_defaults(run=run)
 
 
-def _check(args: argparse.Namespace) -> int:
-    import sys
-
+def run(args: argparse.Namespace) -> int:
+    """Check and print; the exit status."""
     from tinyllama.cli.summary import console
     from tinyllama.harness.correct.checks import CHECKS
     from tinyllama.harness.correct.checks.remote import check_file
+    from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
-    from tinyllama.training.train import usable_device
 
     only = args.only.split(",") if args.only else list(CHECKS)
     for name in only:
         if name not in CHECKS:
-            raise ConfigError(f"--only {name!r} is no check: use some of {', '.join(CHECKS)}")
+            raise UsageError(f"--only {name!r} is no check: use some of {', '.join(CHECKS)}")
     for option in ("json", "junit"):
         if getattr(args, option):
             check_writable(getattr(args, option), f"--{option}")
@@ -69,14 +73,14 @@ def _check(args: argparse.Namespace) -> int:
             found[provider] = findings
             out.print(_table(provider, findings))
     except WorkerError as error:
-        raise ConfigError(f"{place(args.file, error.details)}{error}") from error
+        raise UsageError(f"{place(args.file, error.details)}{error}") from error
     if not found:
-        raise ConfigError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
+        raise UsageError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
     data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}
     if args.json:
-        _write(args.json, json.dumps(data, indent=1))
+        write_json(args.json, data)
     if args.junit:
-        _write(args.junit, _as_junit(found))
+        replace_text(args.junit, _as_junit(found) + "\n")
     for provider, findings in found.items():
         if not _held(findings):
             out.print(f"{provider}: {_why_not(findings)}", highlight=False)
@@ -135,7 +139,3 @@ def _as_junit(found: Found) -> str:
             suite.set(name, str(count))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
-
-
-def _write(path: Path, text: str) -> None:
-    write_whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8"))

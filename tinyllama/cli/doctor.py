@@ -1,28 +1,43 @@
-"""What can run on this machine, and why the rest cannot."""
+"""``tinyllama doctor``: what can run on this machine, and why the rest cannot."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import shutil
+import sys
 from dataclasses import replace
-from typing import Any
-
-import torch
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 import tinyllama
-from tinyllama.harness.machine.device import cannot, default_device, device_name
-from tinyllama.harness.records.results import versions
-from tinyllama.model.tiers import TIERS, Tier
+
+if TYPE_CHECKING:
+    import torch
+
+    from tinyllama.model.tiers import Tier
 
 _CAPABILITIES = ("triton", "compile", "capture", "tf32", "bf16", "fp16")
 _MODULES = {"transformers": "peers", "pytest_benchmark": "test"}  # module -> optional extra
 _PROFILERS = ("rocprofv3", "rocprof-compute", "rocprof-sys-run", "ncu")
 
 
-def print_doctor(out: Console) -> None:
-    """Tables of the device, the versions, the tiers and the tools."""
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
+    text = "say what can run on this machine, and why the rest cannot"
+    subparsers.add_parser("doctor", help=text).set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print tables of the device, the versions, the tiers and the tools; 0."""
+    import torch
+    from rich.table import Table
+
+    from tinyllama.cli.summary import console
+    from tinyllama.harness.machine.device import default_device, device_name
+    from tinyllama.harness.records.results import versions
+    from tinyllama.model.tiers import TIERS
+
+    out = console(sys.stdout)
     device = default_device()
     about = Table("what", "here", title="Machine", title_justify="left")
     about.add_row("device", f"{device_name(device)} ({device.type})")
@@ -40,10 +55,13 @@ def print_doctor(out: Console) -> None:
     for name, missing in tool_reasons(device).items():
         tools.add_row(name, _verdict(missing))
     out.print(tools)
+    return 0
 
 
 def tool_reasons(device: torch.device) -> dict[str, str | None]:
     """By tool: None where it can be used, else why it cannot."""
+    from tinyllama.harness.machine.device import cannot
+
     reasons = {capability: cannot(capability, device) for capability in _CAPABILITIES}
     for module, extra in _MODULES.items():
         found = importlib.util.find_spec(module)
@@ -58,7 +76,9 @@ def _verdict(reason: str | None) -> str:
 
 
 def _how(tier: Tier, device: torch.device) -> str:
-    """What of the tier's plan runs on a device, and which ways are left out, with the reasons."""
+    """How a tier runs on a device, and which ways of its plan cannot, with the reasons."""
+    from tinyllama.harness.machine.device import cannot
+
     plan = tier.plan(device.type)
     reasons = {way: cannot(way, device) for way in ("compile", "capture") if getattr(plan, way)}
     lacking = {way: reason for way, reason in reasons.items() if reason}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.model.config import ConfigError
-from tinyllama.training.files import check_writable, write_whole
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_writable, write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.declare.op import Op, Provider
@@ -25,8 +26,8 @@ DEFAULT = ("gfx942", "sm_90")
 Row = dict[str, Any]
 
 
-def add_kernels(subparsers: Any) -> None:
-    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
     kernels = subparsers.add_parser(
         "kernels", help="what each kernel takes of a chip, by compiling"
     )
@@ -37,18 +38,19 @@ def add_kernels(subparsers: Any) -> None:
         "occupancy, spills more, has narrower accesses, loses a matrix instruction or gains an "
         "atomic over the file of another revision."
     )
-    add = kernels.add_argument
+    option = kernels.add_argument
     default = "default gfx942 and sm_90, where triton compiles for them"
-    add("--chip", action="append", metavar="NAME", help=f"repeatable ({default})")
-    add("--op", action="append", metavar="NAME", help="only this op; repeatable")
-    add("--json", type=Path, metavar="PATH", help="write the table as JSON")
-    add("--against", type=Path, metavar="PATH", help="a table written by --json, to compare with")
-    kernels.set_defaults(run=_kernels)
+    option("--chip", action="append", metavar="NAME", help=f"repeatable ({default})")
+    option("--op", action="append", metavar="NAME", help="only this op; repeatable")
+    option("--json", type=Path, metavar="PATH", help="write the table as JSON")
+    option(
+        "--against", type=Path, metavar="PATH", help="a table written by --json, to compare with"
+    )
+    kernels.set_defaults(run=run)
 
 
-def _kernels(args: argparse.Namespace) -> int:
-    import sys
-
+def run(args: argparse.Namespace) -> int:
+    """Compile, print and compare; the exit status."""
     from tinyllama.cli.summary import console
     from tinyllama.harness.kernels.resources import CHIPS, lacking
     from tinyllama.ops import OPS
@@ -57,10 +59,10 @@ def _kernels(args: argparse.Namespace) -> int:
     for given, known, option in ((chips, CHIPS, "--chip"), (args.op or (), OPS, "--op")):
         for name in given:
             if name not in known:
-                raise ConfigError(f"{option} {name!r} is unknown: use some of {', '.join(known)}")
+                raise UsageError(f"{option} {name!r} is unknown: use some of {', '.join(known)}")
     for chip in chips:
         if reason := lacking(chip):
-            raise ConfigError(f"--chip {chip}: {reason}")
+            raise UsageError(f"--chip {chip}: {reason}")
     if args.json:
         check_writable(args.json, "--json")
     before = _read(args.against) if args.against else None
@@ -75,11 +77,10 @@ def _kernels(args: argparse.Namespace) -> int:
     ]
     if not rows:
         ops, where = ", ".join(args.op or OPS), ", ".join(chips) or "any chip"
-        raise ConfigError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
+        raise UsageError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
     console(sys.stdout).print(_table(rows))
     if args.json:
-        text = json.dumps({"triton": _triton(), "kernels": rows}, indent=1) + "\n"
-        write_whole(args.json, lambda part: part.write_text(text, encoding="utf-8"))
+        write_json(args.json, {"triton": _triton(), "kernels": rows})
     if before is None:
         return 0
     worse = list(_worse(before, rows, set(chips), set(args.op or OPS)))
@@ -178,11 +179,11 @@ def _read(path: Path) -> list[Row]:
             _place(row), row["spilled_bytes"], row["occupancy"]
             Instructions.from_json(row["instructions"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(
+        raise UsageError(
             f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
         ) from error
     if triton != _triton():
-        raise ConfigError(
+        raise UsageError(
             f"--against {str(path)!r} was made with triton {triton}, this is {_triton()}: code "
             "differs between them; make both with one version"
         )
@@ -199,7 +200,7 @@ def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] 
         absent = [name for name in known if name not in there]
         if absent and (ops or len(absent) == len(known)):
             of = ", ".join(absent) if ops else "any op"
-            raise ConfigError(
+            raise UsageError(
                 f"--against {str(path)!r} has no kernel of {of} on {chip}: make it with --json and "
                 "the same --op and --chip, or choose what it has"
             )

@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllama.harness.machine.files import check_writable
 from tinyllama.model.config import ConfigError
-from tinyllama.training.files import check_writable
 
 if TYPE_CHECKING:
     from tinyllama.harness.records.results import Record
     from tinyllama.harness.records.verdict import Figure, Verdict
 
 
-def add_commands(subparsers: Any) -> None:
+def add(subparsers: Any) -> None:
     """Add the commands; each sets ``run``, a function of the arguments that returns the status."""
     compare = subparsers.add_parser("compare", help="compare two records, metric by metric")
     compare.description = (

@@ -14,7 +14,7 @@ from tinyllama.model.config import ConfigError
 PAGE = "report.html"
 
 
-def add_command(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add the command to an argparse group of subcommands."""
     parser = commands.add_parser("report", help="show the records: tables, and an HTML page")
     parser.description = (
@@ -34,10 +34,10 @@ def add_command(commands: Any) -> None:
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
     from tinyllama.harness.gate.certificates import certificates
+    from tinyllama.harness.machine.files import check_apart, check_writable, write_whole
     from tinyllama.harness.page import render
     from tinyllama.harness.records import history
     from tinyllama.harness.records.report import latest, markdown, terminal
-    from tinyllama.training.files import check_apart, check_writable, write_whole
 
     aside = None if args.markdown in (None, "-") else Path(args.markdown)
     check_apart(("--html", args.html), ("--markdown", aside))

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.model.config import ConfigError
-from tinyllama.training.files import write_whole
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.correct.cases import OpCase
@@ -22,24 +22,29 @@ if TYPE_CHECKING:
 PACKAGE = "tinyllama.ops"
 
 
-def add_tune(subparsers: Any) -> None:
-    """Add the command; it sets ``run``, a function of the arguments that returns the status."""
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
     tune = subparsers.add_parser("tune", help="search the kernels' configurations on a GPU")
     tune.description = (
         "Time every configuration that the kernels declare, on the timed cases of their ops, and "
         "write the fastest to the table of this chip. Nothing is searched in any other run."
     )
-    add = tune.add_argument
-    add("--op", action="append", metavar="NAME", help="only this op; repeatable")
-    add("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
-    add("--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16")
-    add("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
-    add("--output", type=Path, metavar="DIR", help="folder of one table (default: each op's own)")
-    add("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile ahead")
-    tune.set_defaults(run=_tune)
+    option = tune.add_argument
+    option("--op", action="append", metavar="NAME", help="only this op; repeatable")
+    option("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
+    option(
+        "--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16"
+    )
+    option("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
+    option(
+        "--output", type=Path, metavar="DIR", help="folder of one table (default: each op's own)"
+    )
+    option("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile ahead")
+    tune.set_defaults(run=run)
 
 
-def _tune(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Search, print and write the table; the exit status."""
     import torch
 
     from tinyllama.harness.kernels.configs import SPACES
@@ -51,12 +56,12 @@ def _tune(args: argparse.Namespace) -> int:
     cases = _cases(args)
     device = default_device()
     if device.type == "cpu":
-        raise ConfigError("tune needs a GPU: on a CPU kernels are interpreted, and no time counts")
+        raise UsageError("tune needs a GPU: on a CPU kernels are interpreted, and no time counts")
     if args.output and not args.output.is_dir():
-        raise ConfigError(f"--output {str(args.output)!r} is not a folder: make it first")
+        raise UsageError(f"--output {str(args.output)!r} is not a folder: make it first")
     for case in cases:
         if not args.output and case.op.folder is None:
-            raise ConfigError(
+            raise UsageError(
                 f"op {case.op.name!r} is one file, which has no table: make it a folder, "
                 f"{case.op.name}/__init__.py, or name one with --output"
             )
@@ -77,7 +82,7 @@ def _tune(args: argparse.Namespace) -> int:
                 "spaces": merged(stored.get("spaces", {}), [found]),
             }
             path.parent.mkdir(exist_ok=True)
-            _write(path, table)
+            write_json(path, table)
             written.add(path)
     print("\n".join(f"wrote {path}" for path in sorted(written)))
     return 0
@@ -90,12 +95,12 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
 
     for name in args.op or ():
         if name not in OPS:
-            raise ConfigError(f"--op {name!r} does not exist: use one of {', '.join(OPS)}")
+            raise UsageError(f"--op {name!r} does not exist: use one of {', '.join(OPS)}")
     ops = [op for op in OPS.values() if not args.op or op.name in args.op]
     known = [str(case) for op in ops for case in op.timed[1:]]
     for name in args.case or ():
         if name not in known:
-            raise ConfigError(f"--case {name!r} does not exist: use one of {', '.join(known)}")
+            raise UsageError(f"--case {name!r} does not exist: use one of {', '.join(known)}")
     dtypes = args.dtype or ["fp32", "bf16"]
     found = []
     for op in ops:
@@ -109,16 +114,11 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
                     found.append(one)
     if not found:
         asked = ", ".join(args.case or args.op or ("the ops",))
-        raise ConfigError(
+        raise UsageError(
             f"{asked}: nothing to search in {', '.join(dtypes)}: choose others with --op, --case "
             "and --dtype"
         )
     return found
-
-
-def _write(path: Path, table: dict[str, Any]) -> None:
-    text = json.dumps(table, indent=1) + "\n"
-    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def _show(case: OpCase, found: Search) -> None:

@@ -1,12 +1,17 @@
 """The harness: what an op is, which cases follow from it, and when a result is right.
 
-It knows ops and no model, so it serves anyone's kernel.
+It knows ops and no model, so it serves anyone's kernel. Importing the package loads no torch:
+the command line checks options and paths without it.
 """
 
-from tinyllama.harness.declare.offsets import Large
-from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.declare.registry import Registry, discover, load_file
-from tinyllama.harness.declare.specs import Case, DeclarationError, Tensor
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinyllama.harness.declare.offsets import Large
+    from tinyllama.harness.declare.op import Op, Provider
+    from tinyllama.harness.declare.registry import Registry, discover, load_file
+    from tinyllama.harness.declare.specs import Case, DeclarationError, Tensor
 
 __all__ = [
     "Case",
@@ -19,3 +24,17 @@ __all__ = [
     "discover",
     "load_file",
 ]
+
+_MODULES = {
+    "offsets": ("Large",),
+    "op": ("Op", "Provider"),
+    "registry": ("Registry", "discover", "load_file"),
+    "specs": ("Case", "DeclarationError", "Tensor"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"tinyllama.harness.declare.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

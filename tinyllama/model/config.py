@@ -6,16 +6,14 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tinyllama.harness.machine.errors import UsageError
+
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-MEMORY = (
-    "fast",
-    "selective",
-    "small",
-)  # what a `StepPlan` may do with memory
+MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
 
 
-class ConfigError(ValueError):
-    """A value that cannot be used; the message names it and the fix."""
+class ConfigError(UsageError):
+    """A setting of a model or of a training run that cannot be used."""
 
 
 def _number(config: Any, name: str, low: float, *, above: bool = False) -> None:

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tinyllama.harness.machine.files import write_whole
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig, as_dict
-from tinyllama.training.files import write_whole
 from tinyllama.training.step import TrainStep
 
 _KEY = "tinyllama"
@@ -63,7 +63,7 @@ class Checkpoint:
             if theirs[name] != ours[name]:
                 raise ConfigError(
                     f"checkpoint {str(self.path)!r} has {name} {theirs[name]}, "
-                    f"the model {ours[name]}: leave the model's options away or match them"
+                    f"the model {ours[name]}: remove the model's options or match them"
                 )
         state = _state(step)
         for name, tensor in state.items():
@@ -102,7 +102,14 @@ def save(
         tensors["random.device"] = torch.cuda.get_rng_state(step.device)
     # Copies: parameters may share memory, which the format does not allow.
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    write_whole(path, lambda part: save_file(copies, part, {_KEY: json.dumps(description)}))
+
+    def write(part: Path) -> None:
+        try:
+            save_file(copies, part, {_KEY: json.dumps(description)})
+        except SafetensorError as error:  # such as a full disk, which it does not tell as OSError
+            raise OSError(str(error)) from error
+
+    write_whole(path, write)
 
 
 def load(path: Path) -> Checkpoint:

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 import tinyllama
-from tinyllama.harness.machine.device import default_device, device_name
+from tinyllama.harness.machine.device import device_name, usable_device
+from tinyllama.harness.machine.files import check_writable
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.harness.records.results import versions
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
@@ -30,7 +31,6 @@ from tinyllama.model.tiers import StepPlan, Tier, resolve
 from tinyllama.training.checkpoint import Checkpoint, save
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
-from tinyllama.training.files import check_writable
 from tinyllama.training.memory import MemoryMeter
 from tinyllama.training.result import COMPLETED, FAILED, INTERRUPTED, Result
 from tinyllama.training.step import TrainStep, products
@@ -96,25 +96,6 @@ def train(
             interrupted = run.status == INTERRUPTED
             save(save_to, step, run.done, batches.describe(), interrupted=interrupted)
         return run.result()
-
-
-def usable_device(device: str | torch.device | None) -> torch.device:
-    """The device meant by a name such as ``cpu``, ``cuda`` or ``cuda:1``; None: the default.
-
-    Raises ConfigError for one that is not there.
-    """
-    if device is None:
-        return default_device()
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        wanted = None
-    if wanted is None or wanted.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {str(device)!r} is unknown: use cpu, cuda or cuda:N")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ConfigError(f"device {str(device)!r} is not there: torch sees {count} GPUs; use cpu")
-    return wanted
 
 
 class _Run:

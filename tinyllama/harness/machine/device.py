@@ -10,10 +10,31 @@ from pathlib import Path
 
 import torch
 
+from tinyllama.harness.machine.errors import UsageError
+
 
 def default_device() -> torch.device:
     """The first GPU where one can be used (CUDA and HIP alike), else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def usable_device(device: str | torch.device | None) -> torch.device:
+    """The device meant by a name such as ``cpu``, ``cuda`` or ``cuda:1``; None: the default.
+
+    Raises UsageError for one that is not there.
+    """
+    if device is None:
+        return default_device()
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        wanted = None
+    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {str(device)!r} is unknown: use cpu, cuda or cuda:N")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UsageError(f"device {str(device)!r} is not there: torch sees {count} GPUs; use cpu")
+    return wanted
 
 
 def device_name(device: torch.device) -> str:

@@ -1,0 +1,212 @@
+"""``tinyllama train``: train a model, and print how it went."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_apart, check_writable, write_json
+from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from tinyllama.training.checkpoint import Checkpoint
+    from tinyllama.training.data import Batches
+
+STATUS = {"completed": 0, "failed": 1, "interrupted": 130}
+NO_GRADIENT = 1  # exit status when the run completed and a parameter received no gradient
+
+_MODEL_OPTIONS = ("hidden_dim", "num_layers", "num_heads", "num_kv_heads")
+_TRAIN_OPTIONS = ("batch_size", "accumulate", "seq_len", "learning_rate", "seed")
+
+
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
+    model, config = ModelConfig(), TrainConfig()
+    parser = subparsers.add_parser("train", help="train, and print how it went")
+    parser.description = (
+        "Train a Tiny LLaMA and print loss, speed, memory and which parameters received a "
+        "gradient. With --resume, what is not given is taken from the checkpoint."
+    )
+    parser.set_defaults(run=run)
+    option = parser.add_argument
+    option("--tier", default="v1", help="which tier; doctor lists them (default v1)")
+    option(
+        "--without",
+        metavar="PART",
+        action="append",
+        default=[],
+        help="switch a part of the tier off, such as compile or attention; repeatable",
+    )
+    option(
+        "--memory",
+        choices=MEMORY,
+        default="fast",
+        help="selective: compute all but attention again in backward (v3); small: all of a block, "
+        "and update as gradients come (default fast)",
+    )
+    option(
+        "--preset", choices=PRESETS, help="shape of the model; options override it (default small)"
+    )
+    option("--hidden-dim", type=_whole, metavar="D", help=f"default {model.hidden_dim}")
+    option("--num-layers", type=_whole, metavar="L", help=f"default {model.num_layers}")
+    option("--num-heads", type=_whole, metavar="H", help=f"default {model.num_heads}")
+    option("--num-kv-heads", type=_whole, metavar="G", help=f"default {model.num_kv_heads}")
+    option("--batch-size", type=_whole, metavar="B", help=f"default {config.batch_size}")
+    option(
+        "--accumulate",
+        type=_whole,
+        metavar="A",
+        help=f"micro-batches of B in a step; the loss is their mean (default {config.accumulate})",
+    )
+    option("--seq-len", type=_whole, metavar="T", help=f"default {config.seq_len}")
+    option(
+        "--num-steps",
+        type=_whole,
+        default=config.num_steps,
+        metavar="N",
+        help="steps of this run; with --resume they are added to those done (default %(default)s)",
+    )
+    option("--learning-rate", type=_number, metavar="LR", help=f"default {config.learning_rate}")
+    option(
+        "--max-grad-norm",
+        type=_limit,
+        metavar="NORM",
+        help="scale gradients down to this norm over all parameters (default none)",
+    )
+    option("--precision", choices=PRECISIONS, help=f"default {config.precision}")
+    option("--use-amp", action="store_true", help="the same as --precision bf16")
+    option("--seed", type=_whole, help=f"of weights and data (default {config.seed})")
+    option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    option("--data", type=Path, help="text file or folder to train on (default: random tokens)")
+    option("--save", type=Path, metavar="PATH", help="write a checkpoint (safetensors) at the end")
+    option("--resume", type=Path, metavar="PATH", help="continue from a checkpoint, of any tier")
+    option("--json", type=Path, metavar="PATH", help="write the result as JSON")
+    option(
+        "--diagnose",
+        action="store_true",
+        help="show the output of every op, and its gradient, in the first and the last step",
+    )
+    option(
+        "--diagnose-every", type=_whole, metavar="N", help="the same, in every N-th step as well"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and print; the exit status."""
+    from tinyllama.cli.summary import ProgressBar, console, print_diagnosis, print_summary
+    from tinyllama.model.tiers import resolve
+    from tinyllama.training import checkpoint
+    from tinyllama.training.data import RandomTokens, TextBytes
+    from tinyllama.training.train import train
+
+    tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
+    check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json))
+    check_apart(("--resume", args.resume), ("--json", args.json))
+    resumed = checkpoint.load(args.resume) if args.resume else None
+    model, config = settings(args, resumed)
+    if args.json:
+        check_writable(args.json, "--json")
+    batches: Batches
+    if args.data:
+        batches = TextBytes(args.data, model.vocab_size, config)
+    else:
+        batches = RandomTokens(model.vocab_size, config)
+    if resumed:
+        _check_data(args, resumed, batches)
+
+    with ProgressBar(config) as bar:
+        result = train(
+            model,
+            config,
+            tier,
+            device=args.device,
+            batches=batches,
+            resume=resumed,
+            save_to=args.save,
+            diagnose_at=_diagnosed_steps(args, config.num_steps),
+            on_step=bar.update,
+        )
+    out = console(sys.stdout)
+    for diagnosis in result.diagnoses:
+        print_diagnosis(diagnosis, out)
+    print_summary(result, out)
+    if args.json:
+        write_json(args.json, result.as_dict())
+    return STATUS[result.status] or (NO_GRADIENT if result.lost else 0)
+
+
+def settings(
+    args: argparse.Namespace, resumed: Checkpoint | None
+) -> tuple[ModelConfig, TrainConfig]:
+    """The configs: options over the preset, over the checkpoint's, over the defaults."""
+    model = resumed.model if resumed else ModelConfig()
+    if args.preset:
+        model = PRESETS[args.preset]
+    train = resumed.train if resumed else TrainConfig()
+    precision = args.precision
+    if args.use_amp:
+        if precision not in (None, "bf16"):
+            raise UsageError(
+                f"--use-amp means --precision bf16, and --precision is {precision}: remove one"
+            )
+        precision = "bf16"
+    limit = train.max_grad_norm if args.max_grad_norm is None else args.max_grad_norm
+    return (
+        replace(model, **_given(args, _MODEL_OPTIONS)),
+        replace(
+            train,
+            num_steps=args.num_steps,
+            precision=precision or train.precision,
+            max_grad_norm=None if limit == "none" else limit,
+            **_given(args, _TRAIN_OPTIONS),
+        ),
+    )
+
+
+def _given(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_data(args: argparse.Namespace, resumed: Checkpoint, batches: Batches) -> None:
+    """A checkpoint does not hold its text, so --data must name it; other data is only noted."""
+    if args.data is None and resumed.batches["kind"] == "text":
+        raise UsageError(
+            f"checkpoint {str(args.resume)!r} was trained on text of "
+            f"{resumed.batches['bytes']} bytes: name it with --data"
+        )
+    if batches.describe() != resumed.batches:
+        note = "tinyllama: note: the data is not what the checkpoint was trained on"
+        print(note, file=sys.stderr)
+
+
+def _diagnosed_steps(args: argparse.Namespace, num_steps: int) -> set[int]:
+    every = args.diagnose_every
+    if every is None:
+        return {1, num_steps} if args.diagnose else set()
+    if every < 1:
+        raise UsageError(f"--diagnose-every is {every}: use a whole number of at least 1")
+    return {1, num_steps, *range(every, num_steps + 1, every)}
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: use one") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: use one like 3e-4") from None
+
+
+def _limit(text: str) -> float | str:
+    return text if text == "none" else _number(text)
