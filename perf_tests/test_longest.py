@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from perf_tests.conftest import Ceilings
+from tinyllama.bench.contender import Contender
 from tinyllama.bench.measure import CONTENDERS
-from tinyllama.bench.peers import Contender
 from tinyllama.bench.workloads import LARGE, Group, not_here
 from tinyllama.harness.machine.worker import Worker, WorkerError
 

@@ -13,8 +13,8 @@ import torch
 pytest.importorskip("pytest_benchmark")
 
 from perf_tests import test_longest as longest
+from tinyllama.bench.contender import Contender
 from tinyllama.bench.measure import CONTENDERS
-from tinyllama.bench.peers import Contender
 from tinyllama.bench.workloads import not_beside
 from tinyllama.harness.machine.worker import WorkerError
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from tinyllama.bench.contender import Contender
 from tinyllama.bench.measure import CONTENDERS, FLOOR, Measured, _Run
-from tinyllama.bench.peers import AUTOTUNE, Contender
+from tinyllama.bench.peers import AUTOTUNE
 from tinyllama.bench.workloads import PROCESSORS, Group, at_once
 from tinyllama.harness.machine.worker import WorkerError
 

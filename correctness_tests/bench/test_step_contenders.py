@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tinyllama.bench import steps
+from tinyllama.bench.contender import Contender
 from tinyllama.bench.measure import FLOOR, Measured, _Run, entry_of
-from tinyllama.bench.peers import Contender, HuggingFaceStep
+from tinyllama.bench.peers.hugging_face_step import HuggingFaceStep
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.worker import WorkerError

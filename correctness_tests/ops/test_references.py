@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.bench.hugging_face import as_hugging_face, hugging_face_llama, hugging_face_names
+from tinyllama.bench.peers.hugging_face import (
+    as_hugging_face,
+    hugging_face_llama,
+    hugging_face_names,
+)
 from tinyllama.harness import Case, Op
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.model.config import ModelConfig

@@ -1,8 +1,8 @@
 """The floor of a step: its matrix products, AdamW and attention alone, each at its fastest.
 
 Stock kernels in one captured graph, with nothing between them: no norms, no rotary
-embedding, no activations, no loss. A step that takes less has faster products or a faster
-attention than torch has, with operands laid as is best for each.
+embedding, no activations, no loss. Only a step whose products or attention are faster than
+torch's best, in the best layout of the operands, takes less time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.training.step import capture_graphs
 
-UNCACHED = 2**30  # bytes that no cache of a device holds a part of that would matter
+UNCACHED = 2**30  # bytes; of so many, no cache of a device holds a part that matters
 Product = tuple[int, int, int]  # M, K, N
-Layout = tuple[bool, bool]  # whether the operands are turned
+Layout = tuple[bool, bool]  # whether each operand is the transpose of what is stored
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
@@ -57,7 +57,7 @@ class Floor:
         return (self.queue.now() - start) / steps
 
     def turn(self, calls: int) -> float:
-        """Median wall seconds of some rounds of everything, after one that is not timed."""
+        """Median wall seconds of some calls of all parts, after one that is not timed."""
         self.step()
         return statistics.median(wall_seconds(self.step, self.queue) for _ in range(calls))
 
@@ -93,7 +93,7 @@ class Floor:
 
     def _products(self) -> Callable[[], None]:
         """y = x W^T, dx = dy W and dW = dy^T x of each projection, projections of one input
-        as one product, and those of the tied embedding; operands lie as is fastest."""
+        as one product, and those of the tied embedding, each in its fastest layout."""
         workload = self.group.shape
         model = workload.model
         n = workload.batch_size * workload.seq_len
@@ -116,29 +116,29 @@ class Floor:
         return products
 
     def _operands(self, size: Product, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of so many products (M K) @ (K N), each its own: a step does not find them in the
-        cache either. Those that are together larger than any cache come round again."""
+        """Operands of ``count`` products (M K) @ (K N), used in turn: new ones for each product,
+        or so many that no cache holds them, since a step does not find its own there either."""
         m, k, n = size
         sets = min(count, 1 + UNCACHED // ((m * k + k * n) * self.dtype.itemsize))
-        turned = self._fastest_layout(size)
-        pairs = [self._pair(size, turned) for _ in range(sets)]
+        transposed = self._fastest_layout(size)
+        pairs = [self._pair(size, transposed) for _ in range(sets)]
         return [pairs[index % sets] for index in range(count)]
 
-    def _pair(self, size: Product, turned: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-        """a (M K) and b (K N); one that is turned is the transpose of what lies in memory."""
+    def _pair(self, size: Product, transposed: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """a (M K) and b (K N), each contiguous or the transpose of a contiguous tensor."""
         m, k, n = size
-        a_MK = self._random(k, m).t() if turned[0] else self._random(m, k)
-        b_KN = self._random(n, k).t() if turned[1] else self._random(k, n)
+        a_MK = self._random(k, m).t() if transposed[0] else self._random(m, k)
+        b_KN = self._random(n, k).t() if transposed[1] else self._random(k, n)
         return a_MK, b_KN
 
     def _fastest_layout(self, size: Product) -> Layout:
-        """On a CPU as a step has them in its forward pass."""
+        """The layout of the least time; on a CPU that of a step's forward pass."""
         if self.device.type == "cpu":
             return False, True
         seconds: dict[Layout, float] = {}
-        for turned in itertools.product((False, True), (False, True)):
-            a_MK, b_KN = self._pair(size, turned)
-            seconds[turned] = self._seconds(self._graph(partial(torch.mm, a_MK, b_KN)))
+        for transposed in itertools.product((False, True), (False, True)):
+            a_MK, b_KN = self._pair(size, transposed)
+            seconds[transposed] = self._seconds(self._graph(partial(torch.mm, a_MK, b_KN)))
         return min(seconds, key=seconds.__getitem__)
 
     def _attention(self, backend: SDPBackend | None) -> Callable[[], None]:
@@ -174,7 +174,7 @@ class Floor:
             call = self._attention(backend)
             try:
                 call()
-            except RuntimeError:  # torch's way to say that a backend does not take these inputs
+            except RuntimeError:  # the backend does not take these inputs
                 continue
             seconds[backend] = self._seconds(self._graph(call))
         best = min(seconds, key=lambda backend: seconds[backend])

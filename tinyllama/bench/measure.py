@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.bench.peers import PEERS, Contender
+from tinyllama.bench.contender import Contender
+from tinyllama.bench.peers import PEERS
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError

@@ -1,8 +1,8 @@
-"""Readings that were taken by turns, handed to pytest-benchmark for its table and its JSON.
+"""Readings that were taken alternately, entered into pytest-benchmark's table and JSON.
 
-The contenders of a group must be measured in turn, and pytest-benchmark measures one test
-after the other. So its timer here is a clock that stands still, and moves on by one reading
-in each round: its statistics are those of the readings.
+The contenders of a group must be measured alternately, and pytest-benchmark measures one test
+after the other. So its timer here is a clock that moves by one reading in each round and not
+otherwise: its statistics are those of the readings.
 """
 
 from __future__ import annotations

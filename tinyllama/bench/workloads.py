@@ -14,10 +14,10 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 ON_GPU, ON_CPU = ("small", "medium"), ("tiny",)
 LARGE = "large-bf16"  # in the precision that models of its size are trained in
 
-# Where the models of all contenders do not fit on one card beside each other: those that are
-# compared. The scores of materialised attention alone would not.
+# Of the workloads whose contenders do not all fit on one GPU at once: those that are compared.
+# The scores of materialised attention alone would not fit.
 TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v3", "hf-compile", "floor")}
-PROCESSORS = 4  # for each contender that is being made: compilers run processes of their own
+PROCESSORS = 4  # for each contender that is being made: compilers start processes
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def not_beside(contender: str, group: str) -> str | None:
     if contender in TOGETHER.get(workload, (contender,)):
         return None
     together = ", ".join(TOGETHER[workload])
-    return f"one card does not hold every contender of {workload}: {together} are compared"
+    return f"one GPU does not hold every contender of {workload}: {together} are compared"
 
 
 def at_once(group: Group) -> int:
-    """How many contenders of a group are made at the same time: what processors allow. A warm-up
-    takes more memory than what stays, so where not all fit beside each other it is one."""
+    """How many contenders of a group are made at the same time: as many as there are processors
+    for; one where they do not all fit on the GPU, since a warm-up takes more than what stays."""
     if group.workload in TOGETHER:
         return 1
     return max(1, len(os.sched_getaffinity(0)) // PROCESSORS)

@@ -1,7 +1,7 @@
-"""`scaled_dot_product_attention` held to one backend, as providers to be timed beside ours.
+"""`scaled_dot_product_attention` by one backend each, as providers to be timed beside ours.
 
-The provider "torch" takes the backend that torch picks; which one that is differs between versions
-and shapes. A file of providers like any other (``--ops FILE``).
+The provider "torch" takes the backend that torch picks, which differs between versions and shapes.
+This is a file of providers like any other (``--ops FILE``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Liger-Kernel's kernels as providers of our ops, to be timed beside ours (extra ``peers``).
 
 Its rotary embedding is not among them: it rotates halves of a head, ours consecutive pairs.
-A file of providers like any other (``--ops FILE``). They are held to the same bound as ours,
-with the slack declared here; a provider that is beyond it has no time, and its entry says so.
+This is a file of providers like any other (``--ops FILE``). They are held to the same bound as
+ours, with the slack declared here; one that exceeds it has no time, and its entry says so.
 Its losses count the targets on the host, so their calls wait for the device.
 """
 
@@ -39,7 +39,7 @@ def liger_rms_norm(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-
 def liger_add_rms_norm(
     x_BTD: torch.Tensor, residual_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As its RMSNorm."""
+    """In the mode of its RMSNorm."""
     apply = _function("fused_add_rms_norm", "LigerFusedAddRMSNormFunction").apply
     y_BTD, sum_BTD = apply(x_BTD, residual_BTD, weight_D, eps, 0.0, "llama", False)
     return y_BTD, sum_BTD

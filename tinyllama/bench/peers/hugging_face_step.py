@@ -1,102 +1,26 @@
-"""The peers: the same training as others write it, timed beside the tiers.
-
-Same weights, batches, optimizer settings and precision. Each runs as its own users would run
-it; what it needs and this machine lacks is said instead of a time.
-"""
+"""A training step of Hugging Face's Llama, with or without Liger-Kernel and torch.compile."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from tinyllama.bench.hugging_face import (
+from tinyllama.bench.peers import LLAMA
+from tinyllama.bench.peers.hugging_face import (
     as_hugging_face,
     as_ours,
     hugging_face_llama,
     hugging_face_names,
 )
 from tinyllama.bench.steps import AUTOCAST, StepContender
-from tinyllama.bench.workloads import not_beside
-from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.measure.memory import forget_peak
 from tinyllama.model.llama import TinyLlama
 from tinyllama.training.step import capture_graphs
-
-
-@dataclass(frozen=True)
-class Contender:
-    """How a contender of a group is made in its worker.
-
-    requires: capabilities of the device; see `tinyllama.harness.machine.device.cannot`.
-    preload: modules that its process imports ahead. only: groups it is tried in, and why.
-    alone: it is made with no other beside it, since it chooses by times that it takes on the
-    device meanwhile. torch.compile's default mode does so too, but between few configurations of
-    a kernel and by the least of many readings: one that nobody disturbs is enough.
-    """
-
-    name: str
-    title: str
-    role: str
-    factory: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    requires: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
-    only: tuple[tuple[str, ...], str] | None = None
-    alone: bool = False
-
-    def cannot(self, device: torch.device, group: str) -> str | None:
-        """Why it is not run on a device; None when it is."""
-        if self.only is not None and group not in self.only[0]:
-            return self.only[1]
-        if reason := not_beside(self.name, group):
-            return reason
-        return next(filter(None, (cannot(need, device) for need in self.requires)), None)
-
-
-def _hugging_face(name: str, title: str, *requires: str, **arguments: Any) -> Contender:
-    factory = "tinyllama.bench.peers:HuggingFaceStep"
-    needs = ("module transformers", *requires)
-    return Contender(name, title, "peer", factory, arguments, needs, (LLAMA,))
-
-
-LLAMA = "transformers.models.llama.modeling_llama"
-SEARCHED = tuple(os.environ.get("TINYLLAMA_SEARCH", "").split(","))
-AUTOTUNE = "max-autotune-no-cudagraphs"  # the graph is captured here, around the whole step
-PEERS = (
-    _hugging_face("hf-eager", "Hugging Face Llama, materialised attention", attention="eager"),
-    _hugging_face("hf", "Hugging Face Llama, SDPA"),
-    _hugging_face(
-        "hf-liger", "Hugging Face Llama + Liger", "gpu", "module liger_kernel", liger=True
-    ),
-    Contender(
-        "compile",
-        "V1, torch.compile + graph",
-        "peer",
-        "tinyllama.bench.steps:TierStep",
-        {"tier": "v2", "without": ["norm", "qkv", "attention", "swiglu"]},
-        ("capture", "compile"),
-    ),
-    _hugging_face(
-        "hf-compile", "Hugging Face, torch.compile + graph", "capture", "compile", mode="default"
-    ),
-    replace(
-        _hugging_face(
-            "hf-autotune", "Hugging Face, max-autotune + graph", "capture", "compile", mode=AUTOTUNE
-        ),
-        only=(
-            SEARCHED,
-            "searched where TINYLLAMA_SEARCH names the group: it outlasts all the rest",
-        ),
-        alone=True,
-    ),
-)
 
 
 class HuggingFaceStep(StepContender):
