@@ -13,6 +13,7 @@ import tinyllama
 from perf_tests.conftest import Ceilings
 from tinyllama.bench.measure_ops import (
     DTYPES,
+    PEERS,
     Bench,
     OpCaseRun,
     entries_of,
@@ -21,7 +22,6 @@ from tinyllama.bench.measure_ops import (
     ops_with,
     providers_of,
 )
-from tinyllama.bench.peers import PEER_PROVIDERS
 from tinyllama.bench.table import show
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import device_name
@@ -73,7 +73,7 @@ def test_op(group: Measured, op: Op, provider: str, place: int, benchmark: Any) 
     name = f"{op.name}-{op.timed[place]}"
     run = group[0].get(name)
     failed = run.failed.get(provider) if run is not None else None
-    if failed is not None and provider not in PEER_PROVIDERS:
+    if failed is not None and provider not in PEERS:
         benchmark.disabled = True  # pytest-benchmark warns of a fixture that is left unused
         benchmark(lambda: None)
         pytest.fail(f"{name}, {provider}: {failed}\n{failed.details}")

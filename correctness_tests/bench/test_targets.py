@@ -11,8 +11,7 @@ import pytest
 import tinyllama
 from correctness_tests.bench.test_target_files import written
 from tinyllama.bench.measure import Measured, missed
-from tinyllama.bench.measure_ops import DTYPES
-from tinyllama.bench.peers import PEER_PROVIDERS
+from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.targets import OpTarget, Target, load, load_ops, of_group
@@ -185,7 +184,7 @@ def test_a_bar_of_an_op_names_what_is_timed(target: OpTarget) -> None:
     for op in named:
         assert target.provider in op.providers
         assert target.passes in passes_of(op)
-        assert set(target.over or ()) <= {*op.providers, *PEER_PROVIDERS}
+        assert set(target.over or ()) <= {*op.providers, *PEERS}
         assert not target.case or any(str(case) in target.case for case in op.timed[1:])
 
 

@@ -99,7 +99,7 @@ def test_a_file_that_ends_its_process_is_a_finding_and_the_rest_goes_on(tmp_path
         (None, [], "no file"),
         ("x = 1", [], "declares no op and no provider"),
         ("import tinyllama_that_is_not_there", [], "No module named"),
-        ("", ["--only", "speed"], "--only 'speed' is no check"),
+        ("", ["--only", "speed"], "--only 'speed' does not exist: use one of"),
         ("", ["--device", "tpu"], "device 'tpu' is unknown"),
     ],
 )

@@ -102,9 +102,9 @@ def test_kernels_are_compared_with_another_revision(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--op", "nobody"], "--op 'nobody' is unknown: use some of"),
+        (["--op", "nobody"], "--op 'nobody' does not exist: use one of"),
         (["--op", "qkv"], "no kernel of qkv compiles for gfx942, sm_90: choose with"),
-        (["--chip", "sm_1"], "--chip 'sm_1' is unknown: use some of"),
+        (["--chip", "sm_1"], "--chip 'sm_1' does not exist: use one of"),
         (["--against", "nothing.json"], "--against 'nothing.json' is no table of this command"),
     ],
 )
@@ -128,8 +128,9 @@ KERNEL = {
     "chip": "gfx942",
     "case": "triton-N1D128-bf16",
     "launch": 1,
-    "spilled_bytes": 0,
+    **dict.fromkeys(("registers", "spilled_bytes", "shared_bytes", "num_warps"), 0),
     "occupancy": 8,
+    "limited_by": "warps",
     "instructions": Instructions(16, 16).to_json(),
 }
 

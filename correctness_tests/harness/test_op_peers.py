@@ -11,12 +11,11 @@ from correctness_tests.support.commands import python
 
 ASKED = """
 import torch
-from tinyllama.bench.measure_ops import Bench, OpCaseRun, ops_with
-from tinyllama.bench.peers import PEER_PROVIDERS
+from tinyllama.bench.measure_ops import PEERS, Bench, OpCaseRun, ops_with
 
 ops = ops_with(())
 for op in ops.values():
-    for name in (name for name in PEER_PROVIDERS if name in op.providers):
+    for name in (name for name in PEERS if name in op.providers):
         traits = op[name]
         print("registered", op.name, name, *traits.requires, *traits.overwrites, traits.waits)
 

@@ -113,6 +113,10 @@ def test_a_shape_that_cannot_be_is_refused(changes: dict, message: str) -> None:
         ({"learning_rate": "3e-4"}, "learning_rate is '3e-4'"),
         ({"beta2": None}, "beta2 is None"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"accumulate": 0}, "accumulate is 0: use a whole number of at least 1"),
+        ({"accumulate": 1.5}, "accumulate is 1.5: use a whole number of at least 1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0: use a finite number above 0"),
+        ({"max_grad_norm": math.inf}, "max_grad_norm is inf: use a finite number above 0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(changes: dict, message: str) -> None:

@@ -41,7 +41,6 @@ from tinyllama.training.diagnose import diagnose, gradients
 from tinyllama.training.step import TrainStep, products
 
 CPU = torch.device("cpu")
-SIZES: dict[str, Any] = {**BATCH}  # among settings of other types
 LIMIT = 0.5  # norms are 1.5 to 1.8 here
 OPTIONS = [
     pytest.param({}, id="plain"),
@@ -156,7 +155,7 @@ def test_micro_batches_give_the_gradients_of_one_batch(tier: str, device: torch.
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SIZES, accumulate=2))
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=2))
     batch = tokens(0)
     with pytest.raises(ValueError, match=r"a batch of shape \(3, 29\): this step takes \(6, 29\)"):
         step(batch[:, :-1], batch[:, 1:])
@@ -171,7 +170,7 @@ def test_a_norm_that_is_not_finite_changes_nothing(capture: bool, device: torch.
             tier = replace(V2, table={**V2.table, "swiglu": tier.table["swiglu"]})
         model = TinyLlama(SHAPE, tier).to(device)
         with products("fp32", device):
-            config = TrainConfig(**SIZES, max_grad_norm=LIMIT)
+            config = TrainConfig(**BATCH, max_grad_norm=LIMIT)
             step = TrainStep(model, config, StepPlan(capture=capture))
             step.prepare()
             before = [p.detach().clone() for p in model.parameters()]
@@ -187,7 +186,7 @@ def test_a_norm_that_is_not_finite_ends_the_run_and_names_the_op(device: torch.d
     with infinite_gradient_tier() as tier:
         result = runs.run(tier, device=device, max_grad_norm=1.0)
     assert result.status == "failed"
-    assert result.losses == ()
+    assert result.losses == []
     assert result.reason is not None
     assert re.fullmatch(
         "the gradients' norm of step 1 is (inf|nan): "
@@ -208,7 +207,7 @@ def test_a_norm_that_overflows_ends_the_run(device: torch.device) -> None:
     with tier_with("swiglu", huge, "huge") as tier:
         result = runs.run(tier, device=device, max_grad_norm=1.0)
     assert result.status == "failed"
-    assert result.losses == ()
+    assert result.losses == []
     assert (result.reason or "").startswith("the gradients' norm of step 1 is inf: run uncompiled")
 
 
@@ -228,7 +227,7 @@ def test_fp16_gradients_are_unscaled_before_they_are_clipped(
 def test_fp16_goes_on_when_its_scale_overflows(device: torch.device) -> None:
     """The scaler skips such a step and lowers the scale; that is no failure."""
     step = TrainStep(
-        TinyLlama(SHAPE).to(device), TrainConfig(**SIZES, precision="fp16", max_grad_norm=LIMIT)
+        TinyLlama(SHAPE).to(device), TrainConfig(**BATCH, precision="fp16", max_grad_norm=LIMIT)
     )
     step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
     batch = tokens(0).to(device)
@@ -247,7 +246,7 @@ def test_a_norm_that_fp16_overflows_does_not_end_the_run(device: torch.device) -
     with infinite_gradient_tier() as tier:
         result = runs.run(tier, device=device, precision="fp16", max_grad_norm=1.0)
     assert result.status == "completed"
-    assert result.gradient_norms == (None,) * 4
+    assert result.gradient_norms == [None] * 4
     json.dumps(result.as_dict(), allow_nan=False)
 
 
@@ -268,7 +267,7 @@ def test_the_precision_of_products_is_put_back(allowed: str) -> None:
 
 def test_the_phases_of_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinyllama.training.step.wall_seconds", lambda phase, queue: phase() or 1.0)
-    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**SIZES, accumulate=3))
+    step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=3))
     assert step.split() == {"forward": 3.0, "backward": 3.0, "optimizer": 1.0}
 
 

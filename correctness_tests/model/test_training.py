@@ -77,7 +77,7 @@ def test_the_result_describes_the_run(tier: str, device: torch.device) -> None:
     assert result.reason is None
     assert len(result.losses) == len(result.step_seconds) == 4
     assert [record.number for record in records] == [1, 2, 3, 4]
-    assert tuple(record.loss for record in records) == result.losses
+    assert [record.loss for record in records] == result.losses
     assert records[-1].live_bytes == result.memory.live_bytes
     assert all(seconds > 0 for seconds in result.step_seconds)
     assert result.phase_seconds.keys() == {"forward", "backward", "optimizer"}
@@ -90,21 +90,21 @@ def test_the_result_describes_the_run(tier: str, device: torch.device) -> None:
 
 
 def test_speed_is_that_of_the_median_step() -> None:
-    result = replace(run(), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
+    result = replace(run(), step_seconds=[0.5, 0.1, 0.1, 9.0, 0.2])
     assert result.samples_per_second == CONFIG.batch_size / 0.2
 
 
 def test_micro_batches_count_as_samples() -> None:
     """And draw the data of one batch of their size, so that the curve is the same."""
     whole = run(batch_size=6)
-    parts = replace(run(batch_size=2, accumulate=3), step_seconds=(0.5, 0.1, 0.1, 9.0, 0.2))
+    parts = replace(run(batch_size=2, accumulate=3), step_seconds=[0.5, 0.1, 0.1, 9.0, 0.2])
     assert parts.samples_per_second == 6 / 0.2
     assert parts.tokens_per_second == 6 * CONFIG.seq_len / 0.2
     assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_norms_are_those_of_the_steps() -> None:
-    assert run().gradient_norms == ()
+    assert run().gradient_norms == []
     unclipped, clipped = run(max_grad_norm=1e3), run(max_grad_norm=0.1)
     assert len(unclipped.gradient_norms) == len(clipped.gradient_norms) == 4
     assert unclipped.losses == run().losses
@@ -121,20 +121,6 @@ def test_small_memory_has_the_same_curve(tier: str) -> None:
     assert small.gradients == dict.fromkeys(PARAMETERS, True)
     assert small.memory.live_bytes == 3 * MODEL.parameters * 4 + 4
     assert len(small.diagnoses) == 2
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "message"),
-    [
-        ("accumulate", 0, "accumulate is 0: use a whole number of at least 1"),
-        ("accumulate", 1.5, "accumulate is 1.5: use a whole number of at least 1"),
-        ("max_grad_norm", 0.0, "max_grad_norm is 0.0: use a finite number above 0"),
-        ("max_grad_norm", math.inf, "max_grad_norm is inf: use a finite number above 0"),
-    ],
-)
-def test_a_setting_that_cannot_be_used_is_refused(setting: str, value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(CONFIG, **{setting: value})
 
 
 def test_live_memory_is_parameters_gradients_and_two_moments() -> None:
@@ -167,11 +153,6 @@ def test_a_part_of_the_plan_that_cannot_run_is_left_out_and_said() -> None:
     assert result.left_out == {"capture": "device graphs need a GPU"}
 
 
-def test_a_plan_that_is_asked_for_must_run() -> None:
-    with pytest.raises(ConfigError, match="capture cannot run on cpu"):
-        run("v2", plan=StepPlan(capture=True))
-
-
 def test_a_provider_that_cannot_run_here_is_refused() -> None:
     reason = cannot("gpu", torch.device("cpu"))
     message = rf"tier v1-needy cannot run on cpu: its rms_norm \(needy\) needs gpu: {reason}"
@@ -196,13 +177,13 @@ def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> 
     with detached_norm_tier() as tier:
         result = run(tier, device=device)
     assert result.status == "failed"
-    assert result.losses == ()
+    assert result.losses == []
     # What is left is the output projection, which is the embedding.
     assert result.lost == dict.fromkeys(PARAMETERS[1:], "absent")
     assert result.gradients == {name: name == "embedding" for name in PARAMETERS}
     assert result.reason == (
         f"no gradient arrives at {len(PARAMETERS) - 1} of {len(PARAMETERS)} parameters, "
-        "and the optimizer does not update in part"
+        "and the optimizer updates all of them or none"
     )
 
 
@@ -313,7 +294,7 @@ def test_the_op_that_made_the_loss_not_finite_is_found() -> None:
     swiglu = OPS["swiglu"]["eager"]
     with tier_with("swiglu", lambda *args: swiglu(*args) / 0) as tier:
         result = run(tier)
-    assert result.losses == ()
+    assert result.losses == []
     assert result.reason is not None
     assert result.reason.endswith("is layers.0.swiglu")
 

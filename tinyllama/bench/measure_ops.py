@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from perf_tests.conftest import Ceilings
-from tinyllama.bench.peers import PEER_PROVIDERS, PROVIDER_FILES
+from tinyllama.bench.peers import OP_PEERS as PEERS
+from tinyllama.bench.peers import PEER_FILES
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import Registry
@@ -49,7 +50,7 @@ def groups(device: torch.device) -> list[str]:
 
 def ops_with(files: Sequence[str]) -> Registry:
     """The ops that are timed: the tree's with the providers of peers, and those of files."""
-    return ops_of(PACKAGE, (*PROVIDER_FILES, *files))
+    return ops_of(PACKAGE, (*PEER_FILES, *files))
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Bench:
     """A worker for each kind of provider, and the cases one after the other."""
 
     def __init__(self, dtype: str, device: torch.device, files: Sequence[str] = ()) -> None:
-        self.files = (*PROVIDER_FILES, *files)
+        self.files = (*PEER_FILES, *files)
         self.device = device
         self.effort = Effort.on(device)
         self.runs = [
@@ -203,7 +204,7 @@ class Bench:
 
     def _layouts(self, run: OpCaseRun, name: str) -> None:
         last = cases_of(run.op, self.device)[-1]
-        if run.case == last and name not in PEER_PROVIDERS and run.op.differentiable:
+        if run.case == last and name not in PEERS and run.op.differentiable:
             rounds = self.effort.layout_rounds
             run.layouts[name] = self._worker(run, name).call("op", "layouts", LAYOUTS, rounds)
 
@@ -216,7 +217,7 @@ def entries_of(run: OpCaseRun, ceilings: Ceilings) -> dict[str, dict[str, Any]]:
         about = {
             "op": run.op.name,
             "provider": provider,
-            "role": "peer" if provider in PEER_PROVIDERS else "ours",
+            "role": "peer" if provider in PEERS else "ours",
             "case": str(case),
             "dtype": dtype,
             "values": _values(run.op, case),
@@ -323,6 +324,6 @@ def _ratios(run: OpCaseRun, provider: str, passes: str) -> dict[str, Any]:
     }
     over = {name: ratio(theirs, seconds[provider]).as_list() for name, theirs in seconds.items()}
     found: dict[str, Any] = {"over_eager": over["eager"]} if "eager" in over else {}
-    if provider not in PEER_PROVIDERS:
+    if provider not in PEERS:
         found["over"] = {name: times for name, times in over.items() if name != provider}
     return found

@@ -12,13 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from tinyllama.cli.options import check_known
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import (
-    check_apart,
-    check_writable,
-    replace_text,
-    write_json,
-)
+from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.correct.checks import Finding
@@ -58,12 +54,9 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.harness.machine.worker import WorkerError
 
     only = args.only.split(",") if args.only else list(CHECKS)
-    for name in only:
-        if name not in CHECKS:
-            raise UsageError(f"--only {name!r} is no check: use some of {', '.join(CHECKS)}")
-    for option in ("json", "junit"):
-        if getattr(args, option):
-            check_writable(getattr(args, option), f"--{option}")
+    check_known("--only", only, CHECKS)
+    check_writable(args.json, "--json")
+    check_writable(args.junit, "--junit")
     check_apart(("FILE", args.file), ("--json", args.json), ("--junit", args.junit))
     device = usable_device(args.device)
     out = console(sys.stdout)

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         tiers.add_row(tier.name, tier.title, _verdict(tier.cannot_run(device)), _how(tier, device))
     out.print(tiers)
 
-    tools = Table("tool", "is there", title="Tools", title_justify="left")
+    tools = Table("tool", "usable", title="Tools", title_justify="left")
     for name, missing in tool_reasons(device).items():
         tools.add_row(name, _verdict(missing))
     out.print(tools)

@@ -9,21 +9,63 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllama.cli.options import check_known
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.declare.op import Op, Provider
+    from tinyllama.harness.kernels.instructions import Instructions
     from tinyllama.harness.kernels.resources import Compilation
 
 WORSE = 1  # exit status when something got worse
-# What products are made of, and how those of float32 are made.
+# The dtype of a case, and how products of float32 are made.
 MODES = (("bf16", "ieee"), ("fp32", "ieee"), ("fp32", "tf32"))
 DEFAULT = ("gfx942", "sm_90")
-Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a kernel, compiled for a case, takes of a chip; a line of the table and of the JSON.
+
+    launch: which one it is, from 1, of the ways in which the case compiles this kernel.
+    registers: of a thread; spilled_bytes: of a thread; shared_bytes: of a program.
+    occupancy: warps that a partition of the chip holds, limited by ``limited_by``; None where the
+    chip is not described.
+    """
+
+    case: str
+    launch: int
+    op: str
+    kernel: str
+    chip: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    num_warps: int
+    occupancy: float | None
+    limited_by: str
+    instructions: Instructions
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Row:
+        from tinyllama.harness.kernels.instructions import Instructions
+
+        return cls(**{**values, "instructions": Instructions.from_json(values["instructions"])})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "instructions": self.instructions.to_json()}
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        return self.chip, self.case, self.kernel, self.launch
+
+    def __str__(self) -> str:
+        return f"{self.kernel} on {self.chip}, {self.case}"
 
 
 def add(subparsers: Any) -> None:
@@ -56,15 +98,12 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.ops import OPS
 
     chips = args.chip or [chip for chip in DEFAULT if not lacking(chip)]
-    for given, known, option in ((chips, CHIPS, "--chip"), (args.op or (), OPS, "--op")):
-        for name in given:
-            if name not in known:
-                raise UsageError(f"{option} {name!r} is unknown: use some of {', '.join(known)}")
+    check_known("--chip", chips, CHIPS)
+    check_known("--op", args.op, OPS)
     for chip in chips:
         if reason := lacking(chip):
             raise UsageError(f"--chip {chip}: {reason}")
-    if args.json:
-        check_writable(args.json, "--json")
+    check_writable(args.json, "--json")
     before = _read(args.against) if args.against else None
     if before is not None:
         _check_held(args.against, before, chips, args.op)
@@ -80,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
     console(sys.stdout).print(_table(rows))
     if args.json:
-        write_json(args.json, {"triton": _triton(), "kernels": rows})
+        write_json(args.json, {"triton": _triton(), "kernels": [row.to_json() for row in rows]})
     if before is None:
         return 0
     worse = list(_worse(before, rows, set(chips), set(args.op or OPS)))
@@ -95,8 +134,7 @@ def _triton() -> str:
 
 
 def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
-    """A row for each kernel, case, mode and chip. ``launch``: which one of the kernel's in that
-    case, where it is compiled in more than one way."""
+    """A row for each chip, case, mode and kernel, and for each way in which it is compiled."""
     from tinyllama.harness.correct.cases import OpCase
     from tinyllama.harness.correct.launched import launches_of
     from tinyllama.harness.kernels.precision import DTYPE_OF
@@ -121,33 +159,34 @@ def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
                     if precision == "tf32" and found.key in compiled:
                         continue  # it makes no products, or this chip has none of that kind
                     compiled.add(found.key)
-                    yield {"case": name, "launch": len(ways), **_taken(op, found)}
+                    yield _row(op, found, name, len(ways))
 
 
-def _taken(op: Op, found: Compilation) -> Row:
-    """What a kernel takes of the chip that it is compiled for."""
+def _row(op: Op, found: Compilation, case: str, launch: int) -> Row:
     from tinyllama.harness.kernels.occupancy import occupancy
 
     taken = found.run()
     resident = occupancy(taken)
-    return {
-        "op": op.name,
-        "kernel": found.kernel,
-        "chip": found.chip.name,
-        "registers": taken.registers,
-        "spilled_bytes": taken.spilled,
-        "shared_bytes": taken.shared,
-        "num_warps": taken.num_warps,
-        "occupancy": resident.warps if resident else None,
-        "limited_by": resident.limit if resident else "",
-        "instructions": taken.instructions.to_json(),
-    }
+    return Row(
+        case=case,
+        launch=launch,
+        op=op.name,
+        kernel=found.kernel,
+        chip=found.chip.name,
+        registers=taken.registers,
+        spilled_bytes=taken.spilled,
+        shared_bytes=taken.shared,
+        num_warps=taken.num_warps,
+        occupancy=resident.warps if resident else None,
+        limited_by=resident.limit if resident else "",
+        instructions=taken.instructions,
+    )
 
 
 def _table(rows: list[Row]) -> Any:
     from rich.table import Table
 
-    from tinyllama.harness.kernels.instructions import Instructions, names, width
+    from tinyllama.harness.kernels.instructions import names, width
 
     table = Table()
     for column in ("chip", "case", "kernel"):
@@ -157,27 +196,19 @@ def _table(rows: list[Row]) -> Any:
     for column in ("widest load", "widest store", "products"):
         table.add_column(column)
     for row in rows:
-        resident = "" if row["occupancy"] is None else f"{row['occupancy']:g}, {row['limited_by']}"
-        numbers = (
-            row[name] for name in ("registers", "spilled_bytes", "shared_bytes", "num_warps")
-        )
-        has = Instructions.from_json(row["instructions"])
+        resident = "" if row.occupancy is None else f"{row.occupancy:g}, {row.limited_by}"
+        numbers = (row.registers, row.spilled_bytes, row.shared_bytes, row.num_warps)
+        has = row.instructions
         kinds = (width(has.loads), width(has.stores), names(has.products))
-        place = (row["chip"], row["case"], row["kernel"])
-        table.add_row(*place, *map(str, numbers), resident, *kinds)
+        table.add_row(row.chip, row.case, row.kernel, *map(str, numbers), resident, *kinds)
     return table
 
 
 def _read(path: Path) -> list[Row]:
-    from tinyllama.harness.kernels.instructions import Instructions
-
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        rows: list[Row] = data["kernels"]
+        rows = [Row.from_json(row) for row in data["kernels"]]
         triton = data["triton"]
-        for row in rows:
-            _place(row), row["spilled_bytes"], row["occupancy"]
-            Instructions.from_json(row["instructions"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
@@ -191,12 +222,12 @@ def _read(path: Path) -> list[Row]:
 
 
 def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] | None) -> None:
-    """Refuse a table that holds nothing of a chip, or there of an op that --op names."""
+    """Refuse a table without a chip, or without an op there that --op names."""
     from tinyllama.ops import OPS
 
     known = [name for name in ops or OPS if _with_kernels(OPS[name])]
     for chip in chips:
-        there = {row["op"] for row in before if row["chip"] == chip}
+        there = {row.op for row in before if row.chip == chip}
         absent = [name for name in known if name not in there]
         if absent and (ops or len(absent) == len(known)):
             of = ", ".join(absent) if ops else "any op"
@@ -210,32 +241,23 @@ def _with_kernels(op: Op) -> list[Provider]:
     return [one for one in op.providers.values() if "triton" in one.requires]
 
 
-def _place(row: Row) -> tuple[Any, ...]:
-    return row["chip"], row["case"], row["kernel"], row["launch"]
-
-
 def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:
-    """What got worse, kernel by kernel; one that is gone is said too, since nothing holds it."""
-    from tinyllama.harness.kernels.instructions import Instructions
-
-    now = {_place(row): row for row in after}
+    """What got worse, kernel by kernel; one that is gone is named too, since nothing bounds it."""
+    now = {row.place: row for row in after}
     for old in before:
-        if old["chip"] not in chips or old["op"] not in ops:
+        if old.chip not in chips or old.op not in ops:
             continue
-        name = f"{old['kernel']} on {old['chip']}, {old['case']}"
-        new = now.get(_place(old))
+        new = now.get(old.place)
         if new is None:
-            yield f"MISSING {name}: it is not compiled for this case any more"
+            yield f"MISSING {old}: it is not compiled for this case any more"
             continue
-        if (old["occupancy"] or 0) > (new["occupancy"] or 0):
+        if (old.occupancy or 0) > (new.occupancy or 0):
             yield (
-                f"WORSE {name}: a partition holds {new['occupancy']:g} warps, before "
-                f"{old['occupancy']:g}; limited by {new['limited_by']}"
+                f"WORSE {old}: a partition holds {new.occupancy or 0:g} warps, before "
+                f"{old.occupancy:g}; limited by {new.limited_by}"
             )
-        if new["spilled_bytes"] > old["spilled_bytes"]:
+        if new.spilled_bytes > old.spilled_bytes:
             yield (
-                f"WORSE {name}: {new['spilled_bytes']} bytes are spilled, before "
-                f"{old['spilled_bytes']}"
+                f"WORSE {old}: {new.spilled_bytes} bytes are spilled, before {old.spilled_bytes}"
             )
-        has, had = (Instructions.from_json(row["instructions"]) for row in (new, old))
-        yield from (f"WORSE {name}: {lost}" for lost in has.worse(had))
+        yield from (f"WORSE {old}: {lost}" for lost in new.instructions.worse(old.instructions))

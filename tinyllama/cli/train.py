@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tinyllama.cli.options import number, whole
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 STATUS = {"completed": 0, "failed": 1, "interrupted": 130}
 NO_GRADIENT = 1  # exit status when the run completed and a parameter received no gradient
 
-_MODEL_OPTIONS = ("hidden_dim", "num_layers", "num_heads", "num_kv_heads")
-_TRAIN_OPTIONS = ("batch_size", "accumulate", "seq_len", "learning_rate", "seed")
+Config = TypeVar("Config", ModelConfig, TrainConfig)
 
 
 def add(subparsers: Any) -> None:
@@ -52,26 +51,26 @@ def add(subparsers: Any) -> None:
     option(
         "--preset", choices=PRESETS, help="shape of the model; options override it (default small)"
     )
-    option("--hidden-dim", type=_whole, metavar="D", help=f"default {model.hidden_dim}")
-    option("--num-layers", type=_whole, metavar="L", help=f"default {model.num_layers}")
-    option("--num-heads", type=_whole, metavar="H", help=f"default {model.num_heads}")
-    option("--num-kv-heads", type=_whole, metavar="G", help=f"default {model.num_kv_heads}")
-    option("--batch-size", type=_whole, metavar="B", help=f"default {config.batch_size}")
+    option("--hidden-dim", type=whole, metavar="D", help=f"default {model.hidden_dim}")
+    option("--num-layers", type=whole, metavar="L", help=f"default {model.num_layers}")
+    option("--num-heads", type=whole, metavar="H", help=f"default {model.num_heads}")
+    option("--num-kv-heads", type=whole, metavar="G", help=f"default {model.num_kv_heads}")
+    option("--batch-size", type=whole, metavar="B", help=f"default {config.batch_size}")
     option(
         "--accumulate",
-        type=_whole,
+        type=whole,
         metavar="A",
         help=f"micro-batches of B in a step; the loss is their mean (default {config.accumulate})",
     )
-    option("--seq-len", type=_whole, metavar="T", help=f"default {config.seq_len}")
+    option("--seq-len", type=whole, metavar="T", help=f"default {config.seq_len}")
     option(
         "--num-steps",
-        type=_whole,
+        type=whole,
         default=config.num_steps,
         metavar="N",
         help="steps of this run; with --resume they are added to those done (default %(default)s)",
     )
-    option("--learning-rate", type=_number, metavar="LR", help=f"default {config.learning_rate}")
+    option("--learning-rate", type=number, metavar="LR", help=f"default {config.learning_rate}")
     option(
         "--max-grad-norm",
         type=_limit,
@@ -80,7 +79,7 @@ def add(subparsers: Any) -> None:
     )
     option("--precision", choices=PRECISIONS, help=f"default {config.precision}")
     option("--use-amp", action="store_true", help="the same as --precision bf16")
-    option("--seed", type=_whole, help=f"of weights and data (default {config.seed})")
+    option("--seed", type=whole, help=f"of weights and data (default {config.seed})")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--data", type=Path, help="text file or folder to train on (default: random tokens)")
     option("--save", type=Path, metavar="PATH", help="write a checkpoint (safetensors) at the end")
@@ -91,9 +90,7 @@ def add(subparsers: Any) -> None:
         action="store_true",
         help="show the output of every op, and its gradient, in the first and the last step",
     )
-    option(
-        "--diagnose-every", type=_whole, metavar="N", help="the same, in every N-th step as well"
-    )
+    option("--diagnose-every", type=whole, metavar="N", help="the same, in every N-th step as well")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,8 +106,7 @@ def run(args: argparse.Namespace) -> int:
     check_apart(("--resume", args.resume), ("--json", args.json))
     resumed = checkpoint.load(args.resume) if args.resume else None
     model, config = settings(args, resumed)
-    if args.json:
-        check_writable(args.json, "--json")
+    check_writable(args.json, "--json")
     batches: Batches
     if args.data:
         batches = TextBytes(args.data, model.vocab_size, config)
@@ -144,33 +140,24 @@ def settings(
     args: argparse.Namespace, resumed: Checkpoint | None
 ) -> tuple[ModelConfig, TrainConfig]:
     """The configs: options over the preset, over the checkpoint's, over the defaults."""
-    model = resumed.model if resumed else ModelConfig()
-    if args.preset:
-        model = PRESETS[args.preset]
+    model = PRESETS[args.preset] if args.preset else resumed.model if resumed else ModelConfig()
     train = resumed.train if resumed else TrainConfig()
-    precision = args.precision
+    given = {name: value for name, value in vars(args).items() if value is not None}
     if args.use_amp:
-        if precision not in (None, "bf16"):
+        if args.precision not in (None, "bf16"):
             raise UsageError(
-                f"--use-amp means --precision bf16, and --precision is {precision}: remove one"
+                f"--use-amp means --precision bf16, and --precision is {args.precision}: remove one"
             )
-        precision = "bf16"
-    limit = train.max_grad_norm if args.max_grad_norm is None else args.max_grad_norm
-    return (
-        replace(model, **_given(args, _MODEL_OPTIONS)),
-        replace(
-            train,
-            num_steps=args.num_steps,
-            precision=precision or train.precision,
-            max_grad_norm=None if limit == "none" else limit,
-            **_given(args, _TRAIN_OPTIONS),
-        ),
-    )
+        given["precision"] = "bf16"
+    if args.max_grad_norm == "none":
+        given["max_grad_norm"] = None
+    return _with(model, given), _with(train, given)
 
 
-def _given(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(args, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+def _with(config: Config, given: dict[str, Any]) -> Config:
+    """A config with the fields that options of the same name give."""
+    names = {field.name for field in fields(config)} & given.keys()
+    return replace(config, **{name: given[name] for name in names})
 
 
 def _check_data(args: argparse.Namespace, resumed: Checkpoint, batches: Batches) -> None:
@@ -194,19 +181,5 @@ def _diagnosed_steps(args: argparse.Namespace, num_steps: int) -> set[int]:
     return {1, num_steps, *range(every, num_steps + 1, every)}
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: use one") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: use one like 3e-4") from None
-
-
 def _limit(text: str) -> float | str:
-    return text if text == "none" else _number(text)
+    return text if text == "none" else number(text)

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllama.cli.options import check_known
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
 
@@ -93,14 +94,9 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
     from tinyllama.harness.kernels.precision import SHORT
     from tinyllama.ops import OPS
 
-    for name in args.op or ():
-        if name not in OPS:
-            raise UsageError(f"--op {name!r} does not exist: use one of {', '.join(OPS)}")
+    check_known("--op", args.op, OPS)
     ops = [op for op in OPS.values() if not args.op or op.name in args.op]
-    known = [str(case) for op in ops for case in op.timed[1:]]
-    for name in args.case or ():
-        if name not in known:
-            raise UsageError(f"--case {name!r} does not exist: use one of {', '.join(known)}")
+    check_known("--case", args.case, (str(case) for op in ops for case in op.timed[1:]))
     dtypes = args.dtype or ["fp32", "bf16"]
     found = []
     for op in ops:

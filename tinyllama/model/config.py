@@ -1,9 +1,9 @@
-"""Shapes and settings, validated where they are made, so that no bad value travels."""
+"""Shapes and settings, validated when they are made."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from tinyllama.harness.machine.errors import UsageError
@@ -168,8 +168,3 @@ class TrainConfig:
     def samples_per_step(self) -> int:
         """Sequences that a step trains on, over all its micro-batches."""
         return self.batch_size * self.accumulate
-
-
-def as_dict(config: Any) -> dict[str, Any]:
-    """A config as plain data, for records and checkpoints."""
-    return {field.name: getattr(config, field.name) for field in fields(config)}

@@ -18,7 +18,7 @@ from tinyllama.model.tiers import Tier, resolve
 from tinyllama.ops.block import PARTS, compose
 from tinyllama.ops.rope import rope_tables
 
-ALIGNMENT = 64  # elements; what starts a run of adjacent parameters is aligned for any kernel
+ALIGNMENT = 64  # elements; the first of adjacent parameters is aligned for any kernel
 
 
 class Block(nn.Module):
@@ -67,8 +67,8 @@ class TinyLlama(nn.Module):
     weights. They are float32 (float64 for a reference: ``TinyLlama(...).double()``).
 
     config: the shape. tier: a name or a `Tier`. seed: of the initial weights, which are
-    drawn on the CPU, so that one seed gives one model on every device. Set ``recompute`` to save
-    only the inputs of the blocks and run each block again in the backward pass.
+    drawn on the CPU, so that a seed gives the same model on every device. With ``recompute`` set,
+    only the inputs of blocks are saved, and each block runs again in the backward pass.
     """
 
     def __init__(self, config: ModelConfig, tier: str | Tier = "v1", *, seed: int = 0) -> None:
@@ -94,8 +94,8 @@ class TinyLlama(nn.Module):
 
     @torch.no_grad()
     def _adjoin(self) -> None:
-        """Lay all parameters out in one buffer, the matrices of a block side by side, so that
-        a provider can read several of them as one without a copy."""
+        """Store all parameters in one buffer, the matrices of a block side by side, so that a
+        provider can read several of them as one without a copy."""
         matrices = [p for layer in self.layers for p in layer.parameters() if p.dim() > 1]
         rest = [p for p in self.parameters() if not any(p is m for m in matrices)]
         per_layer = len(matrices) // len(self.layers)

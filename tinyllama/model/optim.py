@@ -14,10 +14,10 @@ from tinyllama.ops import OPS
 
 
 class AdamW(torch.optim.Optimizer):
-    """One parameter group, states made at once, and the op ``adamw`` for the update.
+    """One parameter group, states allocated at once, and the op ``adamw`` for the update.
 
-    provider: which implementation updates. ``lr`` is a tensor on the device, except for the
-    provider that works on the host, so that a captured step sees a new learning rate.
+    provider: which implementation updates. ``lr`` is a tensor on the device, so that a captured
+    step sees a new learning rate; a number for a provider that counts on the host.
     ``found_inf`` is a scalar of 0 or 1: with 1, `step` changes nothing.
     """
 
@@ -49,22 +49,22 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter in place. Raises RuntimeError when one has no gradient: a
-        parameter that does not learn must not pass for one that does."""
+        """Update every parameter in place. Raises RuntimeError when one has no gradient, since
+        it would silently not learn."""
         self.refuse_missing(sum(p.grad is None for p in self.parameters))
         self._apply(self.parameters, self.exp_avg, self.exp_avg_sq, self.steps)
 
     @torch.no_grad()
     def update_part(self, indices: Sequence[int]) -> None:
-        """Update some parameters as `step` updates them all, and count no step: that is left
-        to `count_step`, when every part is done."""
+        """Update some parameters as `step` updates all, without counting the step: `count_step`
+        does, when every part is done."""
         states = (self.parameters, self.exp_avg, self.exp_avg_sq)
         parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
         self._apply(parameters, exp_avg, exp_avg_sq, self.steps.clone())  # the op counts in place
 
     @torch.no_grad()
     def count_step(self) -> None:
-        """Count a step whose parts are done, unless ``found_inf`` kept it from changing them."""
+        """Count a step whose parts are done, unless ``found_inf`` prevented its updates."""
         self.steps.add_(1 - self.found_inf)
 
     def refuse_missing(self, missing: int) -> None:
@@ -114,13 +114,13 @@ class AdamW(torch.optim.Optimizer):
 
 
 class EarlyUpdate:
-    """Updates a group of parameters once the last of its gradients is final, and frees those.
+    """Updates a group of parameters once the last of its gradients is final, and frees these.
 
-    So the gradients of one group are there at a time, besides what backward still adds up.
+    So at one time there are the gradients of one group, and those that backward still sums.
     Nothing reads a parameter after its gradient is final: whatever reads it in the backward
     pass contributes to it. ``found_inf`` must be set before the backward pass.
 
-    groups: every parameter of the optimizer, in one of them.
+    groups: each parameter of the optimizer is in one of them.
     """
 
     def __init__(self, optimizer: AdamW, groups: Iterable[Sequence[torch.Tensor]]) -> None:
@@ -135,7 +135,7 @@ class EarlyUpdate:
 
     @contextlib.contextmanager
     def during(self, *, update: bool) -> Iterator[None]:
-        """To run a backward pass in; without ``update`` gradients are only freed."""
+        """Run a backward pass in this context; without ``update`` gradients are only freed."""
         self._running, self._updates = True, update
         self._waiting = set(range(len(self._optimizer.parameters)))
         try:

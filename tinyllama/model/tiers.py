@@ -1,7 +1,6 @@
 """A tier is a table from ops to providers, and a way to run the step. Nothing else differs.
 
-V1 is what a good PyTorch user writes first; V2 the best that stock PyTorch offers. A tier
-that does not exist yet is not offered.
+V1 is what a good PyTorch user writes first, V2 the best that stock PyTorch offers, V3 our kernels.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class StepPlan:
 
     compile: the loss and its backward go through torch.compile.
     capture: the whole step is captured once as a device graph and replayed.
-    memory: "fast" keeps what saves time; "selective" keeps of a block its input and what
-        attention gave, and computes the rest again in the backward pass; "small" keeps inputs of
-        blocks only, and releases each gradient as soon as it is used.
+    memory: "fast" saves for the backward pass what saves time; "selective" saves the input of a
+        block and the output of its attention, and computes the rest again; "small" saves the
+        inputs of blocks only, and frees each gradient as soon as it is used.
     """
 
     compile: bool = False
@@ -45,8 +44,8 @@ class Tier:
 
     table: op name -> provider name.
     gpu, cpu: the fastest plan of this tier on a device of that kind, as measured (docs/LOG.md).
-    switches: parts of the tier by name -> the table entries they set; switched off, those
-        ops go back to the first tier's provider.
+    switches: parts of the tier by name -> the table entries they set; with a part switched off,
+        its ops have the first tier's provider.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Tier:
 
     @property
     def interpreted(self) -> bool:
-        """Whether a CPU can only interpret its kernels: right, and far too slow to be timed."""
+        """Whether a CPU can only interpret its kernels: correct, and far too slow to be timed."""
         return any("triton" in OPS[op][name].requires for op, name in self.table.items())
 
     @property
@@ -106,7 +105,7 @@ class Tier:
     def with_memory(self, memory: str) -> Tier:
         """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.
 
-        Little memory is not captured: the pool of a graph keeps more than the step's peak.
+        Small memory is not captured: the pool of a graph keeps more than the step's peak.
         Raises ConfigError where the tier has no such mode.
         """
         table = dict(self.table)
@@ -151,7 +150,7 @@ V2 = Tier(
     "PyTorch with fused operations",
     {**V1.table, **{op: p for part in _V2_PARTS.values() for op, p in part.items()}},
     gpu=StepPlan(compile=True, capture=True),
-    cpu=StepPlan(capture=True),  # which no CPU has; compiling gains little there (docs/LOG.md)
+    cpu=StepPlan(capture=True),  # no CPU can capture; compiling gains little there (docs/LOG.md)
     switches=_V2_PARTS,
 )
 
@@ -171,7 +170,7 @@ V3 = Tier(
         "adamw": "triton",
     },
     gpu=StepPlan(capture=True),
-    cpu=StepPlan(capture=True),  # which no CPU has: its kernels are interpreted there, slowly
+    cpu=StepPlan(capture=True),  # no CPU can capture, and kernels are interpreted there
 )
 
 TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2, V3)}

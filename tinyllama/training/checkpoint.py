@@ -1,16 +1,16 @@
-"""A training run on disk: one safetensors file, its description as JSON in the header.
+"""A training run on disk: one safetensors file with a description, as JSON, in its header.
 
 Tensors: ``model.<parameter>``, ``optimizer.exp_avg.<i>``, ``optimizer.exp_avg_sq.<i>`` (i in
 the order of the parameters), ``optimizer.steps``, and ``random.cpu`` and ``random.device``,
 the states of torch's generators. The place in the data is the number of steps done
-(`tinyllama.training.data`). Parameters have one layout in every tier, so any tier loads any
-tier's file.
+(`tinyllama.training.data`). Parameters have the same layout in every tier, so any tier loads
+any tier's file.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tinyllama.harness.machine.files import write_whole
-from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig, as_dict
+from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.training.step import TrainStep
 
 _KEY = "tinyllama"
@@ -54,11 +54,11 @@ class Checkpoint:
     tensors: dict[str, torch.Tensor]
 
     def restore(self, step: TrainStep) -> None:
-        """Put parameters, optimizer and scaler into a step.
+        """Copy parameters, optimizer and scaler into a step.
 
-        Raises ConfigError when the model has another shape, or a tensor is not there.
+        Raises ConfigError when the model has another shape, or a tensor is missing.
         """
-        theirs, ours = as_dict(self.model), as_dict(step.model.config)
+        theirs, ours = asdict(self.model), asdict(step.model.config)
         for name in theirs.keys() - {"init_std"}:
             if theirs[name] != ours[name]:
                 raise ConfigError(
@@ -77,7 +77,7 @@ class Checkpoint:
             step.scaler.load_state_dict(self.scaler)
 
     def restore_random(self, device: torch.device) -> None:
-        """Put back the states of the random generators, the device's if it was of its kind."""
+        """Restore the states of the random generators: the CPU's, and the GPU's if it has one."""
         torch.set_rng_state(self.tensors["random.cpu"])
         if device.type != "cpu" and "random.device" in self.tensors:
             torch.cuda.set_rng_state(self.tensors["random.device"], device)
@@ -86,11 +86,11 @@ class Checkpoint:
 def save(
     path: Path, step: TrainStep, steps: int, batches: dict[str, Any], *, interrupted: bool = False
 ) -> None:
-    """Write the whole state of a run after ``steps`` steps, or nothing at all."""
+    """Write the whole state of a run after ``steps`` steps, or nothing. Raises NotWrittenError."""
     description = {
         "version": _VERSION,
-        "model": as_dict(step.model.config),
-        "train": as_dict(step.config),
+        "model": asdict(step.model.config),
+        "train": asdict(step.config),
         "tier": step.model.tier.name,
         "steps": steps,
         "batches": batches,
@@ -100,13 +100,13 @@ def save(
     tensors = {**_state(step), "random.cpu": torch.get_rng_state()}
     if step.device.type != "cpu":
         tensors["random.device"] = torch.cuda.get_rng_state(step.device)
-    # Copies: parameters may share memory, which the format does not allow.
+    # Copies, since parameters share memory, which the format does not allow.
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def write(part: Path) -> None:
         try:
             save_file(copies, part, {_KEY: json.dumps(description)})
-        except SafetensorError as error:  # such as a full disk, which it does not tell as OSError
+        except SafetensorError as error:  # of a full disk too, where Python raises OSError
             raise OSError(str(error)) from error
 
     write_whole(path, write)
@@ -159,7 +159,7 @@ def _damaged(path: Path, why: str) -> ConfigError:
 
 
 def _check(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Raise ValueError, naming the field, unless a run can go on from these."""
+    """Raise ValueError, naming the field, unless a run can continue from these."""
     for name, kind in _FIELDS.items():
         if type(description.get(name)) is not kind:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Where batches come from: random tokens, or the bytes of any text.
 
 Batch number n of a seed is always the same: it is drawn by a generator made from (seed, n).
-The place in the data is therefore a number of steps, and nothing else has to be saved.
+The place in the data is therefore the number of steps done, and nothing else must be saved.
 
 Shape suffixes: B batch, T time (sequence length).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,42 +20,47 @@ from tinyllama.model.config import ConfigError, TrainConfig
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class Batches(Protocol):
-    """A source of training batches."""
+class Batches:
+    """A source of training batches. A subclass says how windows are drawn, and what it is."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
 
     def batch(self, index: int) -> Batch:
         """Batch ``index`` (from 0): tokens and targets (B T), int64 on the CPU.
 
-        B is `TrainConfig.samples_per_step`: all that a step accumulates over.
+        B is `TrainConfig.samples_per_step`: all that a step accumulates over. A target is the
+        token one later.
         """
+        generator = np.random.default_rng((self.config.seed, index))
+        windows = self._draw(generator, self.config.samples_per_step, self.config.seq_len + 1)
+        drawn = torch.from_numpy(windows.astype(np.int64))
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
     def describe(self) -> dict[str, Any]:
         """What the source is, as plain data: for the record of a run and for checkpoints."""
+        raise NotImplementedError
+
+    def _draw(self, generator: np.random.Generator, count: int, window: int) -> np.ndarray:
+        """Windows of tokens (count window)."""
+        raise NotImplementedError
 
 
-def _tokens_and_targets(windows: np.ndarray) -> Batch:
-    """Windows (B T+1) -> tokens and targets (B T); a target is the token one later."""
-    drawn = torch.from_numpy(windows.astype(np.int64))
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
-
-
-class RandomTokens:
-    """Fresh uniformly random tokens in every step; the loss cannot go below log(vocabulary)."""
+class RandomTokens(Batches):
+    """New uniformly random tokens in every step; the loss cannot go below log(vocabulary)."""
 
     def __init__(self, vocab_size: int, config: TrainConfig) -> None:
+        super().__init__(config)
         self.vocab_size = vocab_size
-        self.config = config
-
-    def batch(self, index: int) -> Batch:
-        generator = np.random.default_rng((self.config.seed, index))
-        shape = (self.config.samples_per_step, self.config.seq_len + 1)
-        return _tokens_and_targets(generator.integers(self.vocab_size, size=shape))
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "random tokens"}
 
+    def _draw(self, generator: np.random.Generator, count: int, window: int) -> np.ndarray:
+        return generator.integers(self.vocab_size, size=(count, window))
 
-class TextBytes:
+
+class TextBytes(Batches):
     """The bytes of a text file, or of all text files under a folder one after the other.
 
     A batch is B windows of T + 1 bytes at uniformly drawn positions; a window may span two
@@ -67,7 +72,7 @@ class TextBytes:
     """
 
     def __init__(self, path: str | Path, vocab_size: int, config: TrainConfig) -> None:
-        self.config = config
+        super().__init__(config)
         files, hidden = _files(Path(path))
         contents = [_read(file) for file in files]
         texts = [content for content in contents if b"\0" not in content]
@@ -90,13 +95,6 @@ class TextBytes:
                 "use a vocabulary of 256 or more"
             )
 
-    def batch(self, index: int) -> Batch:
-        window = self.config.seq_len + 1
-        generator = np.random.default_rng((self.config.seed, index))
-        shape = (self.config.samples_per_step, 1)
-        starts = generator.integers(len(self.bytes) - window + 1, size=shape)
-        return _tokens_and_targets(self.bytes[starts + np.arange(window)])
-
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "text",
@@ -105,6 +103,10 @@ class TextBytes:
             "files_taken": self.files_taken,
             "files_left_out": self.files_left_out,
         }
+
+    def _draw(self, generator: np.random.Generator, count: int, window: int) -> np.ndarray:
+        starts = generator.integers(len(self.bytes) - window + 1, size=(count, 1))
+        return self.bytes[starts + np.arange(window)]
 
 
 def _files(path: Path) -> tuple[list[Path], int]:

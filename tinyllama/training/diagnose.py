@@ -1,8 +1,7 @@
-"""Looking into a step without changing it: which parameters get a gradient, and what every
-op puts out.
+"""Diagnosis of a step: which parameters receive a gradient, and the output of every op.
 
 Both run forward and backward of a batch once more, uncaptured and without an update
-(`TrainStep.probe`), so a run that is looked into has the same curve as one that is not.
+(`TrainStep.probe`), so a run that is diagnosed has the same curve as one that is not.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of one tensor: the finite values' extremes and standard deviation (None where there
-    is no finite value), and the share of values that are not finite, from 0 to 1."""
+    """Of one tensor: minimum, maximum and standard deviation of the finite values (None where
+    there are none), and the share of values that are not finite, from 0 to 1."""
 
     minimum: float | None
     maximum: float | None
@@ -51,7 +50,7 @@ class Statistics:
 class Observed:
     """One output of one application of an op, such as ``layers.3.attention``.
 
-    gradient: of the loss with respect to it, as if unscaled; None where none arrived.
+    gradient: of the unscaled loss with respect to it; None where none arrived.
     """
 
     name: str
@@ -63,9 +62,9 @@ class Observed:
 class Diagnosis:
     """Every op of the step with this number (from 1), in the order of computation.
 
-    Of several micro-batches it shows the first with an output that is not finite, or else the
-    first with such a gradient, or else the first.
-    loss: of the step, None when it is not finite.
+    Of several micro-batches it is the first with an output that is not finite, or else the
+    first with such a gradient, or else the first of all.
+    loss: of the step; None when it is not finite.
     """
 
     step: int
@@ -102,11 +101,11 @@ def diagnose(
 
 @contextlib.contextmanager
 def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
-    """Collect what the model's ops put out meanwhile; gradients are divided by ``scale``.
+    """Collect the outputs of the model's ops in this context; gradients are divided by ``scale``.
 
-    Named are the embedding, each op of each layer (``layers.0.qkv.q`` where an op has several
+    They are: the embedding, each op of each layer (``layers.0.qkv.q`` where an op has several
     outputs), each layer's own output, the final norm, the logits and the loss. The logits are
-    computed for this purpose: a loss op need not hold them, so they have no gradient here.
+    computed for this purpose, since a loss op need not store them; so they have no gradient.
     """
     observer = _Observer(scale)
     layers: list[Any] = list(model.layers)
@@ -125,7 +124,7 @@ def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
 
 
 class _Observer:
-    """Wraps callables so that what they return, and the gradient of it, is noted."""
+    """Wraps callables so that their results, and the gradients of these, are noted."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
@@ -158,14 +157,14 @@ class _Observer:
         return wrapped
 
     def block(self, name: str, block: Call, table: Mapping[str, Call]) -> Call:
-        """Note a block's ops, put together anew, and its output; of a whole one the latter."""
+        """Note a block's output and, unless the block is one op, its ops' outputs."""
         if "block" not in table:
             parts = {op: self.op(f"{name}.{op}", table[op], OPS[op].outputs) for op in PARTS}
             block = compose(parts)
         return self.op(name, block)
 
     def embedding(self, first_block: Call) -> Call:
-        """Note what the first block is given."""
+        """Note the input of the first block."""
 
         def wrapped(x_BTD: torch.Tensor, *args: Any, **params: Any) -> Any:
             self.note("embedding", x_BTD)
@@ -188,10 +187,10 @@ class _Observer:
 def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> dict[str, str]:
     """What arrived at each parameter: `RECEIVED`, or ``absent``, ``all zero``, ``not finite``.
 
-    A hook sees the gradient as it arrives: a leftover ``grad`` counts for nothing, and one
-    that is released at once counts. Of several micro-batches one is enough to be received, or
-    to be not finite. With fp16 the gradient scaler starts too high on purpose and finds its
-    scale by overflowing, so here the scale is halved until nothing overflows.
+    A hook sees the gradient as it arrives: a ``grad`` that was there before does not count, and
+    one that is freed at once does. Of several micro-batches, one is enough for "received" and
+    for "not finite". In fp16 the gradient scaler starts too high on purpose and finds its scale
+    by overflows, so here the scale is halved until nothing overflows.
     """
     named = dict(step.model.named_parameters())
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Memory of a training run: what stays between steps, and the most that a step needs."""
+"""Memory of a training run: what stays allocated between steps, and a step's peak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tinyllama.training.step import TrainStep
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, and what they are bytes of: a CPU has no allocator to ask."""
+    """Bytes, and what was counted: torch does not count what it allocates on a CPU."""
 
     live_bytes: int
     live_means: str
@@ -28,9 +28,8 @@ class Memory:
 class MemoryMeter:
     """Reads the memory of a step's device; `start` comes before `TrainStep.prepare`.
 
-    What a replay of a captured step allocates lies in the graph's own pool, and the allocator
-    sees it during the capture only. The peak therefore covers the preparation, which runs the
-    same steps.
+    A replay of a captured step allocates from the graph's own pool, which the allocator counts
+    during the capture only. The peak therefore covers the preparation, which runs the same steps.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -44,7 +43,8 @@ class MemoryMeter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out of the peak what happens meanwhile (a process's cannot be paused)."""
+        """Leave what happens in this context out of the peak (on a GPU: the peak of a process
+        cannot be paused)."""
         self._peak = self._read_peak()
         try:
             yield
@@ -52,7 +52,7 @@ class MemoryMeter:
             self.start()
 
     def live(self) -> int:
-        """Bytes that stay between steps."""
+        """Bytes that stay allocated between steps."""
         if self._gpu:
             return live_bytes(self._step.device, self._step.graphs)
         parameters = list(self._step.model.parameters())

@@ -1,10 +1,10 @@
-"""What a training run leaves behind, as data."""
+"""The result of a training run, as data."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tinyllama.model.config import ModelConfig, TrainConfig
@@ -14,13 +14,13 @@ from tinyllama.training.memory import Memory
 COMPLETED, INTERRUPTED, FAILED = "completed", "interrupted", "failed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Result:
-    """A run, whole or stopped.
+    """A run, whole or stopped; `tinyllama.training.train.train` fills it in as it goes.
 
     status: ``completed``; ``interrupted`` by Ctrl-C; or ``failed``. reason: why not completed.
     model, train: the settings; parameters: how many numbers the model has.
-    tier, plan: what ran; left_out: parts of the tier's plan that could not, and why.
+    tier, plan: what ran; left_out: parts of the tier's plan that could not run, and why.
     start: steps done before this run, by those that it resumed from.
     losses: one for each step of this run, before its update; step_seconds likewise, of the
         whole step (on a GPU of the device).
@@ -31,8 +31,8 @@ class Result:
         first step; lost: why not, by parameter. Both empty when the run ended before.
     """
 
-    status: str
-    reason: str | None
+    status: str = COMPLETED
+    reason: str | None = None
     model: ModelConfig
     parameters: int
     train: TrainConfig
@@ -41,14 +41,14 @@ class Result:
     left_out: Mapping[str, str]
     batches: Mapping[str, Any]
     start: int
-    losses: tuple[float, ...]
-    gradient_norms: tuple[float | None, ...]
-    step_seconds: tuple[float, ...]
-    phase_seconds: Mapping[str, float]
-    memory: Memory
-    gradients: Mapping[str, bool]
-    lost: Mapping[str, str]
-    diagnoses: tuple[Diagnosis, ...]
+    losses: list[float] = field(default_factory=list)
+    gradient_norms: list[float | None] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: Memory = field(init=False)
+    gradients: Mapping[str, bool] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    diagnoses: list[Diagnosis] = field(default_factory=list)
     device: str
     versions: Mapping[str, str]
 

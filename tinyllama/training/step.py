@@ -1,10 +1,10 @@
-"""One training step, and the ways to run it: as it is, compiled, captured.
+"""One training step, and the ways to run it: eager, compiled, captured.
 
 The step is three phases (forward, backward, update) on static input buffers; the first two
-are repeated for each micro-batch. Captured, all are one device graph, and a replay costs one
-launch. What may change between replays lives on the device: the batch, the learning rate, the
-step count, and whether the loss was finite (if it was not, the update leaves everything as it
-was; where gradients are clipped, their norm must be finite too).
+are repeated for each micro-batch. Captured, they are one device graph, and a replay costs one
+launch. What may change between replays is on the device: the batch, the learning rate, the
+step count, and whether the loss was finite (if it was not, the update changes nothing; where
+gradients are clipped, their norm must be finite too).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @contextlib.contextmanager
 def products(precision: str, device: torch.device) -> Iterator[None]:
-    """Set the precision of float32 matrix products: IEEE, or tf32 where asked for.
+    """Set the precision of float32 matrix products: tf32 if that is the one, else IEEE.
 
     Raises ConfigError when the device does not have the precision.
     """
@@ -42,7 +42,7 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        with warnings.catch_warnings():  # the compiler advises tf32 where IEEE was asked for
+        with warnings.catch_warnings():  # the compiler recommends tf32
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
             yield
     finally:
@@ -53,12 +53,12 @@ class TrainStep:
     """A step of a model: ``loss = step(tokens, targets)``, a scalar on the device.
 
     Its gradients are the parameters' ``grad``, except in small memory, where each is freed as
-    soon as it was used: only a parameter's ``register_hook`` sees it there. ``norm`` is that
-    of all gradients before they were clipped, a scalar on the device; None where they are not.
+    soon as it was used: only a parameter's ``register_hook`` sees it there. ``norm`` is the norm
+    of all gradients before they are clipped, a scalar on the device; None if they are not clipped.
 
     plan: None takes the tier's default for the device, minus what cannot run there; the
-    reasons are in ``left_out``. A plan that is given must run, or ConfigError is raised.
-    Use it inside `products(precision)`; `prepare` must come first.
+    reasons are in ``left_out``. Raises ConfigError for a given plan that cannot run.
+    Use it inside `products(precision)`, and call `prepare` first.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TrainStep:
         small = self.plan.memory == "small"
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
-        # A host that updates a device waits for one number of it: a copy, and when it is there.
+        # An optimizer on the host waits for one number of the device: its copy, and an event.
         self._host_waits = self.optimizer.found_inf.device.type != self.device.type
         self._copied = torch.zeros((), pin_memory=self._host_waits)
 
@@ -110,7 +110,7 @@ class TrainStep:
             if way == "capture":
                 reason = reason or self._frozen_by_capture()
             elif wanted.memory == "small":
-                reason = reason or "compiled, a backward pass gives all gradients at once"
+                reason = reason or "a compiled backward pass gives all gradients at once"
             possible[way] = getattr(wanted, way) and reason is None
             if getattr(wanted, way) and reason:
                 if plan is not None:
@@ -119,8 +119,8 @@ class TrainStep:
         return StepPlan(**possible, memory=wanted.memory)
 
     def _refuse_with_small_memory(self) -> None:
-        """Raise ConfigError for a setting that needs all gradients at once: for their norm, to
-        add up over micro-batches, or to find one that is not finite before the update."""
+        """Raise ConfigError for a setting that needs all gradients at once: to compute their norm,
+        to sum them over micro-batches, or to find one that is not finite before the update."""
         config = self.config
         for setting, used, instead in (
             (f"max_grad_norm {config.max_grad_norm}", config.max_grad_norm is not None, "no limit"),
@@ -134,7 +134,7 @@ class TrainStep:
                 )
 
     def _frozen_by_capture(self) -> str | None:
-        """What a graph of this step would freeze; None when it may be captured."""
+        """Why a graph of this step would freeze what changes; None when it may be captured."""
         if self.config.precision == "fp16":
             return "the fp16 gradient scaler reads the device in every step"
         if self.model.tier.counts_on_host:
@@ -158,10 +158,10 @@ class TrainStep:
     ) -> torch.Tensor:
         """Forward and backward of one batch (B T), uncaptured and without the update.
 
-        For hooks and observers, which a captured step would not call; ``compiled`` False
-        leaves the compiler out too, and what small memory computes again. Returns the loss and
-        changes nothing: the gradients of the last step are put back, since a captured step
-        owns theirs.
+        For hooks and observers, which a captured step would not call. With ``compiled`` False
+        nothing is compiled, and small memory computes nothing again. Returns the loss and
+        changes nothing: the gradients of the last step are restored, since a captured step
+        writes into the same tensors again.
         """
         loss, loss_of, recompute = self.loss, self._loss_of, self.model.recompute
         gradients = [parameter.grad for parameter in self.optimizer.parameters]
@@ -179,7 +179,7 @@ class TrainStep:
                 parameter.grad = gradient
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
-        """Warm up, compile and capture, and leave model and optimizer as they were."""
+        """Warm up, compile and capture; model and optimizer are the same afterwards."""
         with self.preserved():
             for _ in range(warm_up):
                 self._run()
@@ -188,9 +188,9 @@ class TrainStep:
             self.graphs = capture_graphs([phase for _, phase in self._phases()])
 
     def split(self, samples: int = 3) -> dict[str, float]:
-        """Median seconds of each phase, run one by one; model and optimizer are kept.
+        """Median seconds of each phase, run one by one; model and optimizer do not change.
 
-        In small memory backward updates too, and what is left of the optimizer is its count.
+        In small memory, backward updates too, and the optimizer's phase only counts the step.
         """
         names, phases = zip(*self._phases(), strict=True)
         queue = queue_of(self.device)
@@ -208,7 +208,7 @@ class TrainStep:
     def preserved(self) -> Iterator[None]:
         """Restore parameters, optimizer and scaler bit for bit at the end.
 
-        The copies are kept in host memory, so that the device's peak stays that of a step.
+        The copies are in host memory, so that the device's peak stays that of a step.
         """
         tensors = [*self.model.parameters(), *self.optimizer.tensors().values()]
         copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
@@ -250,10 +250,10 @@ class TrainStep:
 
     def _forward(self, part: int) -> None:
         if part == 0:
-            self.optimizer.zero_grad(set_to_none=True)  # before activations need the memory
+            self.optimizer.zero_grad(set_to_none=True)  # its memory is free for activations
         dtype = _AUTOCAST.get(self.config.precision)
         tables = self.model.rope(self.config.seq_len)
-        # A captured graph must cast the weights anew in each replay: no cached casts.
+        # A captured graph must cast the weights again in each replay: no cached casts.
         with torch.autocast(
             self.device.type, dtype, enabled=dtype is not None, cache_enabled=not self.plan.capture
         ):
@@ -266,13 +266,13 @@ class TrainStep:
             self._judge(self.loss)
 
     def _backward(self, update: bool = True) -> None:
-        """``update``: in small memory, whether parameters are updated on the way."""
+        """``update``: in small memory, whether parameters are updated as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._early_update is not None:
             if update:
                 self._guard()
             releasing = self._early_update.during(update=update)
-        # In this thread, the BLAS of the backward pass works in the workspace of the forward's.
+        # In this thread, the backward pass uses the BLAS workspace of the forward pass.
         one_thread = self._early_update is not None
         with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
             self.scaler.scale(self._graph_loss).backward()
@@ -286,15 +286,15 @@ class TrainStep:
             self.scaler.unscale_(self.optimizer)
             limit = self.config.max_grad_norm
             self.norm = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, limit)
-            # A norm that is not finite would zero every gradient that is.
+            # A norm that is not finite would zero every finite gradient.
             self._judge(self.loss + self.norm)
         self._guard()
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def _judge(self, number: torch.Tensor) -> None:
-        """Say what the guard looks at. An optimizer on the host gets it sent at once: it waits
-        for this copy then, and not for what the device is given to do meanwhile."""
+        """Set the number that the guard checks. For an optimizer on the host it is copied at
+        once: the host then waits for this copy, not for work that is queued after it."""
         self._judged = number
         if self._host_waits:
             self._judged = self._copied
@@ -303,7 +303,7 @@ class TrainStep:
             self._arrival.record()
 
     def _guard(self) -> None:
-        """Tell the optimizer to change nothing when the judged number is not finite."""
+        """Make the optimizer change nothing when the judged number is not finite."""
         if self._host_waits:
             self._arrival.synchronize()
         self.optimizer.found_inf.copy_(self._judged - self._judged != 0)

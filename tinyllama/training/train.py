@@ -1,4 +1,4 @@
-"""Training a Tiny LLaMA in a tier: the loop, what it watches, and what it leaves behind.
+"""Training a Tiny LLaMA in a tier: the loop, what it watches, and its result.
 
     from tinyllama.model.config import PRESETS, TrainConfig
     from tinyllama.training.train import train
@@ -30,9 +30,9 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan, Tier, resolve
 from tinyllama.training.checkpoint import Checkpoint, save
 from tinyllama.training.data import Batch, Batches, RandomTokens
-from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
+from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
 from tinyllama.training.memory import MemoryMeter
-from tinyllama.training.result import COMPLETED, FAILED, INTERRUPTED, Result
+from tinyllama.training.result import FAILED, INTERRUPTED, Result
 from tinyllama.training.step import TrainStep, products
 
 
@@ -60,25 +60,25 @@ def train(
     diagnose_at: Collection[int] = (),
     on_step: Callable[[StepRecord], None] | None = None,
 ) -> Result:
-    """Train for ``config.num_steps`` steps (beyond those of ``resume``) and say how it went.
+    """Train for ``config.num_steps`` steps (beyond those of ``resume``).
 
     device: None takes the GPU if there is one. batches: None takes random tokens.
     plan: how steps are run; None takes the tier's default minus what cannot run here.
     save_to: a checkpoint is written there, unless the run failed. diagnose_at: numbers of
-    steps, counted from 1 in this run, before which every op is looked into; with any, so is
+    steps, counted from 1 in this run, before which every op is diagnosed; with any, so is
     the step that fails.
-    on_step: called after each step; a KeyboardInterrupt in it, or at any other time, ends
-    the run after the step in progress. torch's random state is left as it was found.
+    on_step: called after each step. A KeyboardInterrupt, in it or at any other time, ends the
+    run after the step in progress. torch's random state is the same after the call as before.
 
-    Raises ConfigError, before the first step, for whatever cannot be done.
+    Raises UsageError (most often ConfigError), before the first step, for whatever cannot be
+    done; NotWrittenError when the checkpoint cannot be written.
     """
     tier = resolve(tier)
     device = usable_device(device)
     reason = tier.cannot_run(device)
     if reason:
         raise ConfigError(f"tier {tier.name} cannot run on {device.type}: {reason}")
-    if save_to is not None:
-        check_writable(save_to, "--save")
+    check_writable(save_to, "--save")
     on_gpu = device.type != "cpu"
     with (
         torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
@@ -90,69 +90,72 @@ def train(
         if resume is not None:
             resume.restore(step)
         batches = batches or RandomTokens(model_config.vocab_size, config)
-        run = _Run(step, batches, resume, frozenset(diagnose_at), on_step)
+        result = Result(
+            model=model_config,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            train=config,
+            tier=tier.name,
+            plan=str(step.plan),
+            left_out=step.left_out,
+            batches=batches.describe(),
+            start=resume.steps if resume else 0,
+            device=device_name(device),
+            versions={"tinyllama": tinyllama.__version__, **versions()},
+        )
+        run = _Run(step, batches, result, resume, frozenset(diagnose_at), on_step)
         run.go()
-        if save_to is not None and run.status != FAILED:
-            interrupted = run.status == INTERRUPTED
+        if save_to is not None and result.status != FAILED:
+            interrupted = result.status == INTERRUPTED
             save(save_to, step, run.done, batches.describe(), interrupted=interrupted)
-        return run.result()
+        result.memory = run.meter.read()
+        return result
 
 
+@dataclass
 class _Run:
-    """A run in progress: what has been seen so far is there even when it ends early."""
+    """A run in progress. What has been seen so far is in the result, even if it ends early."""
 
-    def __init__(
-        self,
-        step: TrainStep,
-        batches: Batches,
-        resume: Checkpoint | None,
-        diagnose_at: frozenset[int],
-        on_step: Callable[[StepRecord], None] | None,
-    ) -> None:
-        self.step = step
-        self.batches = batches
-        self.resume = resume
-        self.start = resume.steps if resume else 0
-        self.diagnose_at = diagnose_at
-        self.on_step = on_step
-        self.meter = MemoryMeter(step)
-        self.status = COMPLETED
-        self.reason: str | None = None
-        self.losses: list[float] = []
-        self.gradient_norms: list[float | None] = []
-        self.step_seconds: list[float] = []
-        self.phase_seconds: dict[str, float] = {}
-        self.verdicts: dict[str, str] = {}
-        self.diagnoses: list[Diagnosis] = []
+    step: TrainStep
+    batches: Batches
+    result: Result
+    resume: Checkpoint | None
+    diagnose_at: Collection[int]
+    on_step: Callable[[StepRecord], None] | None
+
+    def __post_init__(self) -> None:
+        self.meter = MemoryMeter(self.step)
 
     @property
     def done(self) -> int:
         """Steps done, over all resumed runs: the place in the data."""
-        return self.start + len(self.losses)
+        return self.result.start + len(self.result.losses)
 
     def go(self) -> None:
         """Run until the end, a failure or Ctrl-C."""
         try:
             self._prepare()
             for number in range(1, self.step.config.num_steps + 1):
-                if self.status == FAILED:
+                if self.result.status == FAILED:
                     break
                 self._one_step(number)
         except KeyboardInterrupt:
-            self.status = INTERRUPTED
-            self.reason = f"Ctrl-C after {len(self.losses)} of {self.step.config.num_steps} steps"
+            self.result.status = INTERRUPTED
+            self.result.reason = (
+                f"Ctrl-C after {len(self.result.losses)} of {self.step.config.num_steps} steps"
+            )
 
     def _prepare(self) -> None:
-        """Look at the gradients, then compile, time the phases, warm up and capture."""
-        self.verdicts = gradients(self.step, *self.batches.batch(self.start))
-        absent = [name for name, verdict in self.verdicts.items() if verdict == "absent"]
-        if absent:
+        """Check the gradients, then compile, time the phases, warm up and capture."""
+        arrived = gradients(self.step, *self.batches.batch(self.result.start))
+        self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
+        self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
+        if absent := list(arrived.values()).count("absent"):
             self._fail(
-                f"no gradient arrives at {len(absent)} of {len(self.verdicts)} parameters, "
-                "and the optimizer does not update in part"
+                f"no gradient arrives at {absent} of {len(arrived)} parameters, "
+                "and the optimizer updates all of them or none"
             )
             return
-        self.phase_seconds = self.step.split()
+        self.result.phase_seconds = self.step.split()
         self.meter.start()
         self.step.prepare()
         if self.resume is not None:
@@ -164,29 +167,29 @@ class _Run:
         batch = self.batches.batch(self.done)
         if number in self.diagnose_at:
             with self.meter.paused():
-                self.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
+                self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
         with _held_interrupt():
             seconds = wall_seconds(lambda: self.step(*batch), queue_of(self.step.device))
             loss, norm = self._numbers()
             wrong = self._wrong(loss, norm)
             if wrong is None:
-                self.losses.append(loss)
-                self.step_seconds.append(seconds)
+                self.result.losses.append(loss)
+                self.result.step_seconds.append(seconds)
                 if norm is not None:
-                    self.gradient_norms.append(norm if math.isfinite(norm) else None)
+                    self.result.gradient_norms.append(norm if math.isfinite(norm) else None)
         if wrong is not None:
             self._explain(wrong, batch, number)
         elif self.on_step is not None:
             self.on_step(StepRecord(self.done, loss, seconds, self.meter.live()))
 
     def _numbers(self) -> tuple[float, float | None]:
-        """The loss of the step that was taken, and the norm of its gradients if it clips."""
+        """The loss of the last step, and the norm of its gradients if it clips them."""
         norm = self.step.norm
         return self.step.loss.item(), None if norm is None else norm.item()
 
     def _wrong(self, loss: float, norm: float | None) -> str | None:
-        """What is not finite. In fp16 the scaler finds its scale by gradients that are not,
-        and skips these steps; elsewhere such a norm would stop all gradients."""
+        """What is not finite. In fp16 the scaler finds its scale by gradients that overflow, and
+        skips these steps; in other precisions such a norm would stop the training."""
         if not math.isfinite(loss):
             return f"the loss of step {self.done + 1} is {loss}"
         if norm is None or math.isfinite(norm) or self.step.scaler.is_enabled():
@@ -194,45 +197,20 @@ class _Run:
         return f"the gradients' norm of step {self.done + 1} is {norm}"
 
     def _explain(self, wrong: str, batch: Batch, number: int) -> None:
-        """Find where the numbers of a step went wrong; it has changed no parameter."""
+        """Find where the numbers of a step went wrong; the step changed no parameter."""
         diagnosis = diagnose(self.step, *batch, self.done + 1)
         if self.diagnose_at and number not in self.diagnose_at:
-            self.diagnoses.append(diagnosis)
+            self.result.diagnoses.append(diagnosis)
         if output := diagnosis.first_nonfinite:
             where = f"the first op whose output is not finite is {output.name}"
         elif gradient := diagnosis.last_nonfinite_gradient:
             where = f"the last op whose output's gradient is not finite is {gradient.name}"
         else:
-            where = "run uncompiled, every op's output is finite: leave parts of the tier out"
+            where = "run uncompiled, every op's output is finite: switch parts of the tier off"
         self._fail(f"{wrong}: {where}")
 
     def _fail(self, reason: str) -> None:
-        self.status, self.reason = FAILED, reason
-
-    def result(self) -> Result:
-        model = self.step.model
-        return Result(
-            status=self.status,
-            reason=self.reason,
-            model=model.config,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            train=self.step.config,
-            tier=model.tier.name,
-            plan=str(self.step.plan),
-            left_out=self.step.left_out,
-            batches=self.batches.describe(),
-            start=self.start,
-            losses=tuple(self.losses),
-            gradient_norms=tuple(self.gradient_norms),
-            step_seconds=tuple(self.step_seconds),
-            phase_seconds=self.phase_seconds,
-            memory=self.meter.read(),
-            gradients={name: verdict == RECEIVED for name, verdict in self.verdicts.items()},
-            lost={n: verdict for n, verdict in self.verdicts.items() if verdict != RECEIVED},
-            diagnoses=tuple(self.diagnoses),
-            device=device_name(self.step.device),
-            versions={"tinyllama": tinyllama.__version__, **versions()},
-        )
+        self.result.status, self.result.reason = FAILED, reason
 
 
 def _seed(seed: int, device: torch.device) -> None:
@@ -244,9 +222,9 @@ def _seed(seed: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _held_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back until the step is done: an update must not stop half way.
+    """Delay Ctrl-C until the step is done: an update must not stop half way.
 
-    Signals reach the main thread only, so elsewhere there is nothing to hold back.
+    Signals reach the main thread only, so in another thread there is nothing to delay.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -16,9 +16,9 @@ from tinyllama.bench.contender import Contender
 
 # -- of single ops ----------------------------------------------------------------------------
 
-PROVIDER_FILES = tuple(str(Path(__file__).with_name(name)) for name in ("liger.py", "sdpa.py"))
+PEER_FILES = tuple(str(Path(__file__).with_name(name)) for name in ("liger.py", "sdpa.py"))
 # "compile" is the reference under torch.compile, the others are registered by these files.
-PEER_PROVIDERS = ("compile", "liger", "flash", "cudnn")
+OP_PEERS = ("compile", "liger", "flash", "cudnn")
 
 # -- of training steps ------------------------------------------------------------------------
 

@@ -76,8 +76,10 @@ def only_writer(path: Path) -> Iterator[None]:
 # -- paths that options name, checked before anything runs ------------------------------------
 
 
-def check_writable(path: Path, option: str) -> None:
-    """Raise UsageError, naming the option, when no file could be written at ``path``."""
+def check_writable(path: Path | None, option: str) -> None:
+    """Raise UsageError, naming the option, when no file could be written at ``path``, if any."""
+    if path is None:
+        return
     folder = path.parent
     named = f"{option} {str(path)!r}"
     if path.is_dir():
