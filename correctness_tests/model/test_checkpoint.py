@@ -197,31 +197,6 @@ def test_a_checkpoint_of_another_shape_is_refused(
         train(replace(MODEL, **change), CONFIG, device="cpu", resume=one)
 
 
-def make_missing(path: Path) -> None:
-    pass
-
-
-def make_text(path: Path) -> None:
-    path.write_text("not safetensors")
-
-
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def make_truncated(path: Path) -> None:
-    saved(path, 1)
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def make_foreign(path: Path) -> None:
-    save_file({"weight": torch.ones(2)}, path)
-
-
-def make_newer(path: Path) -> None:
-    save_file({"weight": torch.ones(2)}, path, {"tinyllama": json.dumps({"version": 99})})
-
-
 def redescribed(path: Path, described: str, **tensors: torch.Tensor | None) -> None:
     """Its header says this instead; tensors with another value, or (None) without one."""
     changed = {**load_file(path), **tensors}
@@ -273,19 +248,32 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, value: torch.Tenso
         run(num_steps=1, resume=checkpoint.load(path))
 
 
+def truncate(path: Path) -> None:
+    saved(path, 1)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def of_another_program(path: Path, metadata: dict[str, str] | None = None) -> None:
+    save_file({"weight": torch.ones(2)}, path, metadata)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (make_missing, "does not exist"),
-        (make_folder, "does not exist"),
-        (make_text, "is not a readable safetensors file"),
-        (make_truncated, "is not a readable safetensors file"),
-        (make_foreign, "is a safetensors file of another program"),
-        (make_newer, "has format 99, this program reads 1"),
+        (lambda path: None, "does not exist"),
+        (Path.mkdir, "does not exist"),
+        (lambda path: path.write_text("text"), "is not a readable safetensors file"),
+        (truncate, "is not a readable safetensors file"),
+        (of_another_program, "is a safetensors file of another program"),
+        (
+            lambda path: of_another_program(path, {"tinyllama": '{"version": 99}'}),
+            "has format 99, this program reads 1",
+        ),
     ],
+    ids=["missing", "folder", "text", "truncated", "foreign", "newer"],
 )
 def test_a_file_that_is_no_checkpoint_is_refused(
-    tmp_path: Path, make: Callable[[Path], None], message: str
+    tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
     path = tmp_path / "file"
     make(path)

@@ -8,7 +8,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from correctness_tests.support.faults import (
     tier_with,
 )
 from correctness_tests.support.runs import CONFIG, MODEL, ON_CPU, PARAMETERS, run
-from correctness_tests.support.steps import leave_to_gpu
 from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError
@@ -28,7 +26,7 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V2, StepPlan
 from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
-from tinyllama.training.data import RandomTokens, TextBytes
+from tinyllama.training.data import RandomTokens
 from tinyllama.training.diagnose import gradients
 from tinyllama.training.memory import MemoryMeter
 from tinyllama.training.result import Result
@@ -41,18 +39,6 @@ def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> Tr
 
 
 # -- it learns --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_it_learns_a_text_by_heart(tier: str, tmp_path: Path, device: torch.device) -> None:
-    leave_to_gpu(tier, device)
-    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 8)
-    config = replace(CONFIG, batch_size=8, seq_len=32, num_steps=200)
-    batches = TextBytes(tmp_path / "text", MODEL.vocab_size, config)
-    options: dict[str, Any] = {"device": device, "batches": batches, "plan": StepPlan()}
-    losses = train(MODEL, config, tier, **options).losses
-    assert abs(losses[0] - math.log(MODEL.vocab_size)) < 0.5
-    assert losses[-1] < 0.4
 
 
 def test_random_tokens_cannot_be_learned() -> None:
