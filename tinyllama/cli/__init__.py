@@ -3,8 +3,9 @@
 Each command is a file of this folder with a function ``add(subparsers)``: it adds the command's
 parser and sets ``run``, a function of the parsed arguments that returns the exit status.
 
-Exit status: 0 done; 1 the run failed, or a parameter received no gradient; 2 a value that
-cannot be used, said in one line before anything runs; 10 to 15 what ``compare`` found; 130 Ctrl-C.
+Exit status: 0 done; 1 the run failed, a parameter received no gradient, or a file could not be
+written; 2 a value that cannot be used, said in one line before anything runs; 10 to 15 what
+``compare`` found; 130 Ctrl-C.
 
 Commands import torch when they run, so that ``--help`` is quick.
 """

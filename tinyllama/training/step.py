@@ -13,7 +13,9 @@ import contextlib
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -104,19 +106,19 @@ class TrainStep:
                 f"memory {wanted.memory!r} and the blocks of tier {self.model.tier.name} do not "
                 "belong together: take the tier's own plan, from Tier.with_memory"
             )
-        possible = {}
-        for way in ("compile", "capture"):
-            reason = cannot(way, self.device)
-            if way == "capture":
-                reason = reason or self._frozen_by_capture()
-            elif wanted.memory == "small":
-                reason = reason or "a compiled backward pass gives all gradients at once"
-            possible[way] = getattr(wanted, way) and reason is None
-            if getattr(wanted, way) and reason:
+        at_once = "a compiled backward pass gives all gradients at once"
+        reasons = {
+            "compile": cannot("compile", self.device)
+            or (at_once if wanted.memory == "small" else None),
+            "capture": cannot("capture", self.device) or self._frozen_by_capture(),
+        }
+        for way, reason in reasons.items():
+            if reason and getattr(wanted, way):
                 if plan is not None:
                     raise ConfigError(f"{way} cannot run on {self.device.type}: {reason}")
                 self.left_out[way] = reason
-        return StepPlan(**possible, memory=wanted.memory)
+        off: dict[str, Any] = dict.fromkeys(self.left_out, False)
+        return replace(wanted, **off)
 
     def _refuse_with_small_memory(self) -> None:
         """Raise ConfigError for a setting that needs all gradients at once: to compute their norm,

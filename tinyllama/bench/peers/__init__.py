@@ -28,26 +28,18 @@ AUTOTUNE = "max-autotune-no-cudagraphs"  # the graph is captured here, around th
 
 
 def _hugging_face(
-    name: str, title: str, *requires: str, only: Any = None, alone: bool = False, **arguments: Any
+    name: str, title: str, arguments: dict[str, Any], *requires: str, **traits: Any
 ) -> Contender:
-    return Contender(
-        name,
-        title,
-        "peer",
-        "tinyllama.bench.peers.hugging_face_step:HuggingFaceStep",
-        arguments,
-        requires=("module transformers", *requires),
-        preload=(LLAMA,),
-        only=only,
-        alone=alone,
-    )
+    factory = "tinyllama.bench.peers.hugging_face_step:HuggingFaceStep"
+    needs = ("module transformers", *requires)
+    return Contender(name, title, "peer", factory, arguments, needs, (LLAMA,), **traits)
 
 
 PEERS = (
-    _hugging_face("hf-eager", "Hugging Face Llama, materialised attention", attention="eager"),
-    _hugging_face("hf", "Hugging Face Llama, SDPA"),
+    _hugging_face("hf-eager", "Hugging Face Llama, materialised attention", {"attention": "eager"}),
+    _hugging_face("hf", "Hugging Face Llama, SDPA", {}),
     _hugging_face(
-        "hf-liger", "Hugging Face Llama + Liger", "gpu", "module liger_kernel", liger=True
+        "hf-liger", "Hugging Face Llama + Liger", {"liger": True}, "gpu", "module liger_kernel"
     ),
     Contender(
         "compile",
@@ -58,14 +50,18 @@ PEERS = (
         ("capture", "compile"),
     ),
     _hugging_face(
-        "hf-compile", "Hugging Face, torch.compile + graph", "capture", "compile", mode="default"
+        "hf-compile",
+        "Hugging Face, torch.compile + graph",
+        {"mode": "default"},
+        "capture",
+        "compile",
     ),
     _hugging_face(
         "hf-autotune",
         "Hugging Face, max-autotune + graph",
+        {"mode": AUTOTUNE},
         "capture",
         "compile",
-        mode=AUTOTUNE,
         only=(SEARCHED, "searched where TINYLLAMA_SEARCH names the group: it takes the longest"),
         alone=True,
     ),
