@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 PACKAGE = "tinyllama.ops"
 WRONG = 1  # exit status when a check found something
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
-COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 Found = dict[str, list["Finding"]]  # findings by provider
 
 
@@ -118,17 +118,20 @@ def _as_junit(found: Found) -> str:
     """A suite for each provider, a test case for each check."""
     suites = ElementTree.Element("testsuites")
     for provider, findings in found.items():
-        suite = ElementTree.SubElement(suites, "testsuite", name=provider)
-        suite.set("tests", str(len(findings)))
-        counts = {"failures": 0, "errors": 0, "skipped": 0}
+        counts = Counter(JUNIT.get(one.outcome.value) for one in findings)
+        suite = ElementTree.SubElement(
+            suites,
+            "testsuite",
+            name=provider,
+            tests=str(len(findings)),
+            failures=str(counts["failure"]),
+            errors=str(counts["error"]),
+            skipped=str(counts["skipped"]),
+        )
         for one in findings:
             case = ElementTree.SubElement(suite, "testcase", classname=provider, name=one.check)
-            kind = JUNIT.get(one.outcome.value)
-            if kind is not None:
-                counts[COUNTED[kind]] += 1
+            if kind := JUNIT.get(one.outcome.value):
                 said = ElementTree.SubElement(case, kind, message=one.message)
                 said.text = f"{one.case}: {one.message}" if one.case else one.message
-        for name, count in counts.items():
-            suite.set(name, str(count))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
