@@ -24,7 +24,7 @@ bench: bootstrap ## a short training run, then the performance tests: the ladder
 	$(RUN) tinyllama report --results-dir build/results --html build/report.html
 
 mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope,adamw)
-	$(RUN) tools.mutants --only "$(ONLY)" --sample 100 --json docs/mutants.json
+	$(RUN) tools.mutants --only "$(ONLY)" --sample 100 --json results/mutants.json
 
 sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the CUDA toolkit)
 	$(RUN) tools.sanitize

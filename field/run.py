@@ -3,7 +3,7 @@
     python -m field.run [--cache FOLDER]
 
 Releases are installed from the package index, each into a folder of its own in the cache; nothing
-is installed where python looks by itself. Writes docs/field.json and the table of docs/FIELD.md.
+is installed where python looks by itself. Writes results/field.json and the table of docs/FIELD.md.
 Exit status 1 when a check that a case names holds in the release with the bug, or anything but
 what `cases.toml` knows of fails in the one without.
 """
@@ -31,7 +31,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "field" / "cases.toml"
-RECORD = ROOT / "docs" / "field.json"
+RECORD = ROOT / "results" / "field.json"
 PAGE = ROOT / "docs" / "FIELD.md"
 MARKS = ("<!-- table -->\n", "<!-- end of the table -->")
 FOLDERS = {"liger-kernel": "liger", "fla-core": "fla"}  # library -> adapters, and their provider

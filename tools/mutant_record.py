@@ -1,5 +1,5 @@
-"""What came of the mutants of each kernel: the record in docs/mutants.json, what is explained, and
-the table of `docs/CHECK.md`.
+"""How the mutants of each kernel ended: the record in results/mutants.json, the survivors that are
+explained, and the table of docs/CHECK.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORD = ROOT / "docs/mutants.json"
+RECORD = ROOT / "results/mutants.json"
 EXPLAINED = ROOT / "tools/mutants.toml"
 KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
 

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.correct.checks import Candidate
 from tinyllama.harness.kernels.launch import Kernel, jit, tl
+from tinyllama.harness.records.results import records
 from tools import mutants
 
 mutant_record = mutants.mutant_record
@@ -139,7 +140,9 @@ def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Found) ->
 
 def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
     known = mutant_record.explained()
-    for tried in mutant_record.load(mutant_record.RECORD):
+    recorded = mutant_record.load(mutant_record.RECORD)
+    assert recorded
+    for tried in recorded:
         assert not tried.unexplained(known), tried.text(known)
     trial = mutants.Trial(3, "1 -> 2", "x = 2", mutants.SURVIVED)
     made = mutant_record.Tried("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
@@ -147,3 +150,10 @@ def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
     assert made.unexplained({("file.kernel", "x = 2")}) == []
     mutant_record.add(tmp_path / "record.json", made)
     assert mutant_record.load(tmp_path / "record.json") == [made]
+
+
+def test_what_lies_beside_the_records_is_not_read_as_one() -> None:
+    results = mutant_record.RECORD.parent
+    files = {path.name for path in results.glob("*.json")}
+    assert files == {"field.json", "mutants.json"}
+    assert not files & {path.name for path, _ in records(results)}
