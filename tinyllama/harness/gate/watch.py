@@ -13,9 +13,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
-from tinyllama.harness.machine.facts import BUSY_SHARE
-from tinyllama.harness.machine.facts import _busy_at_rest as busy_at_rest
-from tinyllama.harness.machine.facts import _known as known
+from tinyllama.harness.machine.facts import BUSY_SHARE, busy_at_rest, known
 from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
 
 

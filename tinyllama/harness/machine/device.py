@@ -43,9 +43,9 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
-        if found:
-            return " ".join(found.group(1).split())
+        model = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if model:
+            return " ".join(model.group(1).split())
     return platform.processor() or platform.machine()
 
 
@@ -61,7 +61,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def cannot(capability: str, device: torch.device) -> str | None:
-    """Why a capability is missing on a device; None when it is there.
+    """Why a device lacks a capability; None when it has it.
 
     Capabilities: ``gpu``, ``triton`` (importable), ``compile`` (torch.compile can build code),
     ``capture`` (device graphs), ``tf32``, ``fp32``, ``bf16``, ``fp16``, and ``module NAME``
@@ -74,8 +74,8 @@ def cannot(capability: str, device: torch.device) -> str | None:
     if capability == "gpu":
         return None if gpu else "no GPU is available to torch"
     if capability == "triton":
-        found = importlib.util.find_spec("triton")
-        return None if found else "triton is not installed (pip install 'tinyllama[triton]')"
+        installed = importlib.util.find_spec("triton")
+        return None if installed else "triton is not installed (pip install 'tinyllama[triton]')"
     if capability == "compile":
         if gpu:
             return cannot("triton", device)

@@ -1,7 +1,7 @@
-"""What a GPU's management library reports: driver, clocks, power, energy, other work.
+"""What a GPU's management library reports: driver, clocks, power, energy, other processes.
 
-There are two such libraries, NVML and AMD SMI; which one answers for a device is found by
-asking, and a device that neither knows has no sensor, with the reason.
+There are two such libraries, NVML and AMD SMI. `sensor` tries both: a device that neither of them
+knows has no sensor, and the reason is given instead.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class NotToldError(LookupError):
-    """What a management library does not tell about a GPU; the message says why."""
+    """A value that a management library cannot give; the message says why."""
 
 
 class Sensor(Protocol):
-    """One GPU. Every method raises NotToldError where the library does not tell."""
+    """One GPU. Every method raises NotToldError where the library has no answer."""
 
     def driver(self) -> str: ...
 
@@ -31,36 +31,45 @@ class Sensor(Protocol):
         """``sm`` and ``memory`` now, ``sm_max`` and ``memory_max``."""
 
     def energy_joules(self) -> float:
-        """A counter since some moment in the past; it may advance in steps."""
+        """A counter that began at some moment in the past; it may advance in steps."""
 
     def watts(self) -> float: ...
 
     def processes(self) -> list[int]:
-        """Process ids that compute on the GPU, as far as they can be seen from here."""
+        """The ids of processes that compute on the GPU, as far as they are visible."""
 
     def busy_share(self) -> float:
         """The share of the last moments in which some kernel ran, 0 to 1."""
 
     def throttled(self) -> str | None:
-        """Why the hardware holds the clocks down now; the power cap is not such a reason."""
+        """Why the hardware lowers the clocks now; the power cap does not count as a reason."""
 
 
-def _asking(method: Callable[[Any], T]) -> Callable[[Any], T]:
-    """The method, with the errors of its library, which has a class for each, as one."""
-
-    @functools.wraps(method)
-    def asked(self: Any) -> T:
-        try:
-            return method(self)
-        except NotToldError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise NotToldError(f"{type(self).__name__}.{method.__name__}: {reason}") from error
-
-    return asked
+METHODS = [name for name in vars(Sensor) if not name.startswith("_")]
 
 
+def _translate_errors(library: type[T]) -> type[T]:
+    """Have the methods of `Sensor` raise NotToldError: each library has errors of its own."""
+
+    def translated(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(method)
+        def call(self: Any) -> Any:
+            try:
+                return method(self)
+            except NotToldError:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise NotToldError(f"{library.__name__}.{method.__name__}: {reason}") from error
+
+        return call
+
+    for name in METHODS:
+        setattr(library, name, translated(getattr(library, name)))
+    return library
+
+
+@_translate_errors
 class NvmlSensor:
     """Through nvidia-ml-py (the module ``pynvml``)."""
 
@@ -72,15 +81,12 @@ class NvmlSensor:
             uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
         )
 
-    @_asking
     def driver(self) -> str:
         return str(self.nvml.nvmlSystemGetDriverVersion())
 
-    @_asking
     def power_limit_watts(self) -> float:
         return self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle) / 1e3
 
-    @_asking
     def clocks_mhz(self) -> dict[str, int]:
         now, most = self.nvml.nvmlDeviceGetClockInfo, self.nvml.nvmlDeviceGetMaxClockInfo
         sm, memory = self.nvml.NVML_CLOCK_SM, self.nvml.NVML_CLOCK_MEM
@@ -91,23 +97,18 @@ class NvmlSensor:
             "memory_max": most(self.handle, memory),
         }
 
-    @_asking
     def energy_joules(self) -> float:
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
 
-    @_asking
     def watts(self) -> float:
         return self.nvml.nvmlDeviceGetPowerUsage(self.handle) / 1e3
 
-    @_asking
     def processes(self) -> list[int]:
         return [p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)]
 
-    @_asking
     def busy_share(self) -> float:
         return self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu / 100
 
-    @_asking
     def throttled(self) -> str | None:
         reasons = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
         named = {
@@ -119,68 +120,64 @@ class NvmlSensor:
         return ", ".join(name for name, bit in named.items() if reasons & bit) or None
 
 
+@_translate_errors
 class AmdSmiSensor:
-    """Through amdsmi, by its documentation of ROCm 6.4 and the code of 7.0.2; never run on
-    hardware. What it does not know it gives as the string "N/A"."""
+    """Through amdsmi, written from the documentation of ROCm 6.4 and the code of 7.0.2; never run
+    on hardware. amdsmi gives the string "N/A" for a value that it does not know."""
 
     def __init__(self, device: torch.device) -> None:
         self.smi: Any = importlib.import_module("amdsmi")
         self.smi.amdsmi_init()
         handles = self.smi.amdsmi_get_processor_handles()
-        self.handle = handles[_position(device, [self._bus(h) for h in handles])]
+        self.handle = handles[_index_of(device, [self._bus(h) for h in handles])]
 
     def _bus(self, handle: Any) -> tuple[int, int]:
         """Domain and bus of ``domain:bus:device.function``."""
         domain, bus, _ = self.smi.amdsmi_get_gpu_device_bdf(handle).split(":")
         return int(domain, 16), int(bus, 16)
 
-    @_asking
     def driver(self) -> str:
-        return str(_told(self.smi.amdsmi_get_gpu_driver_info(self.handle), "driver_version"))
+        return str(_first_known(self.smi.amdsmi_get_gpu_driver_info(self.handle), "driver_version"))
 
-    @_asking
     def power_limit_watts(self) -> float:
-        return _told(self.smi.amdsmi_get_power_cap_info(self.handle), "power_cap") / 1e6
+        return _first_known(self.smi.amdsmi_get_power_cap_info(self.handle), "power_cap") / 1e6
 
-    @_asking
     def clocks_mhz(self) -> dict[str, int]:
         kinds = {"sm": self.smi.AmdSmiClkType.GFX, "memory": self.smi.AmdSmiClkType.MEM}
         found = {n: self.smi.amdsmi_get_clock_info(self.handle, k) for n, k in kinds.items()}
-        now = {name: _told(clock, "clk") for name, clock in found.items()}
-        return {**now, **{f"{name}_max": _told(clock, "max_clk") for name, clock in found.items()}}
+        now = {name: _first_known(clock, "clk") for name, clock in found.items()}
+        return {
+            **now,
+            **{f"{name}_max": _first_known(clock, "max_clk") for name, clock in found.items()},
+        }
 
-    @_asking
     def energy_joules(self) -> float:
         count = self.smi.amdsmi_get_energy_count(self.handle)
         # Microjoules; before ROCm 6.1 the accumulator was called "power".
-        steps = _told(count, "energy_accumulator", "power")
-        return steps * _told(count, "counter_resolution") * 1e-6
+        steps = _first_known(count, "energy_accumulator", "power")
+        return steps * _first_known(count, "counter_resolution") * 1e-6
 
-    @_asking
     def watts(self) -> float:
-        # The first one is of MI300 and later, the second one of those before.
+        # MI300 and later have the first field, earlier GPUs the second one.
         info = self.smi.amdsmi_get_power_info(self.handle)
-        return float(_told(info, "current_socket_power", "average_socket_power"))
+        return float(_first_known(info, "current_socket_power", "average_socket_power"))
 
-    @_asking
     def processes(self) -> list[int]:
         return [p["pid"] for p in self.smi.amdsmi_get_gpu_process_list(self.handle)]
 
-    @_asking
     def busy_share(self) -> float:
-        return _told(self.smi.amdsmi_get_gpu_activity(self.handle), "gfx_activity") / 100
+        return _first_known(self.smi.amdsmi_get_gpu_activity(self.handle), "gfx_activity") / 100
 
-    @_asking
     def throttled(self) -> str | None:
         try:
             status = self.smi.amdsmi_get_violation_status(self.handle)
-        except Exception:  # MI300 and later tell of violations, the others of "throttling"
+        except Exception:  # only MI300 and later report violations; all report "throttle_status"
             status = {}
         known = {words: status.get(f"active_{name}") for name, words in _VIOLATIONS.items()}
         if any(isinstance(active, bool) for active in known.values()):
             return ", ".join(words for words, active in known.items() if active is True) or None
         metrics = self.smi.amdsmi_get_gpu_metrics_info(self.handle)
-        return "the driver reports throttling" if _told(metrics, "throttle_status") else None
+        return "the driver reports throttling" if _first_known(metrics, "throttle_status") else None
 
 
 # The power limit (ppt_pwr) is not among them.
@@ -192,16 +189,16 @@ _VIOLATIONS = {
 }
 
 
-def _told(info: Mapping[str, Any], *names: str) -> Any:
-    """The first field of these that amdsmi knows."""
+def _first_known(info: Mapping[str, Any], *names: str) -> Any:
+    """The first of these fields whose value amdsmi knows."""
     for name in names:
         if info.get(name, "N/A") != "N/A":
             return info[name]
     raise NotToldError(f"amdsmi does not know {' nor '.join(names)}")
 
 
-def _position(device: torch.device, buses: list[tuple[int, int]]) -> int:
-    """Which of the GPUs with these PCI domains and buses is the device; the only one is it."""
+def _index_of(device: torch.device, buses: list[tuple[int, int]]) -> int:
+    """The index of a device among GPUs with these PCI domains and buses; 0 if there is only one."""
     properties = torch.cuda.get_device_properties(device)
     bus = getattr(properties, "pci_bus_id", None)
     domain = getattr(properties, "pci_domain_id", None)
