@@ -28,7 +28,7 @@ Names = Collection[tuple[str, str]]  # of mutants: the function, and its changed
 
 @dataclass(frozen=True)
 class Trial:
-    """How a mutant ended. check: the one that failed, or what was raised; the rest as in Mutant."""
+    """How a mutant ended. check: the one that failed, or the error; the rest as in `Mutant`."""
 
     line: int
     text: str
@@ -38,9 +38,9 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Tried:
+class KernelTrials:
     """The trials of one function. source: its `digest`; by: the providers that it was tried with;
-    mutants: as many as it has; seed: of the draw of those that were tried."""
+    mutants: how many it has; seed: of the sample of those that were tried."""
 
     kernel: str
     source: str
@@ -70,12 +70,12 @@ class Tried:
 
 
 def explained() -> set[tuple[str, str]]:
-    """The mutants of which `tools/mutants.toml` says why they compute the same."""
+    """The mutants that compute the same as the kernel, for a reason in `tools/mutants.toml`."""
     return {(one["kernel"], one["gives"]) for one in _declared()["equivalent"]}
 
 
 def tests() -> dict[str, list[str]]:
-    """By function, the tests that stand beside the checks."""
+    """By function, the tests that are run where all checks pass."""
     return _declared()["tests"]
 
 
@@ -84,7 +84,7 @@ def _declared() -> dict[str, Any]:
 
 
 def rate(trials: Sequence[Trial], equivalent: int = 0) -> str:
-    """Killed, of those that ran to an end and are not equivalent."""
+    """The share killed of those that ran to an end and are not equivalent."""
     killed, survived = (sum(t.outcome == one for t in trials) for one in (KILLED, SURVIVED))
     of = killed + survived - equivalent
     return f"{killed / of:.1%}" if of else "none"
@@ -97,26 +97,26 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def load(path: Path) -> list[Tried]:
-    """What is recorded, function by function."""
+def load(path: Path) -> list[KernelTrials]:
+    """The recorded trials, function by function."""
     if not path.exists():
         return []
     return [
-        Tried(**{**one, "trials": [Trial(**trial) for trial in one["trials"]]})
+        KernelTrials(**{**one, "trials": [Trial(**trial) for trial in one["trials"]]})
         for one in json.loads(path.read_text(encoding="utf-8"))
     ]
 
 
-def add(path: Path, tried: Tried) -> None:
-    """Write a function's trials, in the place of earlier ones of the same function."""
-    others = [one for one in load(path) if one.kernel != tried.kernel]
-    record = sorted([*others, tried], key=lambda one: one.kernel)
+def add(path: Path, trials: KernelTrials) -> None:
+    """Write a function's trials; they replace earlier ones of the same function."""
+    others = [one for one in load(path) if one.kernel != trials.kernel]
+    record = sorted([*others, trials], key=lambda one: one.kernel)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(one) for one in record], indent=1) + "\n", encoding="utf-8")
 
 
 def table() -> str:
-    """Markdown: what came of the recorded mutants, function by function, and of all."""
+    """Markdown: how the recorded mutants ended, by function and in all."""
     known = explained()
     rows = [
         "| function | tried | killed | survived | equivalent | raised or no end | rate |",

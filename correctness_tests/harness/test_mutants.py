@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,12 @@ from tinyllama.harness.records.results import records
 from tools import mutants
 
 mutant_record = mutants.mutant_record
-Found = dict[str, tuple[Kernel, list[Candidate]]]
+Kernels = dict[str, tuple[Kernel, list[Candidate]]]
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
-    return mutants.candidates()
+def found() -> Kernels:
+    return mutants.kernels()
 
 
 @jit
@@ -53,7 +53,7 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
         assert mutant.line > kernel.fn.__code__.co_firstlineno
 
 
-def test_every_kernel_has_a_provider_that_runs_it(found: Found) -> None:
+def test_every_kernel_has_a_provider_that_runs_it(found: Kernels) -> None:
     assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention.forward_kernel"} <= set(found)
     assert all(mutants.mutants_of(kernel) for kernel, users in found.values() if users)
 
@@ -65,11 +65,11 @@ EXPECTED = {
 
 
 def test_a_mutant_is_tried_in_a_process_of_its_own(
-    found: Found, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    found: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not in a fork of this one, which may have used autograd, and a GPU."""
     kernel, users = found["silu_mul.sigmoids"]
-    by_text = {mutant.text: mutant for mutant in mutants.mutants_of(kernel)}
+    sources = {mutant.text: mutant.source for mutant in mutants.mutants_of(kernel)}
 
     def fork() -> int:
         raise AssertionError("this process is forked")
@@ -78,19 +78,17 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(
     failing, raising = tmp_path / "test_failing.py", tmp_path / "test_raising.py"
     failing.write_text("def test_that_fails(): assert False")
     raising.write_text("def test_that_raises(): raise ValueError('a value')")
-    with mutants.forks() as worker:
-        for change, outcome in EXPECTED.items():
-            trial = mutants.tried(worker, by_text[change], kernel, users[:1])
-            assert trial.outcome == outcome, trial
-            assert bool(trial.check) is (outcome == mutants.KILLED)
-        trial = mutants.tried(worker, by_text[change], kernel, users[:1], [str(failing)])
-        assert trial.outcome == mutants.KILLED
-        assert trial.check.endswith("::test_that_fails")
-        trial = mutants.tried(worker, by_text[change], kernel, users[:1], [str(raising)])
-        assert (trial.outcome, trial.check) == (mutants.RAISED, "ValueError: a value")
-        plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
-        with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
-            plan.tried(worker, kernel, users[:1])
+    user = (users[0].op.name, users[0].provider.name)
+    attempt = mutants.Attempt((kernel.fn.__module__, kernel.fn.__name__), [user], [])
+    for change, expected in EXPECTED.items():
+        outcome, check = attempt.tried(sources[change], mutants.SECONDS)
+        assert outcome == expected, check
+        assert bool(check) is (outcome == mutants.KILLED)
+    ended = mutants.in_fresh_process(partial(mutants.tested, [str(raising)]))
+    assert ended == (mutants.RAISED, "ValueError: a value")
+    plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
+    with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
+        plan.tried(kernel, users[:1])
 
 
 @pytest.mark.parametrize(
@@ -111,8 +109,7 @@ def test_only_a_survivor_without_a_reason_is_red(
 ) -> None:
     name = mutants.qualified(kernel)
     trial = mutants.Trial(3, "1 -> 2", "x = 2", outcome)
-    monkeypatch.setattr(mutants, "candidates", lambda: {name: (kernel, [])})
-    monkeypatch.setattr(mutants, "forks", nullcontext)
+    monkeypatch.setattr(mutants, "kernels", lambda: {name: (kernel, [])})
     monkeypatch.setattr(mutants.Plan, "tried", lambda *args: (1, [trial]))
     monkeypatch.setattr(mutant_record, "explained", lambda: {(name, "x = 2")} if known else set())
     assert mutants.main([]) == status
@@ -120,14 +117,14 @@ def test_only_a_survivor_without_a_reason_is_red(
 
 
 def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
-    assert mutants.forked(lambda: "an answer") == "an answer"
+    assert mutants.in_fresh_process(partial(max, 3, 5)) == 5
     with pytest.raises(TimeoutError, match="no answer in 1 s"):
-        mutants.forked(lambda: time.sleep(60), seconds=1)
+        mutants.in_fresh_process(partial(time.sleep, 60), seconds=1)
     with pytest.raises(ChildProcessError, match="ended with status 3"):
-        mutants.forked(lambda: os._exit(3))
+        mutants.in_fresh_process(partial(os._exit, 3))
 
 
-def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Found) -> None:
+def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Kernels) -> None:
     """Of the kernels as they are now: a change of one leaves no reason behind."""
     names = Counter(m.name for kernel, _ in found.values() for m in mutants.mutants_of(kernel))
     assert {name: names[name] for name in mutant_record.explained() if names[name] != 1} == {}
@@ -145,7 +142,7 @@ def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
     for tried in recorded:
         assert not tried.unexplained(known), tried.text(known)
     trial = mutants.Trial(3, "1 -> 2", "x = 2", mutants.SURVIVED)
-    made = mutant_record.Tried("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
+    made = mutant_record.KernelTrials("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
     assert made.unexplained({("file.kernel", "x = 3"), ("file.other", "x = 2")}) == [trial]
     assert made.unexplained({("file.kernel", "x = 2")}) == []
     mutant_record.add(tmp_path / "record.json", made)

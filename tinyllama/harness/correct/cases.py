@@ -14,7 +14,14 @@ from statistics import median
 import torch
 
 from tinyllama.harness.correct.compare import SLACK, Comparison, compare, gain_over
-from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, Inputs, evaluate, make_inputs
+from tinyllama.harness.correct.evaluate import (
+    LAYOUTS,
+    UPSTREAMS,
+    GradientError,
+    Inputs,
+    evaluate,
+    make_inputs,
+)
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case
@@ -112,14 +119,15 @@ class OpCase:
     ) -> list[Comparison]:
         """Results against the reference in the same dtype and in float64.
 
-        Raises AssertionError when a gradient is missing, or is there and should not be.
+        Raises GradientError for one that is missing, or not zero where the reference has none.
         """
         references = self.references(inputs)
         eager, oracle = references.eager, references.oracle
         for name, value in results.items():
-            assert name in oracle or not value.any(), f"{self.op.name}: {name} is not zero"
-        lost = sorted(set(oracle) - set(results))
-        assert not lost, f"{self.op.name}: missing {', '.join(lost)}"
+            if name not in oracle and value.any():
+                raise GradientError(f"{self.op.name}: {name} is not zero")
+        if missing := sorted(set(oracle) - set(results)):
+            raise GradientError(f"{self.op.name}: missing {', '.join(missing)}")
         magnitudes = self._magnitudes(inputs.double(), oracle)
         moved = {name: [one[name] for one in references.perturbed] for name in oracle}
         gain = median(gain_over(eager[name], oracle[name], moved[name]) for name in oracle)

@@ -1,7 +1,7 @@
-"""Running an op on a case: inputs, outputs, gradients, and what must stay untouched.
+"""Running an op on a case: inputs, outputs, gradients, and inputs that must not change.
 
-The same inputs, rounded to the case's dtype, go to the provider under test, to the eager
-reference in that dtype, and in float64 to the oracle. So the oracle's error is none, and
+The provider under test, the eager reference in the case's dtype, and the oracle in float64 all
+get the same inputs, rounded to that dtype. So rounding the inputs is no error of the oracle, and
 eager's error is what the dtype costs a straightforward implementation.
 """
 
@@ -23,6 +23,22 @@ Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many`
 
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded")
 UPSTREAMS = ("contiguous", "strided", "transposed", "summed")
+
+
+class ContractError(AssertionError):
+    """A call that does not do what its op declares."""
+
+
+class OutputError(ContractError):
+    """Outputs of another number, type, shape or dtype than declared."""
+
+
+class GradientError(ContractError):
+    """A gradient that is missing, or has another shape or dtype than its input."""
+
+
+class ChangedInputError(ContractError):
+    """A call that wrote into an input, or into an upstream gradient, without declaring it."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,7 @@ def make_inputs(
         wanted = dtype_of(declared)
         shapes = shapes_of(declared, case.dims)
         made = [
-            _place(
+            _laid_out(
                 _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on),
                 wanted,
                 device,
@@ -131,7 +147,7 @@ def make_inputs(
     for name, output in op.outputs.items():
         (shape,) = shapes_of(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
-        grads[name] = _place(sample, dtype_of(output), device, upstream)
+        grads[name] = _laid_out(sample, dtype_of(output), device, upstream)
 
     names = [name for name, declared in op.inputs.items() if not declared.mutated]
     return Inputs(
@@ -151,11 +167,11 @@ def evaluate(
     """Run forward and backward and return every result by name.
 
     Outputs keep their names, gradients are ``"grad x"``, mutated inputs their own name
-    (``"param[0]"`` for lists). Raises AssertionError when an input or an upstream gradient
-    that is not declared mutated changed, or when an output has another dtype, shape or type
-    than declared. An input that no gradient reaches has no entry.
-
+    (``"param[0]"`` for lists). An input that no gradient reaches has no entry.
     overwrites: the inputs that backward may leave changed.
+
+    Raises a `ContractError`: ChangedInputError for an input or upstream gradient that is not
+    declared mutated, OutputError and GradientError for results that are not as declared.
     """
     args = {name: copied(value) for name, value in inputs.args.items()}
     before = {name: copied(value) for name, value in args.items() if name not in op.mutated}
@@ -164,7 +180,7 @@ def evaluate(
 
     outputs = call(*args.values(), **inputs.params)
     _assert_untouched(op, args, before, "forward")
-    results = _collect_outputs(op, outputs, args)
+    results = _named_outputs(op, outputs, args)
     if op.differentiable:
         results.update(_gradients(op, results, args, inputs))
         kept = {name: old for name, old in before.items() if name not in overwrites}
@@ -176,55 +192,66 @@ def evaluate(
     return {name: value.detach() for name, value in results.items()}
 
 
+def is_gradient(name: str) -> bool:
+    """Whether a result of `evaluate` is the gradient of an input."""
+    return name.startswith("grad ")
+
+
 def _gradients(
     op: Op, results: Mapping[str, torch.Tensor], args: Leaves, inputs: Inputs
 ) -> dict[str, torch.Tensor]:
-    used = {name: g for name, g in inputs.upstream.items() if g is not None}
-    attached = {name: results[name] for name in used if results[name].requires_grad}
-    assert len(attached) == len(used), (
-        f"{op.name}: outputs {sorted(set(used) - set(attached))} are detached from the inputs"
-    )
-    upstream = {name: copied(gradient) for name, gradient in used.items()}
-    grads: Sequence[torch.Tensor | None] = torch.autograd.grad(
-        list(attached.values()),
+    given = {name: g for name, g in inputs.upstream.items() if g is not None}
+    detached = sorted(name for name in given if not results[name].requires_grad)
+    if detached:
+        raise GradientError(f"{op.name}: outputs {detached} are detached from the inputs")
+    upstream = {name: copied(gradient) for name, gradient in given.items()}
+    gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        [results[name] for name in given],
         [args[name] for name in op.differentiable],
         list(upstream.values()),
         allow_unused=True,
     )
-    for name, given in used.items():
-        assert _same_memory(given, upstream[name]), (
-            f"{op.name}: backward changed the upstream gradient of {name}"
-        )
+    for name, before in given.items():
+        if not _same_memory(before, upstream[name]):
+            raise ChangedInputError(f"{op.name}: backward changed the upstream gradient of {name}")
     found = {}
-    for name, gradient in zip(op.differentiable, grads, strict=True):
+    for name, gradient in zip(op.differentiable, gradients, strict=True):
         if gradient is None:
             continue
-        leaf = args[name]
-        assert gradient.shape == leaf.shape, f"{op.name}: grad {name} has shape {gradient.shape}"
-        assert gradient.dtype == leaf.dtype, f"{op.name}: grad {name} has dtype {gradient.dtype}"
+        for trait in ("shape", "dtype"):
+            got, expected = getattr(gradient, trait), getattr(args[name], trait)
+            if got != expected:
+                raise GradientError(f"{op.name}: grad {name} has {trait} {got}, not {expected}")
         found[f"grad {name}"] = gradient
     return found
 
 
-def _collect_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor]:
+def _named_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor]:
     if not op.outputs:
-        assert outputs is None, f"{op.name} works in place and must return None"
+        if outputs is not None:
+            raise OutputError(f"{op.name} works in place and must return None")
         return {}
     values = several(outputs)
-    assert len(values) == len(op.outputs), f"{op.name} returned {len(values)} outputs"
+    if len(values) != len(op.outputs):
+        raise OutputError(f"{op.name} returned {len(values)} outputs, not {len(op.outputs)}")
     dims = op.check_arguments(list(args.values()), {})
     first = next(v for v in args.values() if isinstance(v, torch.Tensor))
     for (name, declared), value in zip(op.outputs.items(), values, strict=True):
-        assert type(value) is torch.Tensor, f"{op.name}: {name} is a {type(value).__name__}"
+        if type(value) is not torch.Tensor:
+            raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
         shape = tuple(dims[axis] for axis in declared.axes)
-        assert value.shape == shape, f"{op.name}: {name} has shape {tuple(value.shape)}"
         dtype = declared.dtype if declared.dtype and first.dtype in FLOATS else first.dtype
-        assert value.dtype == dtype, f"{op.name}: {name} has dtype {value.dtype}, not {dtype}"
+        for trait, got, expected in (
+            ("shape", tuple(value.shape), shape),
+            ("dtype", value.dtype, dtype),
+        ):
+            if got != expected:
+                raise OutputError(f"{op.name}: {name} has {trait} {got}, not {expected}")
     return dict(zip(op.outputs, values, strict=True))
 
 
 def mutated_results(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
-    """What an op in place has written, by name; the entries of a list are numbered."""
+    """What an in-place op has written, by name; the entries of a list are numbered."""
     results = {}
     for name in op.mutated:
         if isinstance(args[name], list):
@@ -238,7 +265,8 @@ def _assert_untouched(op: Op, args: Leaves, before: Leaves, phase: str) -> None:
     for name, old in before.items():
         pairs = zip(args[name], old, strict=True) if isinstance(old, list) else [(args[name], old)]
         for value, copy in pairs:
-            assert _same_memory(value, copy), f"{op.name}: {phase} changed its input {name}"
+            if not _same_memory(value, copy):
+                raise ChangedInputError(f"{op.name}: {phase} changed its input {name}")
 
 
 def copied(value: Any) -> Any:
@@ -261,6 +289,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The shapes of an input in a case; more than one for an input declared ``many``."""
     sizes = [dims[axis] for axis in declared.axes]
     if not declared.many:
         return [tuple(sizes)]
@@ -276,7 +305,7 @@ def _sample(
     return values.sample(shape, generator)
 
 
-def _place(
+def _laid_out(
     sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str
 ) -> torch.Tensor:
     """The sample on a device, laid out in memory as asked."""

@@ -1,8 +1,7 @@
 """Results on every case that follows from the declaration, each fault under its own name.
 
-All run on poisoned memory and are held to the reference (`tinyllama.harness.correct.compare`).
-Variations of the inputs are tried where the plain cases are right: one fault is not named six
-times.
+All cases run on poisoned memory, and `tinyllama.harness.correct.compare` judges their results.
+Varied inputs are tried only where the plain cases are right, so that one fault has one name.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
+from tinyllama.harness.correct.evaluate import ChangedInputError, GradientError, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
 
-# In the order in which they are tried: a later one presumes that the earlier ones pass.
+# In the order in which they are tried: each one assumes that those before it pass.
 OUTPUTS, GRADIENTS = "outputs", "gradients"
 UNWRITTEN, TOUCHED = "unwritten memory", "untouched inputs"
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"
@@ -26,17 +26,17 @@ NAMES = (*PLAIN, *VARIED)
 
 
 def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Finding]:
-    """A finding for each of these `NAMES`; one of which the op has no case says so."""
+    """A finding for each of these `NAMES`; UNSUPPORTED where the op has no case for it."""
     found: dict[str, Finding] = {}
     tried: set[str] = set()
     cases = candidate.covered()
     for case in (case for case in cases if not case.varied):
         tried |= {OUTPUTS, UNWRITTEN, TOUCHED}
         tried |= {GRADIENTS} if candidate.op.differentiable else set()
-        for finding in _look(candidate, case):
+        for finding in _faults(candidate, case):
             found.setdefault(finding.check, finding)
         if tried & set(only) <= set(found):
-            break  # nothing that is asked for is left to be found
+            break  # each check that is asked for has failed already
     blocked = next((found[name] for name in PLAIN if name in found), None)
     for case in (case for case in cases if case.varied):
         name = variation(case)
@@ -47,21 +47,22 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
             text = f"the plain cases fail already: {blocked.check}"
             found[name] = Finding(name, Outcome.BLOCKED, message=text)
             continue
-        seen = next(_look(candidate, case), None)
-        if seen is not None:
-            found[name] = Finding(name, seen.outcome, seen.case, f"{seen.check}: {seen.message}")
-    none = "the provider covers no such case of the op"
+        fault = next(_faults(candidate, case), None)
+        if fault is not None:
+            message = f"{fault.check}: {fault.message}"
+            found[name] = Finding(name, fault.outcome, fault.case, message)
     for name in (name for name in NAMES if name in only):
         if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))
         else:
+            none = "the provider covers no such case of the op"
             yield Finding(name, Outcome.UNSUPPORTED, message=none)
 
 
-def first(candidate: Candidate) -> Finding | None:
-    """What the first case shows that shows anything; None when all are right."""
-    found = (finding for case in candidate.covered() for finding in _look(candidate, case))
-    return next(found, None)
+def first_fault(candidate: Candidate) -> Finding | None:
+    """The first fault of the first case that has one; None when all cases are right."""
+    faults = (fault for case in candidate.covered() for fault in _faults(candidate, case))
+    return next(faults, None)
 
 
 def variation(case: OpCase) -> str:
@@ -73,39 +74,41 @@ def variation(case: OpCase) -> str:
     return UPSTREAMS if case.upstream != "contiguous" else ABSENT
 
 
-def _look(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
+def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
     """What is wrong in one case."""
     inputs = candidate.inputs(case)
     try:
         results = candidate.results(inputs, PoisonedMemory())
         wrong = candidate.wrong(case, results, inputs)
     except AssertionError as error:
-        name = TOUCHED if "changed" in str(error) else _named(str(error))
-        yield Finding(name, Outcome.FAILED, str(case), str(error))
+        yield Finding(_check_of(error), Outcome.FAILED, str(case), str(error))
         return
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         yield Finding(OUTPUTS, Outcome.CRASHED, str(case), text.partition("\n")[0])
         return
-    lost = [one.name for one in wrong if results[one.name].isnan().any()]
-    if lost:
+    with_nan = [one.name for one in wrong if results[one.name].isnan().any()]
+    if with_nan:
         again = candidate.results(inputs, PoisonedMemory(clean=True))
-        if not any(again[name].isnan().any() for name in lost):
-            where = ", ".join(f"{name} ({_places(results[name])})" for name in lost)
+        if not any(again[name].isnan().any() for name in with_nan):
+            where = ", ".join(f"{name} ({_nan_places(results[name])})" for name in with_nan)
             text = f"never written, or read before: {where}"
             yield Finding(UNWRITTEN, Outcome.FAILED, str(case), text)
             return
-    for name in (OUTPUTS, GRADIENTS):
-        some = [str(one) for one in wrong if _named(one.name) == name]
-        if some:
-            yield Finding(name, Outcome.FAILED, str(case), "; ".join(some))
+    for check in (OUTPUTS, GRADIENTS):
+        texts = [str(one) for one in wrong if is_gradient(one.name) == (check == GRADIENTS)]
+        if texts:
+            yield Finding(check, Outcome.FAILED, str(case), "; ".join(texts))
 
 
-def _named(text: str) -> str:
-    return GRADIENTS if "grad" in text or "detached" in text else OUTPUTS
+def _check_of(error: AssertionError) -> str:
+    """The check that an error of a call belongs to; a candidate's own assertions are of outputs."""
+    if isinstance(error, ChangedInputError):
+        return TOUCHED
+    return GRADIENTS if isinstance(error, GradientError) else OUTPUTS
 
 
-def _places(result: torch.Tensor) -> str:
+def _nan_places(result: torch.Tensor) -> str:
     bad = result.isnan()
     first = bad.nonzero()[0].tolist() if result.dim() else []
     return f"{int(bad.sum())} of {result.numel()} elements, the first at {first}"

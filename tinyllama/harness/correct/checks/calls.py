@@ -10,7 +10,7 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, is_gradient
 from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
@@ -29,7 +29,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
     for tensor, fresh in zip(leaves(args), leaves(second.args), strict=True):
         tensor.copy_(fresh)
     gradients = {
-        name: value for name, value in candidate.results(second).items() if name.startswith("grad ")
+        name: value for name, value in candidate.results(second).items() if is_gradient(name)
     }
     for call in range(2, 5):
         late = _forward(candidate, args, second)
