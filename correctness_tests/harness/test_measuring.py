@@ -13,9 +13,15 @@ import torch
 from correctness_tests.conftest import shared
 from tinyllama.harness.measure import ceilings, memory
 from tinyllama.harness.measure.cache import Flush, last_level_bytes
-from tinyllama.harness.measure.ceilings import _best, copy_rate, product_rate
+from tinyllama.harness.measure.ceilings import copy_rate, least_seconds, product_rate
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
-from tinyllama.harness.measure.launches import _by_kind, _by_name, _union, kind_of, launches
+from tinyllama.harness.measure.launches import (
+    covered,
+    kind_of,
+    launches,
+    seconds_by_kind,
+    totals_by_name,
+)
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -110,7 +116,7 @@ def test_a_kernel_is_of_a_kind(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spans", "covered"),
+    ("spans", "length"),
     [
         ([], 0),
         ([(1, 3)], 2),
@@ -120,14 +126,14 @@ def test_a_kernel_is_of_a_kind(name: str, kind: str) -> None:
         ([(1, 3), (1, 3), (3, 4)], 3),
     ],
 )
-def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], covered: float) -> None:
-    assert _union(spans) == covered
+def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], length: float) -> None:
+    assert covered(spans) == length
 
 
 def test_times_of_one_kind_and_of_one_name_add_up() -> None:
     timed = [("aten::mm", 2.0), ("aten::exp", 7.0), ("aten::mm", 3.0), ("aten::addmm", 4.0)]
-    assert _by_kind(timed) == pytest.approx({"products": 9e-6, "elementwise": 7e-6})
-    found = _by_name(timed)
+    assert seconds_by_kind(timed) == pytest.approx({"products": 9e-6, "elementwise": 7e-6})
+    found = totals_by_name(timed)
     assert {name: count for name, (count, _) in found.items()} == {
         "aten::mm": 2,
         "aten::exp": 1,
@@ -275,7 +281,7 @@ def test_a_copy_reads_and_writes_and_a_product_multiplies_and_adds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both in half a second, on a CPU: 2^26 bytes, and a width of 1024."""
-    monkeypatch.setattr(ceilings, "_best", lambda call, device, rounds: 0.5)
+    monkeypatch.setattr(ceilings, "least_seconds", lambda call, device, rounds: 0.5)
     assert copy_rate(CPU) == 2 * 2**26 / 0.5
     assert product_rate("fp32", CPU) == 2 * 1024**3 / 0.5
 
@@ -283,7 +289,7 @@ def test_a_copy_reads_and_writes_and_a_product_multiplies_and_adds(
 def test_a_ceiling_is_the_best_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([3.0, 1.0, 2.0])
     monkeypatch.setattr(Clock, "read", lambda clock, call: Reading(next(seconds), 0.5, True))
-    assert _best(lambda: None, CPU, 3) == 1.0
+    assert least_seconds(lambda: None, CPU, 3) == 1.0
 
 
 @pytest.mark.parametrize(("precision", "mode"), [("fp32", "highest"), ("tf32", "high")])
@@ -296,7 +302,7 @@ def test_a_ceiling_is_measured_in_its_precision_and_leaves_the_mode(
         modes.append(torch.get_float32_matmul_precision())
         raise RuntimeError("the device is lost")
 
-    monkeypatch.setattr(ceilings, "_best", best)
+    monkeypatch.setattr(ceilings, "least_seconds", best)
     before = torch.get_float32_matmul_precision()
     with pytest.raises(RuntimeError, match="lost"):
         product_rate(precision, CPU)

@@ -1,8 +1,8 @@
 """The cases that follow from a declaration.
 
 For each provider: every shape in every dtype; then, on the first shape, every layout of the
-inputs, every layout of the upstream gradients, every extreme distribution, and every output
-whose upstream gradient is absent alone. What is not run has a name and a reason.
+inputs, every layout of the upstream gradients, every extreme distribution, and each upstream
+gradient absent alone. A case that a provider does not cover has a name and a reason.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 
 @dataclass(frozen=True)
 class References:
-    """Results of the reference, by name: in the case's dtype, in float64, and there again on inputs
-    that a rounding has moved."""
+    """Results of the reference, by name: in the case's dtype, in float64, and in float64 on inputs
+    that were moved by a rounding."""
 
     eager: dict[str, torch.Tensor]
     oracle: dict[str, torch.Tensor]
@@ -44,7 +44,7 @@ class References:
 class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
-    absent: the output whose upstream gradient is not given.
+    absent: the output that gets no upstream gradient.
     """
 
     op: Op
@@ -103,10 +103,10 @@ class OpCase:
         provider: Provider | None = None,
         slack: float = SLACK,
     ) -> list[Comparison]:
-        """Run the provider (or another one in its place) and hold every result to eager's.
+        """Run the provider (or ``provider`` in its place) and compare every result with eager's.
 
-        The provider runs first, on poisoned memory, so that it cannot reuse what the
-        reference left behind.
+        The provider runs first, on poisoned memory, so that it cannot find the reference's results
+        there.
         """
         inputs = self.inputs(device, seed)
         tried = provider or self.provider
@@ -146,7 +146,7 @@ class OpCase:
         ]
 
     def references(self, inputs: Inputs) -> References:
-        """What results for these inputs are held to; it does not depend on the provider."""
+        """What results for these inputs are compared with; the same for every provider."""
         reference = self.op["eager"].call
         return References(
             evaluate(self.op, reference, inputs),
@@ -167,8 +167,8 @@ class OpCase:
 
 
 def op_cases(ops: Iterable[Op], *, providers: Iterable[str] | None = None) -> Iterator[OpCase]:
-    """Every case of every provider of these ops (the reference included: it must agree with
-    itself in float64 within its own error, which catches a reference that modifies inputs)."""
+    """Every case of every provider of these ops. The reference is one of them: it must agree with
+    itself in float64 within its own error, which finds a reference that modifies its inputs."""
     for op in ops:
         for provider in op.providers.values():
             if providers is None or provider.name in providers:

@@ -1,7 +1,7 @@
-"""Fresh memory filled with NaN, so that what a kernel forgets to write is seen.
+"""Fresh memory filled with NaN, so that an element that a kernel does not write is seen.
 
-As in flash-linear-attention's test configuration: memory that happens to hold zeros, or
-the previous run's right answer, hides a tail that nothing writes.
+As in flash-linear-attention's test configuration: memory that happens to hold zeros, or the right
+result of the previous call, hides a tail that is never written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ UNINITIALISED = {
 
 
 class PoisonedMemory(TorchDispatchMode):
-    """While active, every uninitialised tensor asked for in Python holds NaN (or the
-    largest value of an integral dtype); with ``clean``, zeros."""
+    """While active, every uninitialised tensor that Python allocates holds NaN (or the largest
+    value of an integral dtype); with ``clean``, zeros."""
 
     def __init__(self, *, clean: bool = False) -> None:
         super().__init__()

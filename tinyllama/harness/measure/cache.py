@@ -1,4 +1,4 @@
-"""Cold caches: what a kernel finds in memory, as it would in a step that just used the cache."""
+"""Cold caches, as a kernel finds them in a step whose other kernels have just used them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
-# AMD's CDNA3 has 256 MiB behind the L2 ("Infinity Cache"; CDNA 3 white paper), which no
-# query of torch reports, so no GPU is flushed with less than twice that.
+# AMD's CDNA3 has 256 MiB behind the L2 ("Infinity Cache"; CDNA 3 white paper), which torch does
+# not report, so every GPU is flushed with at least twice that.
 LARGEST_UNREPORTED = 256 * 2**20
 
 
 def last_level_bytes(device: torch.device) -> int:
-    """Bytes of the last cache before a device's memory; at least as much as there is."""
+    """Bytes of the last cache before a device's memory, or more."""
     if device.type != "cpu":
         return max(torch.cuda.get_device_properties(device).L2_cache_size, LARGEST_UNREPORTED)
     sizes = [
@@ -27,10 +27,9 @@ def last_level_bytes(device: torch.device) -> int:
 
 
 class Flush:
-    """Calling it evicts what the caches hold, by reading twice as much as they have.
+    """Calling it evicts the contents of the caches, by reading twice their size.
 
-    It reads and does not write: lines left dirty would be written back at the cost of
-    whatever is timed next.
+    It does not write: dirty lines would be written back at the cost of what is timed next.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,7 @@
-"""What a device can do at best, measured: copy bandwidth and the rate of large products.
+"""The ceilings of a device, measured: copy bandwidth and the rate of large products.
 
-Shares of a datasheet's figures say little about a kernel, since no program reaches those.
-These are reached by stock code on the same device, minutes before or after.
+No program reaches a datasheet's figures, so shares of them say little about a kernel. Stock code
+reaches these, on the same device, minutes before or after.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 from tinyllama.harness.measure.clock import Clock, queue_of
 
-# A measured time may be this much below what the ceilings allow before it counts as
-# impossible: a kernel that only reads, or a product at higher clocks, beats them a little.
+# A kernel may be this many times faster than a ceiling before its time counts as impossible: one
+# that only reads, or a product at higher clocks, beats the ceilings a little.
 CLEARANCE = 1.15
 
 PRODUCT_DTYPES = {
@@ -29,7 +29,7 @@ def copy_rate(device: torch.device, *, rounds: int = 10) -> float:
     count = 2**30 if device.type != "cpu" else 2**26
     source = torch.randint(-128, 127, (count,), dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return 2 * count / _best(lambda: target.copy_(source), device, rounds)
+    return 2 * count / least_seconds(lambda: target.copy_(source), device, rounds)
 
 
 def product_rate(precision: str, device: torch.device, *, rounds: int = 8) -> float:
@@ -40,13 +40,13 @@ def product_rate(precision: str, device: torch.device, *, rounds: int = 8) -> fl
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        return 2 * width**3 / _best(lambda: one @ other, device, rounds)
+        return 2 * width**3 / least_seconds(lambda: one @ other, device, rounds)
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _best(call: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The least device seconds of a call: a ceiling is what was reached once."""
+def least_seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """The least device seconds of a call: a ceiling needs to be reached once."""
     clock = Clock(queue_of(device))
     for _ in range(3):
         call()

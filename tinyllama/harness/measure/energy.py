@@ -1,4 +1,4 @@
-"""Energy of a call, repeated until a counter can tell: joules and watts."""
+"""Energy of a call: joules and watts, over many repetitions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.integrate import trapezoid
 
 from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.machine.facts import known
 from tinyllama.harness.machine.sensors import NotToldError, Sensor
 
 SAMPLE_SECONDS = 0.02
@@ -18,7 +20,7 @@ SAMPLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules of one call, mean watts meanwhile, and whether a ``counter`` or ``power`` told."""
+    """Joules of one call, mean watts, and the source of both: ``counter`` or ``power``."""
 
     joules: float
     watts: float
@@ -28,11 +30,11 @@ class Energy:
 def energy(
     call: Callable[[], object], device: torch.device, sensor: Sensor, seconds: float = 2.0
 ) -> Energy:
-    """Repeat a call for some seconds and share out what the device used.
+    """The mean energy of a call that is repeated for some seconds.
 
-    Counters advance in steps of tens of milliseconds, so a single call tells nothing. Where
-    there is none, or it does not advance, sampled power is integrated (trapezoids). Raises
-    NotToldError where the sensor knows neither.
+    Counters advance in steps of tens of milliseconds, too long for a single call. Where a GPU has
+    no counter, or it does not advance, sampled power is integrated by trapezoids. Raises
+    NotToldError where the sensor has neither.
     """
     synchronize(device)
     with _PowerLog(sensor) as log:
@@ -51,20 +53,17 @@ def energy(
 
 
 def _counter(sensor: Sensor) -> float:
-    """The counter; NaN where it cannot be read, which no comparison takes for an advance."""
-    try:
-        return sensor.energy_joules()
-    except NotToldError:
-        return math.nan
+    """The counter in joules; NaN where it cannot be read, so that no difference is above 0."""
+    return known(sensor.energy_joules, math.nan)
 
 
 class _PowerLog:
-    """Samples of power while a block runs, from its start to its end."""
+    """Samples of power from the start to the end of a block."""
 
     def __init__(self, sensor: Sensor) -> None:
         self.sensor = sensor
         self.samples: list[tuple[float, float]] = []
-        self._silent: NotToldError | None = None
+        self._error: NotToldError | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
@@ -86,11 +85,11 @@ class _PowerLog:
         try:
             self.samples.append((time.perf_counter(), self.sensor.watts()))
         except NotToldError as error:
-            self._silent = error
+            self._error = error
 
     def joules(self) -> float:
         """The integral of power over the samples; raises NotToldError when one is missing."""
-        if self._silent is not None:
-            raise NotToldError(f"no counter of energy, no power: {self._silent}")
-        pairs = zip(self.samples, self.samples[1:], strict=False)
-        return sum((t1 - t0) * (w0 + w1) / 2 for (t0, w0), (t1, w1) in pairs)
+        if self._error is not None:
+            raise NotToldError(f"no counter of energy, no power: {self._error}")
+        seconds, watts = zip(*self.samples, strict=True)
+        return float(trapezoid(watts, seconds))

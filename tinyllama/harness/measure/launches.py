@@ -1,22 +1,23 @@
-"""What a call launches: kernels, copies, waits of the host, and where the time goes."""
+"""What one call launches: kernels, copies, waits of the host, and the time of each kind."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-# A copy that was captured is a kernel (memcpy32_post, memcpy128) where a profiler was attached
-# before the capture, and a Memcpy where it came later (pytorch 191284).
+# A captured copy is a kernel (memcpy32_post, memcpy128) where a profiler was attached before the
+# capture, and a Memcpy where it was attached later (pytorch 191284).
 _COPY = re.compile(r"^[Mm]em(cpy|set)")
 
-# The first pattern that is found in the name of a kernel, or of an operator on a CPU, decides.
-# Names of cuBLAS (nvjet, gemm, cutlass), hipBLASLt and Tensile (Cijk), cuDNN, flash attention,
-# of CUDA and of AOTriton (bwd_kernel_dq), torch's own kernels, and the compiler's (triton_tem_*
-# are its products).
+# The kind of a kernel, or of an operator on a CPU, is the first one whose pattern its name has. The
+# names are those of cuBLAS (nvjet, gemm, cutlass), hipBLASLt and Tensile (Cijk), cuDNN, flash
+# attention, CUDA and AOTriton (bwd_kernel_dq), torch's own kernels, and those of the compiler
+# (triton_tem_* are its products).
 KINDS = {
     "copies": re.compile(_COPY.pattern + r"|aten::copy_$|^transpose$"),
     "optimizer": re.compile(r"adam|multi_tensor_apply|FusedOptimizer", re.IGNORECASE),
@@ -43,10 +44,10 @@ _RANGE = "launches.call"
 
 @dataclass(frozen=True)
 class Launches:
-    """Of one call. ``busy_seconds``: in which the device worked; ``time_by``: the same by kind;
-    ``by_name``: of each kernel, how often and how long in all.
+    """Counts and times of one call. busy_seconds: in which the device worked; time_by: seconds of
+    each kind; by_name: of each kernel the number of launches, and seconds in all.
 
-    On a CPU there are no launches: counts are None, and the times are those of operators.
+    On a CPU nothing is launched: counts are None, and times are those of operators.
     """
 
     kernels: int | None
@@ -80,53 +81,48 @@ def launches(call: Callable[[], object], device: torch.device) -> Launches:
     if not gpu:
         return _of_operators(events)
     on_device = [e for e in events if e.device_type != on_host]
-    copies = sum(1 for e in on_device if _COPY.search(e.name))
-    waits = sum(
-        1
-        for e in events
-        if _WAITS.search(e.name) and within.start <= e.time_range.start <= within.end
-    )
-    pageable = sum(1 for e in on_device if _PAGEABLE.search(e.name))
+    copies = sum(bool(_COPY.search(e.name)) for e in on_device)
+    pageable = sum(bool(_PAGEABLE.search(e.name)) for e in on_device)
+    during_call = [e for e in events if within.start <= e.time_range.start <= within.end]
+    waits = sum(bool(_WAITS.search(e.name)) for e in during_call)
     spans = [(e.time_range.start, e.time_range.end) for e in on_device]
     timed = [(e.name, e.time_range.end - e.time_range.start) for e in on_device]
     return Launches(
         kernels=len(on_device) - copies,
         copies=copies,
         host_syncs=waits + pageable,
-        busy_seconds=_union(spans) * 1e-6,
-        time_by=_by_kind(timed),
-        by_name=_by_name(timed),
+        busy_seconds=covered(spans) * 1e-6,
+        time_by=seconds_by_kind(timed),
+        by_name=totals_by_name(timed),
     )
 
 
 def _of_operators(events: list[torch.autograd.profiler_util.FunctionEvent]) -> Launches:
     timed = [(e.name, e.self_cpu_time_total) for e in events]
-    times = _by_kind(timed)
-    return Launches(None, None, None, sum(times.values()), times, _by_name(timed))
+    times = seconds_by_kind(timed)
+    return Launches(None, None, None, sum(times.values()), times, totals_by_name(timed))
 
 
-def _by_kind(timed: Iterable[tuple[str, float]]) -> dict[str, float]:
+def seconds_by_kind(timed: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Seconds of each kind, from names and microseconds."""
-    total: dict[str, float] = {}
+    total: defaultdict[str, float] = defaultdict(float)
     for name, microseconds in timed:
-        kind = kind_of(name)
-        total[kind] = total.get(kind, 0.0) + microseconds * 1e-6
-    return total
+        total[kind_of(name)] += microseconds * 1e-6
+    return dict(total)
 
 
-def _by_name(timed: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float]]:
-    """Of each name how often, and seconds in all, from names and microseconds."""
-    total: dict[str, tuple[int, float]] = {}
+def totals_by_name(timed: Iterable[tuple[str, float]]) -> dict[str, tuple[int, float]]:
+    """The number of entries of each name and their seconds, from names and microseconds."""
+    each: defaultdict[str, list[float]] = defaultdict(list)
     for name, microseconds in timed:
-        count, seconds = total.get(name, (0, 0.0))
-        total[name] = (count + 1, seconds + microseconds * 1e-6)
-    return total
+        each[name].append(microseconds)
+    return {name: (len(times), sum(times) * 1e-6) for name, times in each.items()}
 
 
-def _union(spans: Iterable[tuple[float, float]]) -> float:
+def covered(spans: Iterable[tuple[float, float]]) -> float:
     """The length covered by intervals that may overlap."""
-    covered, reached = 0.0, float("-inf")
+    length, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
-        covered += max(0.0, end - max(start, reached))
+        length += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return covered
+    return length

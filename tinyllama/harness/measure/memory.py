@@ -1,8 +1,8 @@
-"""Bytes of a device, a captured graph's own pool among them, and bytes of tensors anywhere.
+"""Bytes of a GPU in use, pools of captured graphs included, and bytes of tensors on any device.
 
-What a captured step allocates lies in a pool that belongs to its graph. The allocator counts
-those blocks while it captures; afterwards they count as free although nobody else can have
-them, so a captured step looks as if it had no activations.
+What a captured step allocates is in a pool that belongs to its graph. The allocator counts those
+blocks as allocated during the capture and as free afterwards, although nobody else can use them: a
+captured step then seems to have no activations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def pool_bytes(graphs: Sequence[torch.cuda.CUDAGraph]) -> tuple[int, int]:
-    """Bytes reserved by the pools of graphs, and how many of them count as allocated."""
+    """Bytes reserved by the pools of graphs, and how many of those count as allocated."""
     pools = {tuple(graph.pool()) for graph in graphs}
     if not pools:
         return 0, 0
@@ -35,15 +35,15 @@ def pool_bytes(graphs: Sequence[torch.cuda.CUDAGraph]) -> tuple[int, int]:
 
 
 def live_bytes(device: torch.device, graphs: Sequence[torch.cuda.CUDAGraph] = ()) -> int:
-    """Bytes of a GPU that are taken now: allocated ones, and the whole of each graph's pool."""
+    """Bytes of a GPU in use now: those allocated, and the whole pool of each graph."""
     reserved, counted = pool_bytes(graphs)
     return torch.cuda.memory_allocated(device) - counted + reserved
 
 
 def peak_bytes(device: torch.device, graphs: Sequence[torch.cuda.CUDAGraph] = ()) -> int:
-    """The most bytes taken since the last `forget_peak`, of a GPU.
+    """The most bytes of a GPU in use since the last `forget_peak`.
 
-    For a captured step the peak is forgotten before the capture, which allocates as a step does.
+    For a captured step, forget the peak before the capture, which allocates as a step does.
     """
     return max(torch.cuda.max_memory_allocated(device), live_bytes(device, graphs))
 
@@ -54,34 +54,33 @@ def forget_peak(device: torch.device) -> None:
 
 
 def resident_peak_bytes() -> int:
-    """The most memory that this process has had; it never falls."""
+    """The most resident memory that this process has had; it never falls."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of the tensors that are made while this is active, on any device: for those whose
-    allocator cannot be asked.
+    """Bytes of the tensors that are made while this is active; for devices without statistics.
 
-    It sees what operators return, in the backward pass too, and when nobody holds it any more, an
-    autograd graph included. It does not see what an operator takes and gives back inside, nor
-    tensors that are taken from other libraries.
+    It sees the tensors that operators return, in the backward pass too, and when nothing holds one
+    any more, autograd graphs included. It does not see what an operator allocates and frees inside,
+    nor tensors of other libraries.
 
-    total, largest: of all that were made. live: of those that are still there, which falls when
-    this is no longer active, too. peak: the most of them at a time.
+    total, largest: of all that were made. live: of those that still exist, also after this is no
+    longer active. peak: the most that existed at a time.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.total = self.largest = self.peak = 0
-        # Torch's own weak references: those of Python end with an object that torch makes again.
+        # Torch's own weak references: torch makes the Python object of a storage anew when asked.
         self._there: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        # A tensor of Python numbers comes from no operator; this one is called with it.
+        # No operator returns a tensor made of Python numbers; this one gets it as its argument.
         made_before = [] if func is torch.ops.aten.lift_fresh.default else [args, kwargs]
         given = {storage._cdata for storage in _storages(made_before)}
         new = {s._cdata: s for s in _storages(result) if s._cdata not in given}

@@ -1,4 +1,4 @@
-"""Comparing by turns: interleaved rounds, and the interval of a ratio over them."""
+"""Interleaved rounds of what is compared, and the interval of a ratio over them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 from scipy.stats import quantile_test
 
 FEWEST_ROUNDS = 8
@@ -14,10 +15,10 @@ T = TypeVar("T")
 
 
 def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each turn returns in each round, seconds mostly, in the order A B C, C B A, A B C, ...
+    """What each turn returns in each round; the order is A B C, C B A, A B C, ...
 
-    Clocks, temperature and other work on the machine drift; what is compared must be
-    measured in turn, and each must come first as often as last.
+    Clocks, temperature and other work on the machine drift: what is compared must be measured
+    alternately, and each turn must come first as often as last.
     """
     found: dict[str, list[T]] = {name: [] for name in turns}
     for index in range(rounds):
@@ -28,7 +29,7 @@ def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times longer one thing takes than another: median, and its 99% interval."""
+    """How many times longer one call takes than another: the median and its 99% interval."""
 
     median: float
     low: float
@@ -56,8 +57,6 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
 
 
 def summary(name: str, readings: Sequence[float]) -> dict[str, float | list[float]]:
-    """A series of readings as a record holds it: median and quartiles."""
-    ordered = sorted(readings)
-    last = len(ordered) - 1
-    quartiles = [ordered[round(last * share)] for share in (0.25, 0.75)]
-    return {name: statistics.median(ordered), f"{name}_quartiles": quartiles}
+    """A series of readings as a record holds it: the median, and the readings at the quartiles."""
+    quartiles = np.quantile(readings, (0.25, 0.75), method="nearest").tolist()
+    return {name: statistics.median(readings), f"{name}_quartiles": quartiles}

@@ -1,11 +1,11 @@
-"""Every check that an implementation of an op must pass, by name, and the one way to run them.
+"""Every check that an implementation of an op must pass, by name, and how to run them.
 
     candidate = Candidate(op, op["triton"], torch.device("cuda"))
     for finding in run(candidate):
         print(finding.check, finding.outcome.value, finding.case, finding.message)
 
-A check says in which case it failed and what was seen. It never passes because it could not be
-made: that has an outcome of its own, with the reason.
+A finding names the case in which a check failed, and what was seen. A check that cannot be made
+does not pass: it is UNSUPPORTED, with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tinyllama.harness.correct.checks.finding import (
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "run"]
 
-# Those that compare results with the reference's: they say nothing where results are wrong anyway.
+# These compare results with the reference's, and say nothing where plain results are wrong already.
 _COMPARING: dict[str, Callable[[Candidate], Problem]] = {
     "fresh contents": calls.fresh_contents,
     "autocast": frameworks.autocast,
@@ -49,7 +49,7 @@ def run(
 ) -> Iterator[Finding]:
     """The findings of the checks named in ``only``, in the order of `CHECKS`.
 
-    right: whether its plain results are known to be right, where that is not among ``only``.
+    right: whether the candidate's plain results are right, as far as ``only`` does not test that.
     Raises ValueError for a name that is no check.
     """
     for name in only:
@@ -68,10 +68,10 @@ def run(
             if not right and name in _COMPARING:
                 yield Finding(name, Outcome.BLOCKED, message="the plain cases fail already")
             else:
-                yield _made(name, check, candidate)
+                yield _finding(name, check, candidate)
 
 
-def _made(name: str, check: Callable[[Candidate], Problem], candidate: Candidate) -> Finding:
+def _finding(name: str, check: Callable[[Candidate], Problem], candidate: Candidate) -> Finding:
     try:
         problem = check(candidate)
     except Unsupported as reason:

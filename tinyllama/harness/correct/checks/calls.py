@@ -1,4 +1,4 @@
-"""Calls that follow each other: what a second one sees, and what a first one leaves behind."""
+"""Successive calls: what a first call leaves behind, and what a second one makes of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ REPEATS = {"cpu": 3, "cuda": 50}
 
 
 def fresh_contents(candidate: Candidate) -> Problem:
-    """New contents in the same tensors give new results, and leave the earlier ones alone: nothing
-    is kept by address, no output memory is handed out twice."""
+    """New contents in the same tensors give new results and do not change earlier ones: nothing is
+    cached by address, and no output memory is used twice."""
     case = candidate.smallest()
     if candidate.op.mutated:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
@@ -62,7 +62,7 @@ def _differing(
 
 
 def backward_twice(candidate: Candidate) -> Problem:
-    """The graph of one forward call gives the same gradients again: backward overwrites nothing
+    """A second backward through one graph gives the same gradients: backward overwrites nothing
     that was saved."""
     case = _differentiable(candidate)
     if candidate.provider.overwrites:
@@ -81,7 +81,7 @@ def scaled_upstream(candidate: Candidate) -> Problem:
 
 
 def two_consumers(candidate: Candidate) -> Problem:
-    """An upstream gradient that another operation uses too stays as it is."""
+    """Backward does not change an upstream gradient that another operation uses too."""
     case = _differentiable(candidate)
     graph = Graph(candidate, candidate.inputs(case))
     expected = graph.gradients()
@@ -99,14 +99,13 @@ def two_consumers(candidate: Candidate) -> Problem:
     for name, gradient in graph.upstream.items():
         if not same_bits(got.pop(name), gradient):
             return case, f"the gradient of {name} was changed for its other consumer"
-    wrong = list(_differing(expected, got))
-    return (
-        (case, f"other gradients beside a second consumer: {', '.join(wrong)}") if wrong else None
-    )
+    if wrong := list(_differing(expected, got)):
+        return case, f"other gradients beside a second consumer: {', '.join(wrong)}"
+    return None
 
 
 def determinism(candidate: Candidate) -> Problem:
-    """Equal inputs give equal bits, where the provider declares it."""
+    """Equal inputs give equal bits, on the device types for which the provider declares it."""
     case = candidate.smallest()
     kind = candidate.device.type
     if kind not in candidate.provider.deterministic:
@@ -122,7 +121,7 @@ def determinism(candidate: Candidate) -> Problem:
 
 
 def second_derivative(candidate: Candidate) -> Problem:
-    """A second derivative is right, or raises: one that is silently detached is neither."""
+    """A second derivative is right, or raises; silently detached ones fail."""
     case = _differentiable(candidate)
     declared = candidate.provider.double_backward
     inputs = candidate.inputs(case)
@@ -131,7 +130,7 @@ def second_derivative(candidate: Candidate) -> Problem:
     except RuntimeError as error:
         return (case, f"declared to have a second derivative: {error}") if declared else None
     if found is None:
-        return case, "first derivatives under create_graph are detached without a word"
+        return case, "first derivatives under create_graph are silently detached"
     if not declared:
         return case, "declared to have no second derivative, and gives one"
     right = _second(candidate, candidate.op["eager"].call, inputs.double())

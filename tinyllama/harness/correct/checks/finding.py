@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -11,18 +12,18 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.compare import SLACK, Comparison
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, evaluate
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, evaluate, shapes_of
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.op import Case, Op, Provider
 from tinyllama.harness.machine.device import cannot
 
 
 class Outcome(enum.Enum):
     """How a check ended.
 
-    PASSED. FAILED: a result is wrong, which the check names. CRASHED: the candidate raised
-    where it should not. UNSUPPORTED: the check cannot be made here, or the candidate says that it
-    does not cover it. BLOCKED: another check, which comes first, has failed already.
+    PASSED. FAILED: a result is wrong, and the message names it. CRASHED: the candidate raised an
+    error. UNSUPPORTED: the check cannot be made here, or the candidate does not claim to cover it.
+    BLOCKED: a check that comes before this one has failed.
     """
 
     PASSED = "passed"
@@ -38,7 +39,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer of one check. case: the smallest that shows it; message: what was seen."""
+    """The answer of one check. case: the smallest that shows the fault; message: what was seen."""
 
     check: str
     outcome: Outcome
@@ -46,20 +47,20 @@ class Finding:
     message: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """As plain data, the outcome by its word."""
+        """As plain data, with the outcome as a word."""
         return {**vars(self), "outcome": self.outcome.value}
 
 
-Problem = tuple[OpCase, str] | None  # the case that shows it, and what was seen
+Problem = tuple[OpCase, str] | None  # what a check finds: the case, and what was seen
 
 
 class Unsupported(Exception):  # noqa: N818 (an answer, not an error)
-    """Raised in a check: it cannot be made here, for this reason."""
+    """Raised by a check that cannot be made here; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A provider of an op on a device, whose inputs are drawn from a seed."""
+    """A provider of an op that is checked: on this device, with inputs from this seed."""
 
     op: Op
     provider: Provider
@@ -86,12 +87,10 @@ class Candidate:
 
     def covered(self) -> list[OpCase]:
         """The cases that the provider covers, plain ones from small to large, then varied ones."""
-        made = [
-            replace(case, provider=self.provider)
-            for case in op_cases([self.op], providers=["eager"])
-        ]
-        covered = [case for case in made if case.unsupported() is None]
-        return sorted(covered, key=lambda case: (case.varied, elements(self.op, case.case.dims)))
+        every = op_cases([self.op], providers=["eager"])
+        own = [replace(case, provider=self.provider) for case in every]
+        covered = [case for case in own if case.unsupported() is None]
+        return sorted(covered, key=lambda case: (case.varied, _elements(self.op, case.case)))
 
     def plain(self) -> list[OpCase]:
         return [case for case in self.covered() if not case.varied]
@@ -120,25 +119,17 @@ class Candidate:
 
     def missing(self) -> str | None:
         """Why the provider cannot run on the device; None when it can."""
-        return next(
-            filter(None, (cannot(need, self.device) for need in self.provider.requires)), None
-        )
+        reasons = (cannot(need, self.device) for need in self.provider.requires)
+        return next(filter(None, reasons), None)
 
 
-def elements(op: Op, dims: object) -> int:
-    """How many numbers the inputs of a case hold."""
-    assert isinstance(dims, dict)
-    total = 0
-    for declared in op.inputs.values():
-        size = 1
-        for axis in declared.axes:
-            value = dims[axis]
-            size *= sum(value) if isinstance(value, tuple) else value
-        total += size
-    return total
+def _elements(op: Op, case: Case) -> int:
+    """The number of elements of a case's inputs."""
+    shapes = [shape for declared in op.inputs.values() for shape in shapes_of(declared, case.dims)]
+    return sum(map(math.prod, shapes))
 
 
 def leaves(args: Leaves) -> Iterator[torch.Tensor]:
-    """The tensors among arguments, those of lists too."""
+    """The tensors among arguments, those in lists too."""
     for value in args.values():
         yield from value if isinstance(value, list) else [value]

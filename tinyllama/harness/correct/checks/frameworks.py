@@ -1,4 +1,4 @@
-"""What surrounds a call: autocast, the compiler, captured graphs, streams, an empty batch."""
+"""A call under autocast, compiled, captured, on another stream, or with an empty batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NARROW = torch.bfloat16
 
 
 def autocast(candidate: Candidate) -> Problem:
-    """Under autocast, outputs and gradients are as accurate as the reference's under it."""
+    """Under autocast, outputs and gradients are as accurate as the reference's under autocast."""
     if candidate.op.mutated:
         raise Unsupported("it works in place, which autocast leaves alone")
     case = candidate.smallest(torch.float32)
@@ -53,11 +53,11 @@ def _under_autocast(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Ten
 
 
 def compiled(candidate: Candidate) -> Problem:
-    """Under torch.compile, in one graph, results are as accurate as without; a custom op that is
+    """Compiled in one graph, results are as accurate as uncompiled ones; a custom op that is
     derived from the provider passes torch's own checks."""
     derived = candidate.provider.derived
     if candidate.op.mutated:
-        raise Unsupported("it works in place: a step that is compiled leaves it out")
+        raise Unsupported("it works in place, and no compiled step contains it")
     if derived is None and candidate.interpreted:
         raise Unsupported("the compiler traces a kernel's launch, which here is interpreted")
     case = candidate.smallest()
@@ -90,7 +90,7 @@ def compiled(candidate: Candidate) -> Problem:
 
 
 def captured(candidate: Candidate) -> Problem:
-    """A captured forward and backward, replayed on new contents, gives what a call gives."""
+    """A captured forward and backward, replayed on new contents, gives the results of a call."""
     if reason := cannot("capture", candidate.device):
         raise Unsupported(reason)
     if candidate.provider.waits:
@@ -122,7 +122,7 @@ def captured(candidate: Candidate) -> Problem:
 
 
 def side_stream(candidate: Candidate) -> Problem:
-    """A call on another stream waits for what was queued there before it, and for nothing else."""
+    """A call on another stream runs after the work that was queued there before it."""
     if reason := cannot("gpu", candidate.device):
         raise Unsupported(reason)
     if candidate.op.mutated:
@@ -146,14 +146,13 @@ def side_stream(candidate: Candidate) -> Problem:
 
 
 def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """A call and its gradients on tensors that stay where they are."""
-    again = Graph(
-        candidate,
-        Inputs(
-            {n: _detached(v) for n, v in static.args.items()}, dict(static.upstream), inputs.params
-        ),
-        prepare=lambda value: value,
-    )
+    """A call and its gradients on the tensors of ``static``, in place."""
+    detached = {
+        name: value.detach() if isinstance(value, torch.Tensor) else value
+        for name, value in static.args.items()
+    }
+    given = Inputs(detached, dict(static.upstream), inputs.params)
+    again = Graph(candidate, given, prepare=lambda value: value)
     gradients = again.gradients(lambda g: g) if candidate.op.differentiable else {}
     return {
         **{name: value.detach() for name, value in again.outputs.items()},
@@ -161,12 +160,8 @@ def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> dict[str, torch
     }
 
 
-def _detached(value: object) -> object:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
 def empty_batch(candidate: Candidate) -> Problem:
-    """No rows at all give what they give the reference: empty outputs, gradients of zero."""
+    """A batch of no rows gives the reference's results: empty outputs, gradients of zero."""
     case = candidate.smallest()
     axis = next(iter(candidate.op.inputs.values())).axes[0]
     if candidate.op.mutated or isinstance(case.case.dims[axis], tuple):

@@ -1,4 +1,4 @@
-"""One forward call of a candidate, whose gradients can be asked for again and again."""
+"""One forward call of a candidate, whose gradients can be computed any number of times."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Graph:
-    """outputs: by name; upstream: gradients of those that have one; args: the call's inputs.
+    """outputs: by name; upstream: the gradients that some of them get; args: the call's inputs.
 
-    prepare: makes what is given of each tensor of ``inputs``. within: a context for the call.
+    prepare: makes the argument of each input, a copy by default. within: a context for the call.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Graph:
     def gradients(
         self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
     ) -> dict[str, torch.Tensor]:
-        """Gradients by input name, for the upstream gradients as ``change`` makes them."""
+        """Gradients by input name; ``change`` is applied to each upstream gradient first."""
         found = torch.autograd.grad(
             [self.outputs[name] for name in self.upstream],
             [self.args[name] for name in self.op.differentiable],

@@ -1,7 +1,7 @@
-"""Accesses out of bounds, at canaries around every buffer: inputs, outputs and scratch.
+"""Accesses out of bounds, found by canaries around every buffer: inputs, outputs and scratch.
 
-A store is seen by what it leaves there. A load is seen where kernels are interpreted; it does no
-harm until the memory behind a buffer is nobody's.
+A store out of bounds changes a canary. A load is only seen where kernels are interpreted; it does
+no harm unless the memory beyond a buffer is not mapped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CANARY = 0xA5
 
 
 class OutOfBoundsError(AssertionError):
-    """An access to memory that is no tensor's; it was not made."""
+    """An access to memory that belongs to no tensor; it is refused."""
 
 
 class KnownMemory(TorchDispatchMode):
-    """While active, the memory of every tensor that an operator returns is known, and `watch` ends
-    an interpreted kernel that accesses any other: otherwise that may end the process.
+    """While active, notes the memory of every tensor that an operator takes or returns. `watch`
+    refuses any other access of an interpreted kernel, which could end the process.
 
-    strays: the accesses that it found.
+    strays: the accesses that were refused.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class KnownMemory(TorchDispatchMode):
             self._sorted = None
 
     def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> None:
-        """Raises OutOfBoundsError for an access to memory that is not known."""
+        """Raises OutOfBoundsError for an access to memory that belongs to no known tensor."""
         if self._sorted is None:
             starts = np.array(sorted(self._known), dtype=np.uint64)
             ends = np.array([self._known[int(start)] for start in starts], dtype=np.uint64)
@@ -74,7 +74,7 @@ class KnownMemory(TorchDispatchMode):
 
 
 class GuardedMemory(KnownMemory):
-    """While active, every uninitialised tensor asked for in Python lies between canaries."""
+    """While active, every uninitialised tensor that Python allocates lies between canaries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class GuardedMemory(KnownMemory):
 
 @contextlib.contextmanager
 def watched(watch: Callable[..., None]) -> Iterator[None]:
-    """Have a function told of every access of an interpreted kernel meanwhile."""
+    """Meanwhile, call a function for every access of an interpreted kernel."""
     from tinyllama.harness.kernels import interpreter
 
     interpreter.WATCHERS.append(watch)
@@ -134,8 +134,8 @@ def watched(watch: Callable[..., None]) -> Iterator[None]:
 
 
 def out_of_bounds(candidate: Candidate) -> Problem:
-    """No kernel accesses what lies beyond its buffers, in any plain case, forward or backward."""
-    candidate.smallest()  # there is one, or nothing would have been checked
+    """No kernel accesses memory beyond its buffers, in any plain case, forward or backward."""
+    candidate.smallest()  # raises where no case is covered: nothing would be checked
     for case in candidate.plain():
         guards = GuardedMemory()
 
@@ -153,7 +153,7 @@ def out_of_bounds(candidate: Candidate) -> Problem:
                     graph.gradients(guards.guarded)
                 synchronize(candidate.device)
         except Exception:
-            if not guards.strays:  # else what it led to says less
+            if not guards.strays:  # where there is one, it says more than the error it led to
                 raise
         if broken := guards.broken():
             return case, broken[0] + (f", and {len(broken) - 1} more" if len(broken) > 1 else "")

@@ -1,9 +1,8 @@
-"""Checks in a process of their own: a store out of bounds ends that process, and is a finding."""
+"""Checks in a process of their own: what ends that process is a finding, and the rest goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from tinyllama.harness.machine.worker import Worker, WorkerError
 
 
 class Checks:
-    """In the worker: what a file declares, and the checks on it."""
+    """In the worker: the providers that a file declares, and the checks on them."""
 
     def __init__(self, package: str, file: str, device: str, seed: int) -> None:
         ops = discover(package)
@@ -29,8 +28,8 @@ class Checks:
     def providers(self) -> list[str]:
         return list(self.candidates)
 
-    def findings(self, provider: str, only: list[str], right: bool) -> list[dict[str, Any]]:
-        return [one.as_dict() for one in run(self.candidates[provider], only, right=right)]
+    def findings(self, provider: str, only: list[str], right: bool) -> list[Finding]:
+        return list(run(self.candidates[provider], only, right=right))
 
 
 def check_file(
@@ -38,7 +37,7 @@ def check_file(
 ) -> Iterator[tuple[str, list[Finding]]]:
     """Each provider that a file declares, and the findings of these checks on it.
 
-    package: of the ops that the file may register providers on.
+    package: has the ops on which the file may register providers.
     Raises WorkerError when the file cannot be loaded.
     """
     together = [name for name in only if name in accuracy.NAMES]
@@ -51,11 +50,8 @@ def check_file(
             for names in groups:
                 right = all(one.outcome.good for one in found if one.check in accuracy.PLAIN)
                 try:
-                    answer = worker.call("checks", "findings", provider, names, right)
-                    found += [
-                        Finding(**{**one, "outcome": Outcome(one["outcome"])}) for one in answer
-                    ]
-                except WorkerError as error:  # the process ended: the next check gets another
+                    found += worker.call("checks", "findings", provider, names, right)
+                except WorkerError as error:  # the process ended: the next check gets a new one
                     found += [Finding(name, Outcome.CRASHED, message=str(error)) for name in names]
                     worker.close()
                     worker = _started(package, file, device, seed)
@@ -68,8 +64,8 @@ def check_file(
 def _started(package: str, file: str, device: str, seed: int) -> Worker:
     worker = Worker("check", preload=[package])
     try:
-        where: dict[str, Any] = dict(package=package, file=file, device=device, seed=seed)
-        worker.make("checks", f"{__name__}:Checks", **where)
+        factory = f"{__name__}:Checks"
+        worker.make("checks", factory, package=package, file=file, device=device, seed=seed)
     except WorkerError:
         worker.close()
         raise
