@@ -1,12 +1,12 @@
-"""The operations that kernels execute, as the GPU's counters count them, beside those declared.
+"""The operations that kernels execute, by the GPU's counters, beside those that ops declare.
 
     python -m tools.count_flops [--only attention,rope] [--record] [--results-dir DIR]
 
 Each Triton provider makes one call, forward and backward, on its op's largest timed case under
-Nsight Compute. What is executed and not declared is done twice, or done for a result that nobody
-reads: tiles above a causal diagonal, products made again in backward. First a product of known
-size shows that the counters count. Exit status: 0 counted and no more than the last record of this
-device, 1 more than that, 2 no such tool, no GPU, or counters that this user may not read.
+Nsight Compute. Operations beyond those declared are done twice, or for a result that is not used:
+tiles above a causal diagonal, products recomputed in backward. First a product of known size shows
+that the counters count. Exit status: 0 counted and no more than the last record of this device, 1
+more than that, 2 no such tool, no GPU, or counters that this user may not read.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,15 +27,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tinyllama.harness.machine.device import cannot, default_device, device_name
+from tinyllama.harness.machine.device import default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.measure.op_contender import OpContender, Timed, timed_dtype
 from tinyllama.harness.records.results import Record, folder, load, new_record, save
 from tinyllama.ops import OPS
+from tools import cuda_tools
+from tools.cuda_tools import SECONDS, ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP, KIND = "flops", "flops"
-SECONDS = 1800.0
 # Operations of matrix units; multiply and add are two (Nsight Compute, `--query-metrics` of GH100).
 MATRIX = tuple(
     f"sm__ops_path_tensor_src_{kind}.sum"
@@ -49,9 +48,9 @@ SCALAR = {
     "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": 1,
     "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum": 1,
 }
-KNOWN = 2048  # a product of so many rows and columns
-CLOSE = 0.01  # how far its count may be from 2 n^3, and that of a provider above the record
-BETWEEN = "spin_kernel"  # of torch.cuda._sleep: it parts what is counted
+KNOWN = 2048  # rows and columns of the product of known size
+CLOSE = 0.01  # how far its count may be from 2 n^3, and a provider's count above the record
+SEPARATOR = "spin_kernel"  # of torch.cuda._sleep: it begins each call
 
 
 @dataclass(frozen=True)
@@ -62,39 +61,32 @@ class Count:
     scalar: float = 0.0
 
 
-class CountError(RuntimeError):
-    """Counts that cannot be had, or are none."""
+class CountError(ToolError):
+    """Counters that give no counts, or invalid ones."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--only", default="", metavar="OP,OP", help="only these ops")
-    parser.add_argument("--record", action="store_true", help="store what was counted")
+    parser = cuda_tools.parser(__doc__)
+    parser.add_argument("--record", action="store_true", help="store the counts")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    names = [name for name in args.only.split(",") if name] or list(OPS)
-    if unknown := [name for name in names if name not in OPS]:
-        return _say(f"--only {unknown[0]!r} is no op: use some of {', '.join(OPS)}")
-    cases = [_case(name) for name in names if "triton" in OPS[name].providers]
-    if not cases:
-        return _say(f"--only {args.only!r}: none of these has a Triton provider")
-    if args.inside:
-        _run(cases)
-        return 0
-    profiler = shutil.which("ncu")
-    if profiler is None:
-        return _say("ncu is not on the PATH: it comes with the CUDA toolkit")
-    device = default_device()
-    if reason := cannot("gpu", device):
-        return _say(reason)
     try:
+        names = cuda_tools.op_names(args.only)
+        cases = [_case(name) for name in names if "triton" in OPS[name].providers]
+        if not cases:
+            raise ToolError(f"--only {args.only!r}: none of these has a Triton provider")
+        if args.inside:
+            _run(cases)
+            return 0
+        profiler, device = cuda_tools.program("ncu"), default_device()
         if args.record:
             check_results_dir(args.results_dir)
         last = _last(args.results_dir, device_name(device))
         counts = _counted(profiler, names, len(cases))
-    except (CountError, ValueError) as error:
-        return _say(str(error))
+    except (ToolError, ValueError) as error:
+        print(f"count_flops: {error}", file=sys.stderr)
+        return 2
     record = new_record(device, GROUP)
     record.entries = [_entry(case, count) for case, count in zip(cases, counts, strict=True)]
     record.complete = len(names) == len(OPS)
@@ -107,11 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if more else 0
 
 
-def _say(text: str) -> int:
-    print(f"count_flops: {text}", file=sys.stderr)
-    return 2
-
-
 def _case(name: str) -> Timed:
     return Timed(name, "triton", len(OPS[name].timed) - 1, timed_dtype(OPS[name], "bf16"))
 
@@ -120,7 +107,7 @@ def _case(name: str) -> Timed:
 
 
 class _Once(OpContender):
-    """A call, and nothing else, while the profiler looks."""
+    """A contender of which the profiler sees one call, and nothing else."""
 
     def counted(self) -> None:
         self.run_once()
@@ -148,22 +135,16 @@ def _run(cases: Sequence[Timed]) -> None:
         _Once(case, "cuda", "tinyllama.ops").counted()
 
 
-# -- what it counted ----------------------------------------------------------------------------
+# -- its counts ---------------------------------------------------------------------------------
 
 
 def _counted(profiler: str, names: Sequence[str], number: int) -> list[Count]:
     """A count of each case. Raises CountError."""
-    # fmt: off
-    command = [
-        profiler, "--clock-control", "none", "--profile-from-start", "off", "--csv",
-        "--metrics", ",".join([*MATRIX, *SCALAR]),
-        sys.executable, "-m", "tools.count_flops", "--inside", "--only", ",".join(names),
-    ]
-    # fmt: on
+    command = [profiler, "--clock-control", "none", "--profile-from-start", "off", "--csv"]
+    command += ["--metrics", ",".join([*MATRIX, *SCALAR])]
+    command += [sys.executable, "-m", "tools.count_flops", "--inside", "--only", ",".join(names)]
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=SECONDS
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise CountError(f"no end after {SECONDS:.0f} s") from error
     if done.returncode != 0:
@@ -178,9 +159,9 @@ def _counted(profiler: str, names: Sequence[str], number: int) -> list[Count]:
 
 
 def parsed(output: str) -> list[Count]:
-    """The counts of what was profiled, in order: a spin kernel begins each.
+    """The counts of the profiled calls, in order; a spin kernel begins each.
 
-    Raises CountError where ncu gave no number, or no line at all.
+    Raises CountError where ncu printed a value that is no number, or no value at all.
     """
     lines = output.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -190,7 +171,7 @@ def parsed(output: str) -> list[Count]:
     found: list[list[float]] = []
     seen = None
     for row in csv.DictReader(line for line in lines[start:] if line.startswith('"')):
-        if BETWEEN in row["Kernel Name"]:
+        if SEPARATOR in row["Kernel Name"]:
             if row["ID"] != seen:
                 found.append([0.0, 0.0])
             seen = row["ID"]
@@ -223,14 +204,14 @@ def _entry(timed: Timed, count: Count) -> dict[str, Any]:
 
 
 def _last(results: Path, device: str) -> Record | None:
-    """The last record of this device that counted every op."""
+    """The last record of this device that has every op."""
     found = [load(path) for path in sorted(folder(results, device).glob(f"*-{GROUP}*.json"))]
     whole = [record for record in found if record.group == GROUP and record.complete]
     return max(whole, key=lambda record: record.date, default=None)
 
 
 def above(record: Record, last: Record | None) -> list[str]:
-    """What executes more than it did, by a hundredth or more."""
+    """The counts that are above those of the last record by more than a hundredth."""
     before = last.by_name if last else {}
     lines = []
     for entry in record.entries:
@@ -249,7 +230,7 @@ def _show(record: Record) -> None:
 
 
 def rows(record: Record) -> list[tuple[str, ...]]:
-    """In words; the share is of the declared operations, of matrix units where there are any."""
+    """The cells of a table. The share is executed / declared, of matrix units if they are used."""
     found = []
     for e in record.entries:
         executed = e["matrix_flops"] or e["scalar_flops"]

@@ -72,13 +72,13 @@ def test_the_one_in_force_is_timed_in_full_however_slow_at_first(
     others = [Config(BLOCK=2**power, num_warps=8) for power in range(SURVIVORS + 2)]
     seconds = {OLD: 1.0, **{one: 0.5 + i / 100 for i, one in enumerate(others)}}
     space: Any = SimpleNamespace(configs=lambda **key: others, force=lambda *a, **k: nullcontext())
-    case: Any = SimpleNamespace(op=None, provider=SimpleNamespace(call=None))
-    nothing: Any = None
+    case = SimpleNamespace(op=None, provider=SimpleNamespace(call=None))
+    subject: Any = SimpleNamespace(case=case, inputs=None, results={})
     monkeypatch.setattr(tuning, "evaluate", lambda *args: {})
     monkeypatch.setattr(tuning, "launched", lambda: nullcontext([]))
     monkeypatch.setattr(tuning, "_timed", lambda _, key, config, *rest: lambda: seconds[config])
     one = found({})
-    tuning._search(space, one.key, one, case, nothing, {})
+    tuning._search(space, one, subject)
     assert set(one.seconds) == {OLD, *others[:SURVIVORS]}
     assert one.best == others[0]
     assert one.gain == pytest.approx(2.0)

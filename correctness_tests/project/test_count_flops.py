@@ -1,4 +1,4 @@
-"""`tools/count_flops.py`: all that the counters said is read, and nothing counted is no success."""
+"""`tools/count_flops.py`: every count is read, and counters that do not count are no success."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records.results import folder, new_record, save
 from tinyllama.ops import OPS
-from tools import count_flops
+from tools import count_flops, cuda_tools, sanitize
 from tools.count_flops import KNOWN, MATRIX, SCALAR, Count, CountError, above, parsed
 
 HEAD = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
@@ -47,15 +47,12 @@ def test_operations_of_each_call_are_added_up_over_its_kernels() -> None:
 
 
 @pytest.mark.parametrize("value", ["n/a", "", "nan"])
-def test_what_is_no_number_is_an_error(value: str) -> None:
+def test_invalid_counts_are_an_error(value: str) -> None:
     text = lines(("spin_kernel", {}), ("gemm", {PRODUCT: value}))
     with pytest.raises(CountError, match=f"{PRODUCT} of gemm is '{value}'"):
         parsed(text)
-
-
-def test_a_kernel_before_the_first_call_is_an_error() -> None:
     with pytest.raises(CountError, match="of gemm"):
-        parsed(lines(("gemm", {PRODUCT: 1})))
+        parsed(lines(("gemm", {PRODUCT: 1})))  # a kernel before the first call
 
 
 def test_counters_that_this_user_may_not_read_are_said() -> None:
@@ -74,8 +71,8 @@ RIGHT = {PRODUCT: 2 * KNOWN**3}
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs the command on a GPU that executes so much; returns its status."""
-    monkeypatch.setattr(count_flops.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(count_flops, "cannot", lambda need, device: None)
+    monkeypatch.setattr(cuda_tools.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(cuda_tools, "cannot", lambda need, device: None)
 
     process = subprocess.run
 
@@ -151,16 +148,25 @@ def test_a_profiler_that_does_not_end_is_no_success(
     assert "no end after 1800 s" in capsys.readouterr().err
 
 
-def test_without_the_tool_or_a_gpu_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("tool", "name"), [(count_flops, "ncu"), (sanitize, "compute-sanitizer")])
+def test_what_cannot_be_done_here_is_status_2_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tool: Any, name: str
 ) -> None:
-    monkeypatch.setattr(count_flops.shutil, "which", lambda name: None)
-    assert count_flops.main([]) == 2
-    assert "ncu is not on the PATH" in capsys.readouterr().err
-    monkeypatch.setattr(count_flops.shutil, "which", lambda name: "/bin/ncu")
-    monkeypatch.setattr(count_flops, "default_device", lambda: torch.device("cpu"))
-    assert count_flops.main([]) == 2
-    assert "no GPU" in capsys.readouterr().err
+    def error(*args: str) -> str:
+        assert tool.main(args) == 2
+        return capsys.readouterr().err
+
+    assert "'nope' is no op" in error("--only", "rope,nope")
+    monkeypatch.setattr(cuda_tools.shutil, "which", lambda name: None)
+    assert f"{name} is not on the PATH" in error()
+    monkeypatch.setattr(cuda_tools.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(cuda_tools, "default_device", lambda: torch.device("cpu"))
+    assert "no GPU" in error()
+
+
+def test_ops_without_kernels_cannot_be_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert count_flops.main(["--only", "qkv"]) == 2
+    assert "none of these has a Triton" in capsys.readouterr().err
 
 
 def test_where_nothing_can_be_stored_or_read_nothing_is_counted(
@@ -182,16 +188,6 @@ def test_where_nothing_can_be_stored_or_read_nothing_is_counted(
     stale.write_text("{}")
     assert count_flops.main(["--results-dir", str(tmp_path)]) == 2
     assert stale.name in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("only", "message"), [("rope,nope", "'nope' is no op"), ("qkv", "none of these has a Triton")]
-)
-def test_ops_that_cannot_be_counted_are_named(
-    only: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert count_flops.main(["--only", only]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_the_share_is_of_what_is_declared(tmp_path: Path) -> None:

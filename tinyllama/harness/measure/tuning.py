@@ -1,13 +1,13 @@
-"""Searching configurations on a device: each one right, all by turns, the fastest kept.
+"""A search for the fastest configuration of each kernel of a case, on a device.
 
-For one case of one provider: note which keys of which spaces it asks for; then, space by space,
-force each configuration in turn, hold its results to the same rule as any other, and time
-forward and backward on the device's clock with cold caches, all configurations by turns. A
-configuration that does not compile or is not right is left out, and named.
+For one case of one provider: note which keys of which spaces it asks for; then, for each key,
+force each configuration, compare its results with those of the one in force, and time forward and
+backward on the device's clock with cold caches, the configurations alternately. A configuration
+that does not compile, or whose results differ, is named and not timed.
 
-A choice must beat the one that is in force by more than `MARGIN`, or that one stays: tables do not
-change with the noise. Among those that are as fast within it, one that spills fewer registers is
-preferred: another compiler may spill more.
+The configuration in force stays unless another one is faster by more than `MARGIN`, so that tables
+do not change with the noise. Of those that are as fast within the margin, one that spills fewer
+registers is chosen: another compiler may spill more.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked, key_text
 from tinyllama.harness.kernels.launch import launched
 from tinyllama.harness.measure.cache import Flush
@@ -31,16 +32,16 @@ from tinyllama.harness.measure.clock import Clock, queue_of
 from tinyllama.harness.measure.op_contender import ops_of
 from tinyllama.harness.measure.rounds import interleaved
 
-SIEVE = 8  # units of the dtype that two configurations may differ by, over the tensor
+SIEVE = 8  # units of the dtype by which the results of two configurations may differ
 MARGIN = 0.01
 ROUNDS = 10
-SURVIVORS = 6  # of a quick first look, that are timed in full
+SURVIVORS = 6  # the fastest in one reading; only these are timed in full
 
 
 @dataclass
 class Search:
-    """What a search of one key found: by configuration its seconds and what its kernels spill
-    (registers of all kernels of the call, of which one kind is searched), and what went wrong."""
+    """What a search of one key found, by configuration: seconds; registers that the kernels of the
+    call spill; and why it was not timed."""
 
     space: str
     key: dict[str, Key]
@@ -51,8 +52,8 @@ class Search:
 
     @property
     def best(self) -> Config:
-        """Of those as fast as the fastest within the margin: what spills least, then the one in
-        force, then the fastest."""
+        """Of those as fast as the fastest within the margin: the one that spills least, then the
+        one in force, then the fastest."""
         limit = min(self.seconds.values(), default=0.0) * (1 + MARGIN)
         return min(
             (config for config, seconds in self.seconds.items() if seconds <= limit),
@@ -62,96 +63,114 @@ class Search:
 
     @property
     def gain(self) -> float:
-        """How many times faster the best is than the one in force before."""
+        """How many times faster the best is than the one that was in force."""
         if not {self.before, self.best} <= set(self.seconds):
             return 1.0
         return self.seconds[self.before] / self.seconds[self.best]
+
+
+class _Compilation(NamedTuple):
+    """A configuration to compile, as another process can read it."""
+
+    package: str
+    device: str
+    precision: str  # of float32 products
+    op: str
+    provider: str
+    case: str
+    dtype: torch.dtype
+    space: str
+    key: dict[str, Key]
+    config: Config
 
 
 def compiled_ahead(
     package: str, cases: Sequence[OpCase], device: torch.device, workers: int
 ) -> None:
     """Compile every configuration that `search` will try, several at a time, into triton's
-    cache on disk; one that fails here fails again in the search, which says why."""
-    tasks: list[tuple[Any, ...]] = []
+    cache on disk. One that fails here fails again in the search, which gives the reason."""
     precision = torch.get_float32_matmul_precision()
-    for case in cases:
-        for (name, _), key in _keys(case, device).items():
-            where = (case.op.name, case.provider.name, str(case.case), case.dtype)
-            tasks += [
-                (package, str(device), precision, *where, name, key, config)
-                for config in SPACES[name].configs(**key)
-            ]
+    tasks = [
+        _Compilation(
+            package,
+            str(device),
+            precision,
+            case.op.name,
+            case.provider.name,
+            str(case.case),
+            case.dtype,
+            space,
+            key,
+            config,
+        )
+        for case in cases
+        for (space, _), key in _Subject.of(case, device).keys.items()
+        for config in SPACES[space].configs(**key)
+    ]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, spawn) as pool:
         list(pool.map(_compile, tasks))
 
 
-def _compile(task: tuple[Any, ...]) -> None:
-    package, device, precision, op, provider, shape, dtype, space, key, config = task
-    torch.set_float32_matmul_precision(precision)
-    declared = ops_of(package, ())[op]
-    case = next(case for case in declared.timed if str(case) == shape)
-    with contextlib.suppress(Exception), SPACES[space].force(config, **key):
-        evaluate(
-            declared,
-            declared[provider].call,
-            _inputs(OpCase(declared, declared[provider], case, dtype), torch.device(device)),
-        )
+def _compile(task: _Compilation) -> None:
+    torch.set_float32_matmul_precision(task.precision)
+    op = ops_of(task.package, ())[task.op]
+    case = next(case for case in op.timed if str(case) == task.case)
+    subject = OpCase(op, op[task.provider], case, task.dtype)
+    with contextlib.suppress(Exception), SPACES[task.space].force(task.config, **task.key):
+        _Subject.of(subject, torch.device(task.device))
 
 
-def _inputs(case: OpCase, device: torch.device) -> Inputs:
-    return make_inputs(case.op, case.case, case.dtype, device, drawn_on=device)
+class _Subject(NamedTuple):
+    """A case whose configurations are searched: inputs, results in the configurations in force, and
+    the keys of the spaces that it asks for, by space and key."""
 
+    case: OpCase
+    inputs: Inputs
+    results: dict[str, torch.Tensor]
+    keys: dict[tuple[str, str], dict[str, Key]]
 
-def _keys(case: OpCase, device: torch.device) -> dict[tuple[str, str], dict[str, Key]]:
-    """What a case asks for, found by running it."""
-    with asked() as pairs:
-        evaluate(case.op, case.provider.call, _inputs(case, device))
-    return pairs
+    @classmethod
+    def of(cls, case: OpCase, device: torch.device) -> _Subject:
+        inputs = make_inputs(case.op, case.case, case.dtype, device, drawn_on=device)
+        with asked() as keys:
+            return cls(case, inputs, evaluate(case.op, case.provider.call, inputs), keys)
 
 
 def search(case: OpCase, device: torch.device) -> Iterator[Search]:
     """Search every key that a case asks for; each choice is in force for those after it."""
-    inputs = _inputs(case, device)
-    with asked() as pairs:
-        expected = evaluate(case.op, case.provider.call, inputs)
-    for (name, _), key in pairs.items():
+    subject = _Subject.of(case, device)
+    for (name, _), key in subject.keys.items():
         space = SPACES[name]
         found = Search(name, key, space.choose(device, **key))
-        _search(space, key, found, case, inputs, expected)
+        _search(space, found, subject)
         space.forced[key_text(key)] = found.best
         yield found
 
 
-def _search(
-    space: Space,
-    key: dict[str, Key],
-    found: Search,
-    case: OpCase,
-    inputs: Inputs,
-    expected: dict[str, torch.Tensor],
-) -> None:
+def _search(space: Space, found: Search, subject: _Subject) -> None:
+    """Try each configuration of a space for the key of ``found``, and note there how it did."""
+    case, key = subject.case, found.key
     calls = {}
     for config in dict.fromkeys([found.before, *space.configs(**key)]):
         try:
             with space.force(config, **key), launched() as kernels:
-                results = evaluate(case.op, case.provider.call, inputs)
-            _assert_close(results, expected)
+                results = evaluate(case.op, case.provider.call, subject.inputs)
+            _assert_close(results, subject.results)
             found.spilled[config] = sum(one.kernel.n_spills for one in kernels)
-            calls[config] = _timed(space, key, config, case, inputs)
+            calls[config] = _timed(space, key, config, subject)
         except Exception as error:  # a configuration that cannot be compiled, launched or trusted
             found.failed[config] = f"{type(error).__name__}: {error}".splitlines()[0][:120]
     quick = {config: call() for config, call in calls.items()}
-    kept = sorted(quick, key=quick.__getitem__)[:SURVIVORS]
-    if found.before in quick and found.before not in kept:
-        kept.append(found.before)
-    seconds = interleaved({str(config): calls[config] for config in kept}, ROUNDS)
-    found.seconds = {config: statistics.median(seconds[str(config)]) for config in kept}
+    chosen = sorted(quick, key=quick.__getitem__)[:SURVIVORS]
+    if found.before in quick and found.before not in chosen:
+        chosen.append(found.before)
+    seconds = interleaved({str(config): calls[config] for config in chosen}, ROUNDS)
+    found.seconds = {config: statistics.median(seconds[str(config)]) for config in chosen}
 
 
 def _assert_close(results: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """A sieve only: `test_compiled` and the suite hold the chosen one to the full rule."""
+    """A coarse test: `test_compiled` and the suite apply the full rule to the chosen one."""
     tf32 = torch.get_float32_matmul_precision() != "highest"
     for name, value in expected.items():
         rounded = tf32 and value.dtype is torch.float32
@@ -162,9 +181,10 @@ def _assert_close(results: dict[str, torch.Tensor], expected: dict[str, torch.Te
 
 
 def _timed(
-    space: Space, key: dict[str, Key], config: Config, case: OpCase, inputs: Inputs
+    space: Space, key: dict[str, Key], config: Config, subject: _Subject
 ) -> Callable[[], float]:
     """Device seconds of one cold forward and backward in this configuration."""
+    case, inputs = subject.case, subject.inputs
     device = next(t for t in inputs.args.values() if isinstance(t, torch.Tensor)).device
     clock, flush = Clock(queue_of(device)), Flush(device)
     op = case.op
@@ -174,8 +194,7 @@ def _timed(
     def call() -> None:
         outputs = case.provider.call(*args.values(), **inputs.params)
         if op.differentiable:
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            torch.autograd.grad(outputs, wanted, list(inputs.upstream.values()))
+            torch.autograd.grad(several(outputs), wanted, list(inputs.upstream.values()))
 
     def one() -> float:
         with space.force(config, **key):
@@ -185,7 +204,7 @@ def _timed(
 
 
 def merged(stored: dict[str, Any], found: Iterable[Search]) -> dict[str, Any]:
-    """The spaces of a chip's table with the choices of searches; others keep theirs."""
+    """The spaces of a chip's table with the choices of searches; other choices stay."""
     spaces = {name: dict(entries) for name, entries in stored.items()}
     for one in found:
         spaces.setdefault(one.space, {})[key_text(one.key)] = one.best.kwargs()
