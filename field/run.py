@@ -2,10 +2,10 @@
 
     python -m field.run [--cache FOLDER]
 
-Releases are installed from the package index, each into a folder of its own in the cache; nothing
-is installed where python looks by itself. Writes results/field.json and the table of docs/FIELD.md.
-Exit status 1 when a check that a case names holds in the release with the bug, or anything but
-what `cases.toml` knows of fails in the one without.
+Releases are installed from the package index, each into a folder of its own in the cache, and not
+into python's own folders. Writes results/field.json and the table of docs/FIELD.md. Exit status 1
+when a check that a case names passes in the release with the bug, or when a check fails in the one
+without it that `cases.toml` does not list.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "field" / "cases.toml"
 RECORD = ROOT / "results" / "field.json"
-PAGE = ROOT / "docs" / "FIELD.md"
-MARKS = ("<!-- table -->\n", "<!-- end of the table -->")
 FOLDERS = {"liger-kernel": "liger", "fla-core": "fla"}  # library -> adapters, and their provider
 MODULES = {"liger-kernel": "liger_kernel", "fla-core": "fla"}
 NEEDED = {"fla-core": ("einops==0.8.2",)}  # beside torch and triton, which are there
@@ -44,7 +42,7 @@ Findings = dict[str, str]  # check -> what was seen, of those that fail
 
 @dataclass(frozen=True)
 class Case:
-    """A bug: the release that has it, the one that does not (None: there is none yet)."""
+    """A bug: the release that has it, and the one that does not (None: there is none yet)."""
 
     library: str
     issue: int
@@ -57,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Known:
-    """What fails beside the bugs, and whether the library or the harness is wrong there."""
+    """A check that fails besides the bugs, and whose fault that is: library or harness."""
 
     check: str
     whose: str
@@ -66,7 +64,7 @@ class Known:
 
 
 def declared() -> tuple[list[Case], list[Known], dict[str, str]]:
-    """The bugs, what else is known to fail, and the newest release by library."""
+    """The bugs, the other known failures, and the newest release by library."""
     data = tomllib.loads(CASES.read_text(encoding="utf-8"))
     cases = [Case(**{**one, "found_by": tuple(one["found_by"])}) for one in data["case"]]
     known = [Known(**{**one, "ops": tuple(one["ops"])}) for one in data["known"]]
@@ -82,7 +80,7 @@ def installed(library: str, release: str, cache: Path) -> Path:
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
             packages = [f"{library}=={release}", *NEEDED.get(library, ())]
             subprocess.run([*pip, "--target", target, *packages], check=True)
-            # Early releases are namespace packages: one installed beside python would go first.
+            # Early releases are namespace packages: a release in python's own folders would win.
             (target / MODULES[library] / "__init__.py").touch()
             target.rename(folder)
     return folder
@@ -106,7 +104,7 @@ def findings(library: str, op: str, folder: Path) -> Findings:
             raise RuntimeError(f"{adapter} on {folder.name}: {done.stdout}{done.stderr}")
         found = json.loads(out.read_text(encoding="utf-8"))
     if wrong := _failing(found.get(f"{op}-eager", [])):
-        raise RuntimeError(f"the reference of {op} fails {', '.join(wrong)}: mend {adapter}")
+        raise RuntimeError(f"the reference of {op} fails {', '.join(wrong)}: fix {adapter}")
     return _failing(found[f"{op}-{FOLDERS[library]}"])
 
 
@@ -117,7 +115,7 @@ def _failing(checks: list[dict[str, str]]) -> Findings:
 
 
 def verdicts(case: Case, found: Mapping[str, Findings], known: list[Known]) -> list[str]:
-    """What is not as declared for a case. found: by release."""
+    """How a case differs from its declaration. found: by release."""
     wrong = [
         f"{case.op} {case.buggy}: {check} does not find the bug"
         for check in case.found_by
@@ -130,8 +128,9 @@ def verdicts(case: Case, found: Mapping[str, Findings], known: list[Known]) -> l
     return wrong
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """The Markdown of a record: versions, and a row for each case."""
+def table() -> str:
+    """The Markdown of the record: versions, and a row for each case."""
+    record = recorded()
     made = ", ".join(f"{name} {what}" for name, what in record["made_with"].items())
     lines = [
         f"{record['date']}, {made}.",
@@ -140,30 +139,21 @@ def table(record: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in record["cases"]:
-
-        def cell(role: str, one: Mapping[str, Any] = one) -> str:
-            if one[role] is None:
-                return "none"
-            failing = one["found"][one[role]]
-            return f"{one[role]}: {', '.join(failing) or 'nothing'}"
-
         cells = [f"{one['library']} {one['issue']}", one["op"], one["bug"]]
-        lines.append(f"| {' | '.join([*cells, *map(cell, ('buggy', 'fixed', 'newest'))])} |")
-    return "\n".join(lines) + "\n"
-
-
-def page_with(text: str, made: str) -> str:
-    """A page with its generated part replaced."""
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    return before + MARKS[0] + made + MARKS[1] + after
+        for release in (one["buggy"], one["fixed"], one["newest"]):
+            failing = ", ".join(one["found"].get(release, ())) or "nothing"
+            cells.append(f"{release}: {failing}" if release else "none")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m field.run", description=__doc__)
     default = Path.home() / ".cache" / "tinyllama-field"
     parser.add_argument("--cache", type=Path, default=default, help="of releases")
-    parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as recorded")
+    parser.add_argument(
+        "--ops", default="", help="A,B: only these; other rows stay as they are"
+    )
     args = parser.parse_args()
     args.cache.mkdir(parents=True, exist_ok=True)
     cases, known, newest = declared()
@@ -182,24 +172,24 @@ def main() -> int:
         wrong += verdicts(case, found, known)
         rows[case.op] = {**vars(case), "newest": newest[case.library], "found": found}
         write([rows[one.op] for one in cases if one.op in rows])
+    subprocess.run([sys.executable, "-m", "tools.generate_docs"], cwd=ROOT, check=True)
     for line in wrong:
         print(f"not as declared: {line}")
     return 1 if wrong else 0
 
 
 def recorded() -> dict[str, Any]:
-    """What the last run wrote."""
+    """The record of the last run."""
     record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
     return record
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    """The record of these rows, and the page's table of it."""
+    """Write the record of these rows."""
     versions = {"python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "triton")}
     record = {"date": date.today().isoformat(), "made_with": versions, "cases": rows}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), table(record)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import field.run
 from tools import (
     bar_tables,
     gate_tables,
@@ -56,6 +57,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "tried": gate_tables.tried,
     "validation": gate_tables.validation,
     "mutants": mutant_record.table,
+    "field": field.run.table,
 }
 
 

@@ -1,4 +1,4 @@
-"""The record of released bugs agrees with its cases and its page; ``field.run`` can fail."""
+"""The record of released bugs agrees with its cases; ``field.run`` can fail."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def test_the_record_is_of_these_cases_and_they_hold_in_it() -> None:
         declared = json.loads(json.dumps(vars(case)))
         assert {name: row[name] for name in declared} == declared
         assert field.verdicts(case, row["found"], KNOWN) == []
-
-
-def test_the_page_holds_the_table_of_the_record() -> None:
-    page = field.PAGE.read_text(encoding="utf-8")
-    assert field.page_with(page, field.table(RECORD)) == page
 
 
 def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_told() -> None:

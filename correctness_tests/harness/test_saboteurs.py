@@ -1,36 +1,25 @@
-"""The checks catch what they claim to catch: right implementations, changed in one thing.
+"""The checks find what they claim to find: right implementations, changed in one thing.
 
 Each saboteur must be found by a check that it names, in a result that it names; one that only
-raises is not found. Where that is possible it is tried as the reference too, which code that is
-not ours must then contradict.
+raises is not found. Where that is possible it is tried as the reference too, which independent code
+must then contradict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from correctness_tests.ops.test_references import disagreements
-from correctness_tests.support.op_saboteurs import of_ops
-from correctness_tests.support.saboteurs import EAGER, Saboteur, of_calling, of_values
+from correctness_tests.support.saboteurs import EAGER, Saboteur, everyone
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, run
 from tinyllama.harness.correct.checks.calls import REPEATS
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
-
-
-def everyone() -> Iterator[Saboteur]:
-    yield from of_ops()
-    for op in OPS.values():
-        yield from of_values(op)
-        if op.differentiable:
-            yield from of_calling(op)
-
 
 ALL = list(everyone())
 REFERENCES = [saboteur for saboteur in ALL if saboteur.reference]

@@ -32,7 +32,7 @@ class _Overlay:
 
 
 @jit
-def rsqrt(x):
+def rsqrt(x: Any) -> Any:
     return tl.rsqrt(x)
 
 

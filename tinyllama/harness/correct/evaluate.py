@@ -107,8 +107,7 @@ def make_inputs(
 ) -> Inputs:
     """Inputs of a case, equal on every device for one seed.
 
-    drawn_on: where random values are made; anywhere but on the CPU they are those of that
-        device, and large ones are made quickly.
+    drawn_on: the device that draws random values. Each device draws other ones; a GPU is faster.
     extreme: the name of one of the op's extremes.
     layout: of the floating-point inputs, one of `LAYOUTS`.
     upstream: layout of the gradients of the outputs, one of `UPSTREAMS`; "summed" is what

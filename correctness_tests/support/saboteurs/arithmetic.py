@@ -1,23 +1,26 @@
-"""Saboteurs of single ops: faults of their arithmetic that real kernels had."""
+"""Faults of the arithmetic of single ops, which real kernels had."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from correctness_tests.support.saboteurs import EAGER, Call, Saboteur, on_input, with_params
+from correctness_tests.support.saboteurs.base import (
+    EAGER,
+    Call,
+    made_for,
+    of,
+    on_input,
+    with_gradient_of,
+    with_params,
+)
 from tinyllama.harness.correct.checks.accuracy import ABSENT, EXTREMES, GRADIENTS, OUTPUTS
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS, compose
 
 NARROW = torch.bfloat16
-
-
-def with_gradient_of(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """One tensor's values with the gradient of another."""
-    return other + (value - other).detach()
 
 
 # -- attention ----------------------------------------------------------------------------------
@@ -34,26 +37,29 @@ def _weighted(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return (p.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)
 
 
-def _causal(scores: torch.Tensor) -> torch.Tensor:
-    above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+def _causal(scores: torch.Tensor, late: int = 0) -> torch.Tensor:
+    """Masked, with so many tokens after each one left to see."""
+    above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + late)
     return scores.masked_fill(above, float("-inf"))
 
 
+@of("attention", OUTPUTS, result="o", reference=True)
 def without_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return _weighted(torch.softmax(_scores(q, k), -1), v)
 
 
+@of("attention", GRADIENTS)
 def mask_missing_in_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return with_gradient_of(EAGER["attention"](q, k, v), without_mask(q, k, v))
 
 
+@of("attention", OUTPUTS, result="o", reference=True)
 def mask_one_late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Each token sees the one after it."""
-    scores = _scores(q, k)
-    above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(2)
-    return _weighted(torch.softmax(scores.masked_fill(above, float("-inf")), -1), v)
+    return _weighted(torch.softmax(_causal(_scores(q, k), late=1), -1), v)
 
 
+@of("attention", OUTPUTS, result="o", reference=True)
 def groups_interleaved(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Query head h reads group h mod G instead of h // (H / G)."""
     groups = q.shape[2] // k.shape[2]
@@ -61,10 +67,12 @@ def groups_interleaved(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
     return EAGER["attention"](q, k, v)
 
 
+@of("attention", OUTPUTS, result="o", reference=True)
 def scaled_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return EAGER["attention"](q * q.shape[-1] ** -0.5, k, v)
 
 
+@of("attention", EXTREMES)
 def maximum_not_subtracted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """With exponentials of half precision's range: right for scores below 11."""
     p = _causal(_scores(q, k)).float().exp()
@@ -88,21 +96,33 @@ class _NoisyDelta(torch.autograd.Function):
         return p * (grads[0] - delta)
 
 
+@of("attention", GRADIENTS)
 def delta_in_bf16(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return _weighted(_NoisyDelta.apply(_causal(_scores(q, k))), v)
 
 
+@made_for("block", OUTPUTS, result="y", reference=True)
+def mask_dropped() -> Call:
+    parts = {name: EAGER[name] for name in PARTS}
+    return compose({**parts, "attention": without_mask})
+
+
 # -- rope -----------------------------------------------------------------------------------------
 
-Rotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+@made_for("rope", GRADIENTS)
+def gradient_of_k_lost_alone() -> Call:
+    return on_input(OPS["rope"], "k", torch.Tensor.detach)
 
 
+@of("rope", OUTPUTS, result="q_rotated", reference=True)
 def one_position_late(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Any:
     return EAGER["rope"](q, k, cos.roll(-1, 0), sin.roll(-1, 0))
 
 
+@of("rope", OUTPUTS, result="q_rotated", reference=True)
 def halves_rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     """Pairs (i, i + K / 2) instead of (2i, 2i + 1)."""
 
@@ -114,6 +134,7 @@ def halves_rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: tor
     return rotate(q), rotate(k)
 
 
+@of("rope", OUTPUTS, result="k_rotated", reference=True)
 def one_head_forgotten(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Any:
@@ -121,6 +142,7 @@ def one_head_forgotten(
     return rotated, turned if k.shape[2] > 1 else k * 1
 
 
+@of("rope", GRADIENTS, result="grad q", reference=True)
 def turned_the_same_way_backward(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Any:
@@ -147,11 +169,13 @@ class _SummedInBf16(torch.autograd.Function):
         return total.to(grads[0].dtype), None
 
 
+@of("rms_norm", GRADIENTS, result="grad weight")
 def weight_gradient_in_bf16(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows = _SummedInBf16.apply(weight, x[..., 0].numel()).view(x.shape)
     return EAGER["rms_norm"](x, torch.ones_like(weight), eps) * rows
 
 
+@of("rms_norm", OUTPUTS, result="y", reference=True)
 def mean_of_the_padded_row(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """The mean is taken over the next power of two."""
     width = x.shape[-1]
@@ -159,6 +183,7 @@ def mean_of_the_padded_row(x: torch.Tensor, weight: torch.Tensor, eps: float) ->
     return EAGER["rms_norm"](x, weight, eps * padded / width) * (padded / width) ** 0.5
 
 
+@of("rms_norm", GRADIENTS, result="grad x", reference=True)
 def last_rows_without_gradient(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Rows that do not fill a block of four lose their gradient."""
     flat = x.flatten(0, -2)
@@ -167,6 +192,7 @@ def last_rows_without_gradient(x: torch.Tensor, weight: torch.Tensor, eps: float
     return y.view(x.shape)
 
 
+@of("add_rms_norm", GRADIENTS, reference=True)
 def residual_on_the_wrong_side(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> Any:
@@ -190,6 +216,7 @@ class _OnesForAbsent(torch.autograd.Function):
         return tuple(torch.ones_like(like) if grad is None else grad for grad, like in pairs)
 
 
+@of("add_rms_norm", ABSENT)
 def absent_gradient_taken_for_ones(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> Any:
@@ -211,6 +238,7 @@ class _Rounded(torch.autograd.Function):
         return grads[0].to(NARROW).to(grads[0].dtype)
 
 
+@of("cross_entropy", GRADIENTS, result="grad logits", reference=True)
 def probabilities_in_bf16(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The gradient p - 1 of the true class, where p was rounded first: nothing is left at p near
     1."""
@@ -222,48 +250,54 @@ def probabilities_in_bf16(logits: torch.Tensor, targets: torch.Tensor) -> torch.
 # -- the optimizer --------------------------------------------------------------------------------
 
 
-def adamw_without(part: str) -> Call:
-    """AdamW with its bias correction dropped, or with the decay added to the gradient."""
+def with_step(before: Callable[[torch.Tensor], object], call: Call = EAGER["adamw"]) -> Call:
+    """AdamW that sees its step count changed; the count itself advances as it should."""
 
-    def call(
-        param: Any,
-        grad: Any,
-        exp_avg: Any,
-        exp_avg_sq: Any,
-        step: torch.Tensor,
-        found_inf: torch.Tensor,
-        weight_decay: float,
-        **settings: float,
-    ) -> None:
+    def changed(*args: Any, **settings: Any) -> None:
+        step, found_inf = args[4:6]
         count = step.clone()
-        if part == "bias correction":
-            step.fill_(1e6)
-        if part == "decoupled decay":
-            grad = [g + weight_decay * p for g, p in zip(grad, param, strict=True)]
-            weight_decay = 0.0
-        EAGER["adamw"](
-            param, grad, exp_avg, exp_avg_sq, step, found_inf, weight_decay=weight_decay, **settings
-        )
+        before(step)
+        call(*args, **settings)
         step.copy_(count + (found_inf == 0))
 
-    return call
+    return changed
 
 
-def frozen_bias_correction() -> Call:
+@made_for("adamw", OUTPUTS, result="param", reference=True)
+def bias_correction_dropped() -> Call:
+    return with_step(lambda step: step.fill_(1e6))
+
+
+@made_for("adamw", OUTPUTS, result="param")
+def bias_correction_frozen() -> Call:
     """The step count is read once, as in a graph that was captured with a number of the host."""
-    seen: dict[int, torch.Tensor] = {}
+    first: dict[int, torch.Tensor] = {}
+    return with_step(lambda step: step.copy_(first.setdefault(step.data_ptr(), step.clone())))
 
-    def call(*args: Any, **settings: Any) -> None:
-        step = args[4]
-        count = step.clone()
-        step.copy_(seen.setdefault(step.data_ptr(), count))
-        EAGER["adamw"](*args, **settings)
-        step.copy_(count + (args[5] == 0))
+
+@made_for("adamw", OUTPUTS, result="param", reference=True)
+def decay_coupled() -> Call:
+    """The decay is added to the gradient."""
+
+    def call(param: Any, grad: Any, *rest: Any, weight_decay: float, **settings: float) -> None:
+        grad = [g + weight_decay * p for g, p in zip(grad, param, strict=True)]
+        EAGER["adamw"](param, grad, *rest, weight_decay=0.0, **settings)
 
     return call
 
 
-def twice_at_first() -> Call:
+@made_for("adamw", OUTPUTS, result="param", reference=True)
+def decay_dropped() -> Call:
+    return with_params(OPS["adamw"], weight_decay=0.0)
+
+
+@made_for("adamw", OUTPUTS, result="exp_avg", reference=True)
+def betas_swapped() -> Call:
+    return with_params(OPS["adamw"], beta1=0.999, beta2=0.9)
+
+
+@made_for("adamw", OUTPUTS, result="param")
+def run_twice_at_first() -> Call:
     """A search over configurations at the first call leaves its trial behind, in place."""
     searched: list[bool] = []
 
@@ -274,51 +308,3 @@ def twice_at_first() -> Call:
         EAGER["adamw"](*args, **settings)
 
     return call
-
-
-# -- all ------------------------------------------------------------------------------------------
-
-
-def of_ops() -> Iterator[Saboteur]:
-    """The saboteurs of this file."""
-
-    def of(op: str, call: Call, check: str, result: str = "", reference: bool = False) -> Saboteur:
-        return Saboteur(OPS[op], call.__name__, lambda: call, (check,), result, reference)
-
-    call: Call
-    for call in (without_mask, mask_one_late, groups_interleaved, scaled_twice):
-        yield of("attention", call, OUTPUTS, "o", reference=True)
-    yield of("attention", mask_missing_in_backward, GRADIENTS)
-    yield of("attention", delta_in_bf16, GRADIENTS)
-    yield of("attention", maximum_not_subtracted, EXTREMES)
-    parts = {name: EAGER[name] for name in PARTS}
-    unmasked = compose({**parts, "attention": without_mask})
-    yield Saboteur(OPS["block"], "mask_dropped", lambda: unmasked, (OUTPUTS,), "y", True)
-    for call in (one_position_late, halves_rotated):
-        yield of("rope", call, OUTPUTS, "q_rotated", reference=True)
-    yield of("rope", one_head_forgotten, OUTPUTS, "k_rotated", reference=True)
-    yield of("rope", turned_the_same_way_backward, GRADIENTS, "grad q", reference=True)
-    yield of("rms_norm", weight_gradient_in_bf16, GRADIENTS, "grad weight")
-    yield of("rms_norm", mean_of_the_padded_row, OUTPUTS, "y", reference=True)
-    yield of("rms_norm", last_rows_without_gradient, GRADIENTS, "grad x", reference=True)
-    yield of("add_rms_norm", residual_on_the_wrong_side, GRADIENTS, reference=True)
-    yield of("add_rms_norm", absent_gradient_taken_for_ones, ABSENT)
-    yield of("cross_entropy", probabilities_in_bf16, GRADIENTS, "grad logits", reference=True)
-
-    adamw = OPS["adamw"]
-    for fault, make, result in (
-        ("bias_correction_dropped", lambda: adamw_without("bias correction"), "param"),
-        ("bias_correction_frozen", frozen_bias_correction, "param"),
-        ("decay_coupled", lambda: adamw_without("decoupled decay"), "param"),
-        ("decay_dropped", lambda: with_params(adamw, weight_decay=0.0), "param"),
-        ("betas_swapped", lambda: with_params(adamw, beta1=0.999, beta2=0.9), "exp_avg"),
-        ("run_twice_at_first", twice_at_first, "param"),
-    ):
-        known = fault not in ("run_twice_at_first", "bias_correction_frozen")
-        yield Saboteur(adamw, fault, make, (OUTPUTS,), result, known)
-    yield Saboteur(
-        OPS["rope"],
-        "gradient_of_k_lost_alone",
-        lambda: on_input(OPS["rope"], "k", torch.Tensor.detach),
-        (GRADIENTS,),
-    )
