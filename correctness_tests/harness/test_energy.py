@@ -1,6 +1,6 @@
 """Energy of a call by a counter, or else by power; and what disturbs a device that is timed.
 
-A made-up sensor on a made-up clock stands for a GPU of 200 W: 200 J in each second.
+A simulated sensor on a simulated clock stands for a GPU of 200 W: 200 J in each second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinyllama.harness.measure.energy import energy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WATTS = 200.0
-CALL = 0.125  # seconds of one call on the made-up clock
+CALL = 0.125  # seconds of one call on the simulated clock
 
 
 class Clock:
@@ -38,25 +38,32 @@ class Clock:
 
 
 class MadeUpSensor:
-    """A GPU that draws constant power, with a counter that advances in steps, or not at all."""
+    """A GPU that draws constant power, with a counter that advances in steps of 20 ms.
 
-    def __init__(self, clock: Clock | None = None, step: float = 0.02) -> None:
-        self.clock, self.step = clock or Clock(), step
-        self.counts = self.draws = True
+    counts: the answers of the counter instead, one a question; None is NotToldError.
+    """
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.counts: Iterator[float | None] | None = None
+        self.power: float | None = WATTS
         self.pids: list[int] = []
         self.shares: Iterator[float] = iter([])
         self.reason: str | None = None
 
     def energy_joules(self) -> float:
-        if not self.counts:
-            raise NotToldError("there is no counter")
-        ticks = self.clock.seconds // self.step if self.step else 0.0
-        return 5e6 + WATTS * ticks * self.step
+        if self.counts is None:
+            return 5e6 + WATTS * (self.clock.seconds // 0.02) * 0.02
+        return self.told(next(self.counts))
 
     def watts(self) -> float:
-        if not self.draws:
+        return self.told(self.power)
+
+    @staticmethod
+    def told(value: float | None) -> float:
+        if value is None:
             raise NotToldError("there is no power")
-        return WATTS
+        return value
 
     def driver(self) -> str:
         return "1.0"
@@ -79,7 +86,7 @@ class MadeUpSensor:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> MadeUpSensor:
-    """It is asked when anyone asks for the sensor of a device, and no one waits."""
+    """The sensor of every device; and nothing sleeps."""
     made = MadeUpSensor()
     monkeypatch.setattr(energy_module, "time", made.clock)
     monkeypatch.setattr(machine, "sensor", lambda device: made)
@@ -90,38 +97,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> MadeUpSensor:
 # -- energy -----------------------------------------------------------------------------------
 
 
-def test_energy_of_a_call_by_the_counter(gpu: MadeUpSensor) -> None:
+@pytest.mark.parametrize("power", [WATTS, 3 * WATTS, None])
+def test_energy_of_a_call_by_the_counter(gpu: MadeUpSensor, power: float | None) -> None:
+    """Whatever the power is: its samples miss what happens between them; the counter does not."""
+    gpu.power = power
     found = energy(gpu.clock.call, CPU, gpu, seconds=10.0)
     assert found.source == "counter"
     assert found.watts == pytest.approx(WATTS, rel=0.01)
     assert found.joules == pytest.approx(WATTS * CALL, rel=0.01)
 
 
-def test_the_counter_is_believed_before_the_power(gpu: MadeUpSensor) -> None:
-    """Power is sampled and misses what happens between; the counter misses nothing."""
-    gpu.watts = lambda: 3 * WATTS  # type: ignore[method-assign]
-    assert energy(gpu.clock.call, CPU, gpu).watts == pytest.approx(WATTS, rel=0.02)
-
-
-@pytest.mark.parametrize("counter", ["frozen", "absent", "backwards", "lost", "found"])
-def test_where_no_counter_advances_power_is_integrated(gpu: MadeUpSensor, counter: str) -> None:
-    told: dict[str, list[float | None]]
-    told = {"backwards": [9.0, 1.0], "lost": [9.0], "found": [None, 9.0]}
-    readings = told.get(counter)
-    if counter == "frozen":
-        gpu.step = 0.0
-    elif readings is None:
-        gpu.counts = False
-    else:
-        answers = iter(readings)
-
-        def count() -> float:
-            answer = next(answers, None)
-            if answer is None:
-                raise NotToldError("there is no counter just now")
-            return answer
-
-        gpu.energy_joules = count  # type: ignore[method-assign]
+@pytest.mark.parametrize(
+    "counts",
+    [(9.0, 9.0), (None, None), (9.0, 1.0), (9.0, None), (None, 9.0)],
+    ids=["frozen", "absent", "backwards", "lost", "found"],
+)
+def test_where_no_counter_advances_power_is_integrated(
+    gpu: MadeUpSensor, counts: tuple[float | None, ...]
+) -> None:
+    gpu.counts = iter(counts)
     found = energy(gpu.clock.call, CPU, gpu, seconds=4.0)
     assert found.source == "power"
     assert found.watts == pytest.approx(WATTS)
@@ -134,12 +128,10 @@ def test_power_that_changes_is_integrated_by_trapezoids(gpu: MadeUpSensor) -> No
     assert log.joules() == 200.0 + 150.0 + 300.0
 
 
-def test_energy_that_nothing_tells_has_a_reason(gpu: MadeUpSensor) -> None:
-    gpu.counts = gpu.draws = False
+def test_without_counter_and_power_there_is_a_reason(gpu: MadeUpSensor) -> None:
+    gpu.counts, gpu.power = iter([None, None]), None
     with pytest.raises(NotToldError, match="no counter of energy, no power: there is no power"):
         energy(gpu.clock.call, CPU, gpu)
-    gpu.counts = True
-    assert energy(gpu.clock.call, CPU, gpu).source == "counter", "power is not needed"
 
 
 def test_the_device_is_waited_for_before_the_counter_is_read(
@@ -176,7 +168,11 @@ def stranger() -> Iterator[int]:
         process.kill()
 
 
-def test_nothing_disturbs_a_gpu_that_rests(gpu: MadeUpSensor) -> None:
+def test_nothing_disturbs_a_gpu_that_rests_or_has_no_sensor(
+    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.disturbance(GPU) is None
+    monkeypatch.setattr(machine, "sensor", lambda device: "there is none")
     assert machine.disturbance(GPU) is None
 
 
@@ -208,11 +204,9 @@ def test_a_throttled_gpu_disturbs(gpu: MadeUpSensor) -> None:
 
 
 @pytest.mark.parametrize("question", ["processes", "busy_share", "throttled"])
-def test_what_the_sensor_does_not_tell_is_not_held_against_it(
+def test_a_question_that_the_sensor_cannot_answer_hides_no_other(
     gpu: MadeUpSensor, stranger: int, question: str
 ) -> None:
-    """But the other questions are still asked."""
-
     def silent() -> None:
         raise NotToldError("not supported")
 
@@ -225,7 +219,3 @@ def test_what_the_sensor_does_not_tell_is_not_held_against_it(
     }
     disturbs[question]()
     assert machine.disturbance(GPU) is not None
-
-
-def test_without_a_sensor_nothing_is_known_against_a_device() -> None:
-    assert machine.disturbance(CPU) is None

@@ -176,7 +176,7 @@ def test_the_peak_is_of_one_call_and_not_less_by_what_the_last_one_left(
     assert made.outputs
     assert made.gradients
     made.device = torch.device("cuda")  # its inputs stay where they are
-    assert made._peak(BOTH) == 200
+    assert made._peak() == 200
     assert live == [()]
 
 

@@ -1,11 +1,11 @@
-"""When a result is right: its error against float64, as a small multiple of eager's own.
+"""When a result is right: its error against float64 is a small multiple of eager's own.
 
 With x the result, e eager's at the same dtype, o the oracle in float64, and d the change of
 the oracle when its inputs are perturbed by the dtype's rounding, an error |x - o| is allowed
 
     slack * max(|e - o|, spread * max(gain * rms |d|, unit * |o|, unit * |m|))
 
-in three norms, each of which sees what the others miss:
+in three norms, each of which finds what the others miss:
 
 * per tensor: the overall error, zeros and NaN included;
 * per row (last axis): a wrong tail, or a small row beside large ones;
@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result against the oracle in each norm, and what the bounds could have missed.
+    """A result against the oracle in each norm, and faults that the bounds would have found.
 
     sees_zero: a result of zeros would fail (or the right result is zero).
     sees_scale: the result scaled by 1.01 would fail (or the right result is zero).

@@ -247,7 +247,7 @@ class Subject(OpContender):
             return {}
         self._calibrate()
         self._prepare(self.passes[-1])
-        peak = self._peak(self.passes[-1])
+        peak = self._peak()
         self._prepare(self.passes[-1])
         found = launches(self._run, self.device)
         counts = {

@@ -1,4 +1,4 @@
-"""Two clocks: how long the device works, and how long the host takes to ask for it.
+"""Two clocks: how long the device works on a call, and how long the host takes to enqueue it.
 
 A pair of events around a call does not measure the device when the device was idle at the
 first one: it then waits for the host's launches, and the pair measures those (a 4 us kernel
@@ -6,9 +6,9 @@ was read as 51 us, flashinfer-bench issue 195). So the device is kept busy first
 kernel runs while the host enqueues the call between two events. The pair then measures the
 device, and the host's own clock, read at the same two points, measures the enqueueing.
 
-Whether the spin outlasted the enqueueing is not assumed but read: each reading says whether
-it was ``queued``. What the marks cost themselves is taken off. On the CPU host and device are
-one, and so are the two readings.
+Each reading says whether the spin outlasted the enqueueing: whether the call was ``queued``. The
+cost of the events themselves is subtracted. On a CPU host and device are one, and so are the two
+readings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any, Protocol
 import torch
 
 OVERHEAD_READINGS, OVERHEAD_SPIN = 20, 1e-4
-LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer is not separated
-SHORTENED = 0.7  # of a spin that was long enough, next time: above half, so that calls which take
-# turns, one with twice the other's host time, are each read at the first try
+LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer has no device time
+# A spin that was long enough is shortened by this factor for the next reading. It is above a half:
+# of two calls that alternate, one with twice the other's host time, each is read at the first try.
+SHORTENED = 0.7
 
 
 class Queue(Protocol):
-    """What a clock needs of a device. A test can put a simulated one in its place."""
+    """What a clock needs of a device. Tests use a simulated one."""
 
     def now(self) -> float:
         """The host's clock in seconds."""
@@ -55,7 +56,7 @@ class HostQueue:
         return time.perf_counter()
 
     def spin(self, seconds: float) -> None:
-        """Work is done when it is asked for, so there is nothing to hold back."""
+        """Nothing: a CPU works at once, so there is nothing to delay."""
 
     def elapsed(self, earlier: float, later: float) -> float:
         return later - earlier
@@ -141,8 +142,8 @@ class Stamp:
         """Both clocks between two stamps; waits for the device."""
         device = self.queue.elapsed(earlier.started, self.ended)
         spun = self.queue.elapsed(earlier.ended, earlier.started)
-        # The mark before the spin was reached after it was asked for, so the spin ended no
-        # earlier than this. The CPU runs what it is asked for at once: nothing comes too late.
+        # The device reached the mark before the spin after the host had enqueued it, so the spin
+        # ended no earlier than this. A CPU runs at once what is enqueued: nothing comes too late.
         spinning_until = earlier.host_ended + spun
         queued = isinstance(self.queue, HostQueue) or self.host_marked <= spinning_until
         return Reading(device, self.host_ended - earlier.host_started, queued)
@@ -163,7 +164,7 @@ class Clock:
     def overhead(self) -> float:
         """Device seconds between two marks with nothing between them: about 2 us on a GPU.
 
-        The least of some readings, so that no more is taken off a call than marks cost.
+        The least of some readings, so that no more is subtracted from a call than marks cost.
         """
         if self._overhead is None:
             spin = max(self.spin_seconds, OVERHEAD_SPIN)
@@ -181,12 +182,13 @@ class Clock:
     def read(
         self, call: Callable[[], object], before: Callable[[], object] | None = None
     ) -> Reading:
-        """One queued reading of a call; ``before`` runs ahead of each try, unmeasured.
+        """One queued reading of a call; ``before`` runs before each try, and is not measured.
 
-        A reading whose spin was too short is thrown away and taken again with a longer one; one
-        that was much too long is shortened. Nothing spins behind the call: what comes next on the
-        device, another process's call even, would wait for that.
-        Raises NotQueuedError when even the longest is too short: the call waits for the device.
+        A reading whose spin was too short is repeated with a longer one; a spin that was much too
+        long is shortened. Nothing spins behind the call: the next work on the device, even that of
+        another process, would wait for it.
+        Raises NotQueuedError when even the longest spin is too short: the call waits for the
+        device.
         """
         while True:
             if before is not None:
@@ -209,11 +211,11 @@ class Clock:
 
 
 class NotQueuedError(RuntimeError):
-    """A call that cannot be enqueued ahead of the device, so that no device time exists."""
+    """A call that cannot be enqueued ahead of the device, and so has no device time."""
 
 
 def wall_seconds(call: Callable[[], object], queue: Queue) -> float:
-    """Seconds from an idle device to an idle device: what a user waits for one call."""
+    """Seconds from an idle device to an idle device: how long a user waits for one call."""
     queue.synchronize()
     start = queue.now()
     call()

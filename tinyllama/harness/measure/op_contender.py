@@ -1,9 +1,8 @@
 """A provider of an op, ready to be timed: fresh inputs, both clocks, outputs checked.
 
-The first call is held to the whole rule of `compare`. Every timed call is then checked as
-well: its own inputs go through the reference in float64, and its error may not exceed what
-the rule allowed the first call, over the tensor and in the worst row. A call that is wrong
-gives no time.
+The whole rule of `compare` judges the first call. Every timed call is then checked as well: the
+reference computes its inputs in float64, and its error may not exceed the error that the rule
+allowed the first call, over the tensor and in the worst row. A wrong call gives no time.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from tinyllama.harness.correct.evaluate import (
     make_inputs,
     mutated_results,
 )
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
 from tinyllama.harness.kernels.precision import DTYPE_OF, SHORT
@@ -34,8 +34,8 @@ from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.rounds import interleaved, ratio
 
 FORWARD, BOTH = "forward", "forward+backward"
-KEPT_SHARE = 1 / 16  # of the device's memory; others are timed beside this process
-CHANGING_ROWS = 2.0  # the widest row of another draw may be wider; not by as much as this
+KEPT_SHARE = 1 / 16  # of the device's memory, which other processes that are timed share
+CHANGING_ROWS = 2.0  # how much wider the widest row of other inputs may be
 
 
 class WrongResultError(AssertionError):
@@ -44,10 +44,10 @@ class WrongResultError(AssertionError):
 
 @dataclass(frozen=True)
 class Timed:
-    """What is timed: names that mean the same in every process.
+    """What is timed, by names that mean the same in every process.
 
     provider: a name, or "compile" for the reference under torch.compile.
-    case: its place in ``Op.timed``.
+    case: an index of ``Op.timed``.
     """
 
     op: str
@@ -58,20 +58,20 @@ class Timed:
 
 @dataclass(frozen=True)
 class _Bound:
-    """What the rule allowed a result of this size, over the tensor and in any row."""
+    """The error that the rule allows a result of this norm, over the tensor and in any row."""
 
     size: float
     whole: float
     row: float
 
     def scaled_to(self, size: float) -> tuple[float, float]:
-        """The same for another draw of the inputs, whose result may be larger or smaller."""
+        """The same for other inputs, whose result may be larger or smaller."""
         scale = size / self.size if self.size > self.whole else 1.0
         return scale * self.whole, CHANGING_ROWS * scale * self.row
 
 
 def passes_of(op: Op) -> tuple[str, ...]:
-    """What of an op is timed; the last one is what is gated."""
+    """The passes of an op that are timed; the gate uses the last one."""
     return (FORWARD, BOTH) if op.differentiable else (FORWARD,)
 
 
@@ -103,7 +103,7 @@ def untimed(provider: Provider, device: torch.device) -> str | None:
 
 @functools.cache
 def ops_of(package: str, files: tuple[str, ...]) -> Registry:
-    """The ops of a package and of files; once in a process, since they register once."""
+    """The ops of a package and of files; cached, since a process can register them once only."""
     registry = discover(package)
     for file in files:
         load_file(file, registry)
@@ -113,8 +113,8 @@ def ops_of(package: str, files: tuple[str, ...]) -> Registry:
 class OpContender:
     """A provider on one timed case.
 
-    package: where the ops are found. files: more ops and providers.
-    precision of float32 products is IEEE.
+    package: has the ops. files: have more ops and providers. Products of float32 are in IEEE
+    precision.
     """
 
     def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
@@ -130,7 +130,7 @@ class OpContender:
         self.outputs: tuple[torch.Tensor, ...] = ()
         self.gradients: Sequence[torch.Tensor | None] = ()
         self.bounds: dict[str, _Bound] = {}
-        self.emptied = False  # the allocator holds nothing that a call could be given
+        self.emptied = False  # the allocator has no free memory left for a call
 
     def _provider(self, name: str) -> Provider:
         provider = provider_of(self.op, name)
@@ -148,13 +148,13 @@ class OpContender:
         return self.case.unsupported()
 
     def run_once(self) -> None:
-        """Have everything compiled that a call needs."""
+        """Compile everything that a call needs."""
         self._prepare(self.passes[-1])
         self._run()
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what the last call left, and give the memory back to other processes."""
+        """Drop inputs and results of the last call, and free their memory for other processes."""
         self.outputs, self.gradients, self.args = (), (), {}
         self.inputs = Inputs({}, {}, {})
         synchronize(self.device)
@@ -181,7 +181,7 @@ class OpContender:
         self._forget()
 
     def warm_up(self, seconds: float) -> None:
-        """Repeat until the time is over: clocks and caches of the compiler settle."""
+        """Repeat the call for so many seconds, until clocks and compiler caches settle."""
         start = self.clock.queue.now()
         while self.clock.queue.now() - start < seconds:
             self._prepare(self.passes[-1])
@@ -198,7 +198,7 @@ class OpContender:
     def _read(self, name: str) -> Reading:
         self._fill(name)
         if self.case.provider.waits:
-            reading = self._working(name)
+            reading = self._busy_reading(name)
         else:
             reading = self.clock.read(self._run, before=lambda: self._prepare(name))
         self._check()
@@ -206,14 +206,14 @@ class OpContender:
         return reading
 
     def _fill(self, name: str, layout: str = "contiguous") -> None:
-        """After `_shrink` a call that is not timed: memory is asked of the device in that one."""
+        """After `_shrink`, make a call that is not timed: it allocates memory from the device."""
         if self.emptied:
             self._prepare(name, layout)
             self._run()
             self.emptied = False
 
     def _shrink(self) -> None:
-        """Give back what a check took, if it is much: in float64 it is several times the call's."""
+        """Free the memory of a check if it is much: in float64 it is several times the call's."""
         if self.device.type == "cpu":
             return
         _, total = torch.cuda.mem_get_info(self.device)
@@ -221,9 +221,9 @@ class OpContender:
             self._forget()
             self.emptied = True
 
-    def _working(self, name: str) -> Reading:
-        """Of a call that waits for the device: the seconds in which that worked. The gaps, in
-        which it waited for the host, are left out, so this is less than any caller waits."""
+    def _busy_reading(self, name: str) -> Reading:
+        """The reading of a call that waits for the device: the seconds in which the device worked.
+        Gaps in which it waited for the host do not count, so a caller waits longer than this."""
         host = 0.0
 
         def call() -> None:
@@ -236,18 +236,18 @@ class OpContender:
         return Reading(launches(call, self.device).busy_seconds, host, queued=False)
 
     def facts(self) -> dict[str, Any]:
-        """Peak memory beyond the inputs and kernels, of each pass."""
+        """Of each pass: peak memory beyond the inputs, and the number of kernels."""
         found: dict[str, Any] = {}
         for name in self.passes:
             self._prepare(name)
-            found[name] = {"peak_bytes": self._peak(name)}
+            peak = self._peak()
             self._prepare(name)
-            counted = launches(self._run, self.device)
-            found[name]["kernels"] = counted.kernels
+            kernels = launches(self._run, self.device).kernels
+            found[name] = {"peak_bytes": peak, "kernels": kernels}
         return found
 
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-        """Layout -> how many times longer the last pass takes than on contiguous inputs."""
+        """For each layout, how many times longer the last pass takes than on contiguous inputs."""
 
         def turn(layout: str) -> Callable[[], float]:
             def one() -> float:
@@ -260,7 +260,7 @@ class OpContender:
 
             return one
 
-        for name in names:  # what a layout needs once, such as compiled code
+        for name in names:  # compiles the code of each layout
             turn(name)()
         seconds = interleaved({name: turn(name) for name in ("contiguous", *names)}, rounds)
         return {name: ratio(seconds[name], seconds["contiguous"]).as_list() for name in names}
@@ -273,7 +273,7 @@ class OpContender:
         return self._drawn()
 
     def _drawn(self) -> Inputs:
-        """The inputs of this round, equal whenever they are drawn."""
+        """The inputs of this round: equal every time they are drawn."""
         made = make_inputs(
             self.op,
             self.case.case,
@@ -283,7 +283,7 @@ class OpContender:
             layout=self.layout,
             drawn_on=self.device,
         )
-        return replace(made, fresh=[])  # an op in place is timed by single calls
+        return replace(made, fresh=[])  # an in-place op is timed by single calls
 
     def _prepare(self, name: str, layout: str = "contiguous") -> None:
         """Fresh inputs and cold caches."""
@@ -311,9 +311,9 @@ class OpContender:
             )
 
     def _check(self) -> None:
-        """The outputs of the call just made, against float64 on the same inputs.
+        """Compare the results of the call just made with float64 on the same inputs.
 
-        These are drawn anew: a call that writes into its inputs must not be judged by them.
+        The inputs are drawn anew, as the call may have written into its own.
         """
         got = self._collected()
         exact = self._oracle()
@@ -344,14 +344,13 @@ class OpContender:
             return evaluate(self.op, reference, exact)
         with torch.no_grad():
             outputs = reference(*exact.args.values(), **exact.params)
-        values = outputs if isinstance(outputs, tuple) else (outputs,)
-        return dict(zip(self.op.outputs, values, strict=True))
+        return dict(zip(self.op.outputs, several(outputs), strict=True))
 
-    def _peak(self, name: str) -> int | None:
-        """Bytes allocated at most during a call, less what was there before; None on a CPU."""
+    def _peak(self) -> int | None:
+        """The peak of allocated bytes during a call, beyond those before it; None on a CPU."""
         if self.device.type == "cpu":
             return None
-        self.outputs, self.gradients = (), ()  # freed within the call, they would hide some of it
+        self.outputs, self.gradients = (), ()  # freed during the call, they would lower its peak
         synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)

@@ -1,7 +1,7 @@
-"""The pytest plugin: a device for each worker, seeds, and an account of what was left out.
+"""The pytest plugin: a device for each worker, seeds, and a summary of the cases left out.
 
-A green run says little while nobody knows what it did not run. So cases marked ``slow``
-are deselected with a reason, skips have one, and the summary counts both by reason.
+A green run says little unless it says what it did not run. So cases marked ``slow`` are deselected
+with a reason, skips have one, and the summary counts both by reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         drawn = secrets.randbelow(10**6) if config.option.soak_seeds else 0
         config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
     if config.option.device:
-        worker_device(config)  # refused here, for what uses no device and with -q has no header
+        worker_device(config)  # refused here: tests may use no device, and -q prints no header
     for name in config.option.ops:
         if not Path(name).is_file():
             raise pytest.UsageError(f"--ops {name}: no such file; name a Python file of ops")
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """xdist's workers take the seed that was drawn here: they must collect the same tests."""
+    """Give xdist's workers the seed that was drawn here: they must collect the same tests."""
     node.workerinput["soak_base"] = node.config.option.soak_base
 
 
@@ -68,7 +68,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def worker_device(config: pytest.Config) -> torch.device:
-    """The device that this process tests, also for use while collecting."""
+    """The device that this process tests; also callable during collection."""
     if config.option.device:
         try:
             return torch.empty(0, device=config.option.device).device
@@ -83,7 +83,7 @@ def worker_device(config: pytest.Config) -> torch.device:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``seed`` is 0, or in a soak each of the fresh seeds."""
+    """``seed`` is 0; in a soak it is each of the fresh seeds."""
     if "seed" in metafunc.fixturenames:
         option = metafunc.config.option
         seeds = [option.soak_base + i for i in range(option.soak_seeds)] or [0]
@@ -91,21 +91,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow cases out, and in a soak those that use no seed, each with its reason."""
-    kept, dropped = [], []
-    for item in items:
-        reason = _reason(config, item)
-        if reason is None:
-            kept.append(item)
-        else:
-            dropped.append(item)
-            config.stash[LEFT_OUT][reason] += 1
-    if dropped:
-        items[:] = kept
-        config.hook.pytest_deselected(items=dropped)
+    """Deselect the slow cases, and in a soak those that use no seed, each with a reason."""
+    reasons = {item: reason for item in items if (reason := _reason_to_deselect(config, item))}
+    if reasons:
+        config.stash[LEFT_OUT].update(reasons.values())
+        items[:] = [item for item in items if item not in reasons]
+        config.hook.pytest_deselected(items=list(reasons))
 
 
-def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
+def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
     slow = item.get_closest_marker("slow")
     if slow is not None and "slow" not in (config.option.markexpr or ""):
         if not slow.args:
@@ -117,7 +111,7 @@ def _reason(config: pytest.Config, item: pytest.Item) -> str | None:
 
 
 class _FromWorkers:
-    """Collects what the xdist workers left out; all of them collect the same tests."""
+    """Takes the counts of one xdist worker: all of them collect, and leave out, the same tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -125,8 +119,7 @@ class _FromWorkers:
     def pytest_testnodedown(self, node: Any) -> None:
         counts = getattr(node, "workeroutput", {}).get("left_out")
         if counts is not None:
-            self.config.stash[LEFT_OUT].clear()
-            self.config.stash[LEFT_OUT].update(counts)
+            self.config.stash[LEFT_OUT] = Counter(counts)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -153,8 +146,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    left_out = config.stash[LEFT_OUT]
-    counts = Counter(left_out)
+    counts = config.stash[LEFT_OUT].copy()
     for report in terminalreporter.stats.get("skipped", []):
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         counts[text.removeprefix("Skipped: ")] += 1
