@@ -154,6 +154,20 @@ def test_calls_of_which_one_takes_the_host_twice_as_long_are_read_at_the_first_t
     assert len(queue.spins) == 20
 
 
+def test_the_device_is_idle_when_a_reading_begins() -> None:
+    """What ``before`` enqueues is done: a queue that fills up would hold the host back."""
+    queue = SimulatedQueue()
+    clock = Clock(queue, spin_seconds=1e-3)
+    ahead: list[float] = []
+
+    def call() -> None:
+        ahead.append(queue.free - queue.host)
+        queue.enqueue(KERNEL)
+
+    clock.read(call, before=lambda: queue.enqueue(1.0))
+    assert ahead == [pytest.approx(1e-3, rel=0.1)], "the spin alone"
+
+
 def test_what_marks_cost_is_taken_off() -> None:
     queue = SimulatedQueue(marking=2 * US)
     clock = Clock(queue)

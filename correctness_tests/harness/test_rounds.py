@@ -1,4 +1,4 @@
-"""Comparing by turns: drift falls out of a ratio, and its interval covers the truth."""
+"""Interleaved rounds: drift falls out of a ratio, and its interval covers the truth."""
 
 from __future__ import annotations
 
@@ -105,6 +105,7 @@ def test_a_summary_has_the_median_and_the_quartiles() -> None:
     assert found == {"seconds": 3.0, "seconds_quartiles": [2.0, 4.0]}
     assert readings == [5.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
     assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": [7.0, 7.0]}
+    assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == [25.0, 75.0]
 
 
 def test_quartiles_do_not_follow_a_disturbed_round() -> None:
