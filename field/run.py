@@ -151,9 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m field.run", description=__doc__)
     default = Path.home() / ".cache" / "tinyllama-field"
     parser.add_argument("--cache", type=Path, default=default, help="of releases")
-    parser.add_argument(
-        "--ops", default="", help="A,B: only these; other rows stay as they are"
-    )
+    parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as they are")
     args = parser.parse_args()
     args.cache.mkdir(parents=True, exist_ok=True)
     cases, known, newest = declared()

@@ -15,15 +15,16 @@ pytest.importorskip("triton")
 from tinyllama.harness.correct.checks import Candidate
 from tinyllama.harness.kernels.launch import Kernel, jit, tl
 from tinyllama.harness.records.results import records
-from tools import mutants
+from tools import mutant_record, mutant_trials, mutants
+from tools.mutant_record import KILLED, RAISED, SURVIVED, Trial
+from tools.mutation import mutants_of, qualified
 
-mutant_record = mutants.mutant_record
 Kernels = dict[str, tuple[Kernel, list[Candidate]]]
 
 
 @pytest.fixture(scope="module")
 def found() -> Kernels:
-    return mutants.kernels()
+    return mutant_trials.kernels()
 
 
 @jit
@@ -35,7 +36,7 @@ def kernel(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def test_each_operator_number_mask_and_choice_is_changed() -> None:
-    texts = {mutant.text for mutant in mutants.mutants_of(kernel)}
+    texts = {mutant.text for mutant in mutants_of(kernel)}
     assert {
         "tl.program_id(0) * BLOCK -> tl.program_id(0) + BLOCK",
         "at < n -> at <= n",
@@ -45,9 +46,9 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
         "-seen -> +seen",
     } <= texts
     assert not any("docstring" in text for text in texts)
-    lines = {mutant.gives for mutant in mutants.mutants_of(kernel) if mutant.text == "0 -> 1"}
+    lines = {mutant.gives for mutant in mutants_of(kernel) if mutant.text == "0 -> 1"}
     assert len(lines) == 3, "the same change in another place has another name"
-    for mutant in mutants.mutants_of(kernel):
+    for mutant in mutants_of(kernel):
         compile(mutant.source, "mutant", "exec")
         assert mutant.source != kernel.src
         assert mutant.line > kernel.fn.__code__.co_firstlineno
@@ -55,12 +56,12 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
 
 def test_every_kernel_has_a_provider_that_runs_it(found: Kernels) -> None:
     assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention.forward_kernel"} <= set(found)
-    assert all(mutants.mutants_of(kernel) for kernel, users in found.values() if users)
+    assert all(mutants_of(kernel) for kernel, users in found.values() if users)
 
 
 EXPECTED = {
-    "1 + small -> 1 - small": mutants.KILLED,
-    "x < 0 -> x <= 0": mutants.SURVIVED,  # at 0 both ways give one half; nothing of the first stays
+    "1 + small -> 1 - small": KILLED,
+    "x < 0 -> x <= 0": SURVIVED,  # at 0 both ways give one half; nothing of the first stays
 }
 
 
@@ -69,7 +70,7 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(
 ) -> None:
     """Not in a fork of this one, which may have used autograd, and a GPU."""
     kernel, users = found["silu_mul.sigmoids"]
-    sources = {mutant.text: mutant.source for mutant in mutants.mutants_of(kernel)}
+    sources = {mutant.text: mutant.source for mutant in mutants_of(kernel)}
 
     def fork() -> int:
         raise AssertionError("this process is forked")
@@ -79,13 +80,13 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(
     failing.write_text("def test_that_fails(): assert False")
     raising.write_text("def test_that_raises(): raise ValueError('a value')")
     user = (users[0].op.name, users[0].provider.name)
-    attempt = mutants.Attempt((kernel.fn.__module__, kernel.fn.__name__), [user], [])
+    attempt = mutant_trials.Attempt((kernel.fn.__module__, kernel.fn.__name__), [user], [])
     for change, expected in EXPECTED.items():
-        outcome, check = attempt.tried(sources[change], mutants.SECONDS)
+        outcome, check = attempt.tried(sources[change], mutant_trials.SECONDS)
         assert outcome == expected, check
-        assert bool(check) is (outcome == mutants.KILLED)
-    ended = mutants.in_fresh_process(partial(mutants.tested, [str(raising)]))
-    assert ended == (mutants.RAISED, "ValueError: a value")
+        assert bool(check) is (outcome == KILLED)
+    ended = mutant_trials.in_fresh_process(partial(mutant_trials.tested, [str(raising)]))
+    assert ended == (RAISED, "ValueError: a value")
     plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
     with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
         plan.tried(kernel, users[:1])
@@ -94,9 +95,9 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(
 @pytest.mark.parametrize(
     ("outcome", "known", "status"),
     [
-        (mutants.SURVIVED, False, 1),
-        (mutants.SURVIVED, True, 0),
-        (mutants.KILLED, False, 0),
+        (SURVIVED, False, 1),
+        (SURVIVED, True, 0),
+        (KILLED, False, 0),
     ],
     ids=["survived", "explained", "killed"],
 )
@@ -107,8 +108,8 @@ def test_only_a_survivor_without_a_reason_is_red(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name = mutants.qualified(kernel)
-    trial = mutants.Trial(3, "1 -> 2", "x = 2", outcome)
+    name = qualified(kernel)
+    trial = Trial(3, "1 -> 2", "x = 2", outcome)
     monkeypatch.setattr(mutants, "kernels", lambda: {name: (kernel, [])})
     monkeypatch.setattr(mutants.Plan, "tried", lambda *args: (1, [trial]))
     monkeypatch.setattr(mutant_record, "explained", lambda: {(name, "x = 2")} if known else set())
@@ -117,22 +118,24 @@ def test_only_a_survivor_without_a_reason_is_red(
 
 
 def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
-    assert mutants.in_fresh_process(partial(max, 3, 5)) == 5
+    assert mutant_trials.in_fresh_process(partial(max, 3, 5)) == 5
     with pytest.raises(TimeoutError, match="no answer in 1 s"):
-        mutants.in_fresh_process(partial(time.sleep, 60), seconds=1)
+        mutant_trials.in_fresh_process(partial(time.sleep, 60), seconds=1)
     with pytest.raises(ChildProcessError, match="ended with status 3"):
-        mutants.in_fresh_process(partial(os._exit, 3))
+        mutant_trials.in_fresh_process(partial(os._exit, 3))
 
 
 def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Kernels) -> None:
     """Of the kernels as they are now: a change of one leaves no reason behind."""
-    names = Counter(m.name for kernel, _ in found.values() for m in mutants.mutants_of(kernel))
+    names = Counter(m.name for kernel, _ in found.values() for m in mutants_of(kernel))
     assert {name: names[name] for name in mutant_record.explained() if names[name] != 1} == {}
     for kernel, tests in mutant_record.tests().items():
         assert kernel in found
         for test in tests:
             file, _, function = test.partition("::")
-            assert f"def {function}(" in (mutants.ROOT / file).read_text(encoding="utf-8"), test
+            assert f"def {function}(" in (mutant_record.ROOT / file).read_text(encoding="utf-8"), (
+                test
+            )
 
 
 def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
@@ -141,7 +144,7 @@ def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
     assert recorded
     for tried in recorded:
         assert not tried.unexplained(known), tried.text(known)
-    trial = mutants.Trial(3, "1 -> 2", "x = 2", mutants.SURVIVED)
+    trial = Trial(3, "1 -> 2", "x = 2", SURVIVED)
     made = mutant_record.KernelTrials("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
     assert made.unexplained({("file.kernel", "x = 3"), ("file.other", "x = 2")}) == [trial]
     assert made.unexplained({("file.kernel", "x = 2")}) == []

@@ -1,0 +1,229 @@
+"""One mutant of a kernel, tried in a process of its own by the providers that run the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import linecache
+import multiprocessing
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tinyllama.harness.correct.cases import OpCase, References
+from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, guards, run
+from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.correct.launched import launches_of
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.kernels.launch import Kernel, jit
+from tinyllama.ops import OPS
+from tools.mutant_record import ENDED, KILLED, RAISED, SURVIVED
+from tools.mutation import qualified
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHER_CHECKS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
+MOST_USERS = 2  # providers that a mutant is tried with
+SECONDS = 300.0  # that an unchanged function may take
+
+# -- kernels and the providers that run them ------------------------------------------------------
+
+
+def kernels() -> dict[str, tuple[Kernel, list[Candidate]]]:
+    """Each function under `jit`, and the providers that run it, those with fewest kernels first."""
+    found: dict[str, tuple[Kernel, list[tuple[int, Candidate]]]] = {}
+    for op in OPS.values():
+        for provider in op.providers.values():
+            if "triton" not in provider.requires:
+                continue
+            used: dict[str, Kernel] = {}
+            for case in op.cases:
+                if provider.supports(case.dims) is None:
+                    for launch in launches_of(op, provider, case, torch.float32):
+                        _add_with_callees(launch.kernel, used)
+            for name, kernel in used.items():
+                users = found.setdefault(name, (kernel, []))[1]
+                users.append((len(used), Candidate(op, provider)))
+    return {
+        name: (kernel, [one for _, one in sorted(users, key=lambda user: user[0])][:MOST_USERS])
+        for name, (kernel, users) in sorted(found.items())
+    }
+
+
+def _add_with_callees(kernel: Kernel, used: dict[str, Kernel]) -> None:
+    if qualified(kernel) in used:
+        return
+    used[qualified(kernel)] = kernel
+    for name in kernel.fn.__code__.co_names:
+        called = kernel.fn.__globals__.get(name)
+        if isinstance(called, Kernel):
+            _add_with_callees(called, used)
+
+
+# -- one mutant -----------------------------------------------------------------------------------
+
+
+def plant(source: str, kernel: Kernel) -> None:
+    """Replace a kernel by a changed function in every module that has it."""
+    file = f"<{qualified(kernel)}>"
+    source = f"@jit\n{source}\n"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    space = kernel.fn.__globals__
+    made: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), {**space, "jit": jit}, made)
+    new = made[kernel.fn.__name__]
+    # It must see the globals of its module as they are, not a copy of them.
+    new = Kernel(type(new.fn)(new.fn.__code__, space, new.fn.__name__, new.fn.__defaults__))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tinyllama.ops"):
+            for attribute, value in list(vars(module).items()):
+                if value is kernel:
+                    setattr(module, attribute, new)
+
+
+@dataclass(frozen=True)
+class Watched(Candidate):
+    """A candidate whose accesses out of bounds end a call, and are noted in ``known.strays``."""
+
+    # One for all calls: a later call may read a table that an earlier one made.
+    known: guards.KnownMemory = field(default_factory=guards.KnownMemory)
+
+    def inputs(self, case: OpCase) -> Inputs:
+        with self.known:
+            return super().inputs(case)
+
+    def results(
+        self, inputs: Inputs, memory: PoisonedMemory | None = None
+    ) -> dict[str, torch.Tensor]:
+        with self.known, guards.watched(self.known.watch):
+            return super().results(inputs, memory)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A changed function and what it is tried on, in a form that another process can read.
+
+    kernel: module and name; users: ops and providers; tests: to run where all checks pass;
+    references: of the users' cases, which are the same for every mutant of a function.
+    """
+
+    kernel: tuple[str, str]
+    users: list[tuple[str, str]]
+    tests: Sequence[str]
+    source: str = ""
+    references: dict[str, References] = field(default_factory=dict)
+
+    def candidates(self) -> list[Watched]:
+        return [Watched(OPS[op], OPS[op][provider]) for op, provider in self.users]
+
+    def compute_references(self) -> dict[str, References]:
+        """By the name of the case, on the inputs that its accuracy is checked with."""
+        cases = [(user, case) for user in self.candidates() for case in user.covered()]
+        return {str(case): case.references(user.inputs(case)) for user, case in cases}
+
+    def ended(self) -> tuple[str, str]:
+        """The outcome, and the first check or test that fails or the first error."""
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # of wrong numbers, which the checks are there to find
+        module, name = self.kernel
+        plant(self.source, getattr(importlib.import_module(module), name))
+        with _looked_up(self.references):
+            for candidate in self.candidates():
+                fault = accuracy.first_fault(candidate)
+                if candidate.known.strays:
+                    return KILLED, "out of bounds"
+                plain = Candidate(candidate.op, candidate.provider)
+                for finding in [fault] if fault else run(plain, OTHER_CHECKS):
+                    if finding.outcome is Outcome.FAILED:
+                        return KILLED, finding.check
+                    if finding.outcome is Outcome.CRASHED:
+                        return RAISED, finding.message
+        return tested(self.tests) if self.tests else (SURVIVED, "")
+
+    def tried(self, source: str, seconds: float) -> tuple[str, str]:
+        """How it ends in a process of its own, which has so many seconds."""
+        try:
+            return in_fresh_process(replace(self, source=source).ended, seconds)
+        except TimeoutError:
+            return ENDED, ""
+        except ChildProcessError as error:
+            return RAISED, str(error)
+
+
+@contextlib.contextmanager
+def _looked_up(references: dict[str, References]) -> Iterator[None]:
+    compute = OpCase.references
+
+    def look_up(case: OpCase, inputs: Any) -> References:
+        return references.get(str(case)) or compute(case, inputs)
+
+    with mock.patch.object(OpCase, "references", look_up):
+        yield
+
+
+def tested(names: Sequence[str]) -> tuple[str, str]:
+    """The name of the first of these tests that fails, or the first error of one."""
+    import pytest
+
+    first: list[tuple[str, str]] = []
+
+    class Noted:
+        @pytest.hookimpl
+        def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+            if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+                wrong = call.excinfo.errisinstance(AssertionError)
+                test = item.nodeid.partition("[")[0]
+                first.append((KILLED, test) if wrong else (RAISED, call.excinfo.exconly()))
+
+    options = ["-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugins.suite"]
+    options += ["--device", "cpu", "--exitfirst", "-W", "ignore"]
+    status = pytest.main([*options, *(str(ROOT / name) for name in names)], plugins=[Noted()])
+    if not first and status != pytest.ExitCode.OK:
+        raise RuntimeError(f"the tests {names} cannot be run: pytest ended with {status!r}")
+    return first[0] if first else (SURVIVED, "")
+
+
+def in_fresh_process(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """What a function returns in a new process, which has so many seconds.
+
+    The process is forked from a server that has imported this file and computes nothing: where
+    there is a GPU, autograd's first use starts threads for it, on tensors of a CPU too, and
+    autograd raises in a fork of a process that has them. What the process prints is lost.
+
+    Raises TimeoutError for one that does not end, and ChildProcessError for one that ends its
+    process, or raises.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Under a dispatch mode the first random number imports torch._dynamo.
+    context.set_forkserver_preload(["tools.mutant_trials", "torch._dynamo"])
+    here, there = context.Pipe(duplex=False)
+    # Plain pickles: those of multiprocessing would share the memory of tensors.
+    process = context.Process(target=_answer, args=(there, pickle.dumps(function)))
+    process.start()
+    there.close()  # so that the end of the process is the end of the pipe
+    try:
+        if not here.poll(seconds):
+            raise TimeoutError(f"no answer in {seconds:.0f} s")
+        return pickle.loads(here.recv_bytes())
+    except EOFError:
+        process.join()
+        text = f"the process ended with status {process.exitcode}"
+        raise ChildProcessError(text) from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _answer(connection: Connection, function: bytes) -> None:
+    with open(os.devnull, "w") as nowhere:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere.fileno(), stream.fileno())
+    connection.send_bytes(pickle.dumps(pickle.loads(function)()))
