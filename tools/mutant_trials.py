@@ -24,10 +24,9 @@ from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, guard
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.kernels.launch import Kernel, jit
+from tinyllama.harness.kernels.launch import Kernel, identity, jit
 from tinyllama.ops import OPS
 from tools.mutant_record import ENDED, KILLED, RAISED, SURVIVED
-from tools.mutation import qualified
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_CHECKS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
@@ -59,9 +58,9 @@ def kernels() -> dict[str, tuple[Kernel, list[Candidate]]]:
 
 
 def _add_with_callees(kernel: Kernel, used: dict[str, Kernel]) -> None:
-    if qualified(kernel) in used:
+    if identity(kernel) in used:
         return
-    used[qualified(kernel)] = kernel
+    used[identity(kernel)] = kernel
     for name in kernel.fn.__code__.co_names:
         called = kernel.fn.__globals__.get(name)
         if isinstance(called, Kernel):
@@ -73,7 +72,7 @@ def _add_with_callees(kernel: Kernel, used: dict[str, Kernel]) -> None:
 
 def plant(source: str, kernel: Kernel) -> None:
     """Replace a kernel by a changed function in every module that has it."""
-    file = f"<{qualified(kernel)}>"
+    file = f"<{identity(kernel)}>"
     source = f"@jit\n{source}\n"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     space = kernel.fn.__globals__

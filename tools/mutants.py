@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tinyllama.harness.correct.checks import Candidate
-from tinyllama.harness.kernels.launch import Kernel
+from tinyllama.harness.kernels.launch import Kernel, identity
 from tools import mutant_record
 from tools.mutant_record import SURVIVED, Trial
 from tools.mutant_trials import SECONDS, Attempt, in_fresh_process, kernels
-from tools.mutation import mutants_of, qualified
+from tools.mutation import mutants_of
 
 TIMES = 5.0  # as long as the unchanged function a mutant may take
 
@@ -42,7 +42,7 @@ class Plan:
 
         Raises RuntimeError for a function that fails unchanged: it would seem to kill all.
         """
-        name = qualified(kernel)
+        name = identity(kernel)
         attempt = Attempt(
             (kernel.fn.__module__, kernel.fn.__name__),
             [(user.op.name, user.provider.name) for user in users],

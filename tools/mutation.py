@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tinyllama.harness.kernels.launch import Kernel
+from tinyllama.harness.kernels.launch import Kernel, identity
 
 SWAPPED: dict[type, type] = {
     ast.Add: ast.Sub,
@@ -30,8 +30,8 @@ CALLS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "exp": "exp2"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. line: in the kernel's file; text: what stands there instead of what; gives: the
-    line as it is then, which tells it from the same change elsewhere."""
+    """One change. line: in the kernel's file; text: the change, as "old -> new"; gives: the changed
+    line, which tells the change from the same one elsewhere."""
 
     kernel: str
     line: int
@@ -45,7 +45,7 @@ class Mutant:
 
 
 def changes(node: ast.AST) -> Iterator[Callable[[Any], ast.AST]]:
-    """Functions that make a changed copy of a node."""
+    """Functions that change a copy of a node."""
     if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)) and type(node.op) in SWAPPED:
         yield lambda new: _set(new, op=SWAPPED[type(new.op)]())
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
@@ -81,15 +81,15 @@ def mutants_of(kernel: Kernel) -> list[Mutant]:
             new, old = change(copy.deepcopy(place)), copy.deepcopy(place)
             text = f"{ast.unparse(old)} -> {ast.unparse(new)}"
             replace = _Replace(place, new)
-            gives = ast.unparse(replace.visit(copy_but(statement, place))).partition("\n")[0]
-            source = ast.unparse(replace.visit(copy_but(tree, place)))
+            gives = ast.unparse(replace.visit(_copy_but(statement, place))).partition("\n")[0]
+            source = ast.unparse(replace.visit(_copy_but(tree, place)))
             line = first + getattr(place, "lineno", 1)
-            found.append(Mutant(qualified(kernel), line, text, gives, source))
+            found.append(Mutant(identity(kernel), line, text, gives, source))
     return found
 
 
 def _places(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.AST]]:
-    """What may be changed, with the statement that it is part of, in the order of the source."""
+    """The nodes that may be changed, each with its statement, in the order of the source."""
     for statement in body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue  # a docstring
@@ -102,8 +102,8 @@ def _places(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.AST]]:
             yield from _places(getattr(statement, block, []))
 
 
-def copy_but(tree: ast.AST, place: ast.AST) -> ast.AST:
-    """A copy of a tree in which one node is still the same object, so that it can be found."""
+def _copy_but(tree: ast.AST, place: ast.AST) -> ast.AST:
+    """A copy of a tree that shares one node with it, so that the node can be found."""
     return copy.deepcopy(tree, {id(place): place})
 
 
@@ -113,7 +113,3 @@ class _Replace(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         return self.new if node is self.old else self.generic_visit(node)
-
-
-def qualified(kernel: Kernel) -> str:
-    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"

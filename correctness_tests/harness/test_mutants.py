@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("triton")
 
 from tinyllama.harness.correct.checks import Candidate
-from tinyllama.harness.kernels.launch import Kernel, jit, tl
+from tinyllama.harness.kernels.launch import Kernel, identity, jit, tl
 from tinyllama.harness.records.results import records
 from tools import mutant_record, mutant_trials, mutants
 from tools.mutant_record import KILLED, RAISED, SURVIVED, Trial
-from tools.mutation import mutants_of, qualified
+from tools.mutation import mutants_of
 
 Kernels = dict[str, tuple[Kernel, list[Candidate]]]
 
@@ -108,7 +108,7 @@ def test_only_a_survivor_without_a_reason_is_red(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name = qualified(kernel)
+    name = identity(kernel)
     trial = Trial(3, "1 -> 2", "x = 2", outcome)
     monkeypatch.setattr(mutants, "kernels", lambda: {name: (kernel, [])})
     monkeypatch.setattr(mutants.Plan, "tried", lambda *args: (1, [trial]))
