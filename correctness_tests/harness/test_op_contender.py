@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,20 +13,13 @@ from correctness_tests.support.contenders import (
     PACKAGE,
     Call,
     Contender,
-    contenders,
+    contender_fixture,  # noqa: F401
     weighed,
 )
-from tinyllama.harness.measure import cache, op_contender
+from tinyllama.harness.measure import op_contender
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import BOTH, FORWARD, ops_of, timed_dtype, untimed
 from tinyllama.ops import OPS
-
-
-@pytest.fixture
-def contender(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
-    with contenders(device) as make:
-        yield make
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -6,23 +6,19 @@ The faults come after a right first call, which is the one that a quick check wo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.contenders import Call, Contender, contenders, weighed
-from tinyllama.harness.measure import cache
+from correctness_tests.support.contenders import (
+    Call,
+    Contender,
+    contender_fixture,  # noqa: F401
+    weighed,
+)
 from tinyllama.harness.measure.op_contender import FORWARD, WrongResultError
 from tinyllama.ops import OPS
-
-
-@pytest.fixture
-def contender(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
-    with contenders(device) as make:
-        yield make
 
 
 def after_the_first(wrong: Call) -> Call:

@@ -7,6 +7,7 @@ must then contradict.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,9 +77,16 @@ def test_what_is_right_passes_every_check(op: Op) -> None:
     assert contradicted(right) is None
 
 
+def finding_of(check: str, call: Callable[..., torch.Tensor]) -> Finding:
+    """What a check finds in a provider of rms_norm whose kernels are interpreted."""
+    op = OPS["rms_norm"]
+    provider = Provider(op.name, "tried", call, dtypes=op.dtypes, requires=("triton",))
+    (finding,) = run(Candidate(op, provider), only=[check])
+    return finding
+
+
 def test_other_bits_in_the_last_repeat_alone_are_found() -> None:
     """Most runs of a race are right."""
-    op = OPS["rms_norm"]
     calls: list[None] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -86,8 +94,7 @@ def test_other_bits_in_the_last_repeat_alone_are_found() -> None:
         y = EAGER["rms_norm"](x, weight, eps)
         return y * (1 + torch.finfo(y.dtype).eps) if len(calls) == REPEATS["cpu"] else y
 
-    provider = Provider("rms_norm", "racing", call, dtypes=op.dtypes)
-    (finding,) = run(Candidate(op, provider), only=["determinism"])
+    finding = finding_of("determinism", call)
     assert REPEATS["cpu"] >= 3
     assert finding.outcome is Outcome.FAILED, finding
     assert "in repeat 2" in finding.message
@@ -120,9 +127,7 @@ def test_a_load_beyond_a_buffer_is_found(kernel: Any, found: bool) -> None:
         kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=block)
         return EAGER["rms_norm"](x, weight, eps)
 
-    op = OPS["rms_norm"]
-    provider = Provider("rms_norm", "reading", call, dtypes=op.dtypes, requires=("triton",))
-    (finding,) = run(Candidate(op, provider), only=["out of bounds"])
+    finding = finding_of("out of bounds", call)
     assert (finding.outcome is Outcome.FAILED) is found, finding
     assert ("a load at byte" in finding.message) is found
 
@@ -135,8 +140,6 @@ def test_a_kernel_that_no_chip_can_run_is_found(warps: int, outcome: Outcome) ->
         copy_kernel[(1,)](x.detach(), torch.empty_like(x), x.numel(), BLOCK=64, num_warps=warps)
         return EAGER["rms_norm"](x, weight, eps)
 
-    op = OPS["rms_norm"]
-    provider = Provider("rms_norm", "copying", call, dtypes=op.dtypes, requires=("triton",))
-    (finding,) = run(Candidate(op, provider), only=["resources"])
+    finding = finding_of("resources", call)
     assert finding.outcome is outcome, finding
     assert ("threads" in finding.message) is (outcome is Outcome.FAILED)

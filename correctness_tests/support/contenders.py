@@ -1,15 +1,16 @@
-"""Contenders of an op's providers, or of a call as one, for the specifications of them."""
+"""Contenders of an op's providers, or of a call that is made a provider."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import OpContender, Timed, ops_of
 
 PACKAGE = "tinyllama.ops"
@@ -24,10 +25,11 @@ def weighed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * weight
 
 
-@contextlib.contextmanager
-def contenders(device: torch.device) -> Iterator[Contender]:
-    """Makes contenders whose first call is checked; a call is a provider, with these traits, for
-    as long."""
+@pytest.fixture(name="contender")
+def contender_fixture(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+    """Makes contenders whose first call is checked; a call becomes a provider with these traits,
+    until the test ends."""
+    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
     ops = ops_of(PACKAGE, FILES)
     tried: set[str] = set()
 

@@ -21,46 +21,47 @@ from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS, compose
 
 NARROW = torch.bfloat16
+T = torch.Tensor
 
 
 # -- attention ----------------------------------------------------------------------------------
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def _scores(q: T, k: T) -> T:
     """Scaled scores (B H T T), unmasked."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     return q.transpose(1, 2) @ k.transpose(1, 2).mT * q.shape[-1] ** -0.5
 
 
-def _weighted(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _weighted(p: T, v: T) -> T:
     v = v.repeat_interleave(p.shape[1] // v.shape[2], 2)
     return (p.to(v.dtype) @ v.transpose(1, 2)).transpose(1, 2)
 
 
-def _causal(scores: torch.Tensor, late: int = 0) -> torch.Tensor:
+def _causal(scores: T, late: int = 0) -> T:
     """Masked, with so many tokens after each one left to see."""
     above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + late)
     return scores.masked_fill(above, float("-inf"))
 
 
 @of("attention", OUTPUTS, result="o", reference=True)
-def without_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def without_mask(q: T, k: T, v: T) -> T:
     return _weighted(torch.softmax(_scores(q, k), -1), v)
 
 
 @of("attention", GRADIENTS)
-def mask_missing_in_backward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def mask_missing_in_backward(q: T, k: T, v: T) -> T:
     return with_gradient_of(EAGER["attention"](q, k, v), without_mask(q, k, v))
 
 
 @of("attention", OUTPUTS, result="o", reference=True)
-def mask_one_late(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def mask_one_late(q: T, k: T, v: T) -> T:
     """Each token sees the one after it."""
     return _weighted(torch.softmax(_causal(_scores(q, k), late=1), -1), v)
 
 
 @of("attention", OUTPUTS, result="o", reference=True)
-def groups_interleaved(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def groups_interleaved(q: T, k: T, v: T) -> T:
     """Query head h reads group h mod G instead of h // (H / G)."""
     groups = q.shape[2] // k.shape[2]
     k, v = (x.repeat(1, 1, groups, 1) for x in (k, v))
@@ -68,12 +69,12 @@ def groups_interleaved(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
 
 
 @of("attention", OUTPUTS, result="o", reference=True)
-def scaled_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def scaled_twice(q: T, k: T, v: T) -> T:
     return EAGER["attention"](q * q.shape[-1] ** -0.5, k, v)
 
 
 @of("attention", EXTREMES)
-def maximum_not_subtracted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def maximum_not_subtracted(q: T, k: T, v: T) -> T:
     """With exponentials of half precision's range: right for scores below 11."""
     p = _causal(_scores(q, k)).float().exp()
     p = torch.where(p > torch.finfo(torch.float16).max, torch.inf, p)
@@ -84,7 +85,7 @@ class _NoisyDelta(torch.autograd.Function):
     """dS = P (dP - delta) with delta rounded to bfloat16, where its error adds up over a row."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, scores: T) -> T:
         p = torch.softmax(scores, -1)
         ctx.save_for_backward(p)
         return p
@@ -97,7 +98,7 @@ class _NoisyDelta(torch.autograd.Function):
 
 
 @of("attention", GRADIENTS)
-def delta_in_bf16(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def delta_in_bf16(q: T, k: T, v: T) -> T:
     return _weighted(_NoisyDelta.apply(_causal(_scores(q, k))), v)
 
 
@@ -116,17 +117,15 @@ def gradient_of_k_lost_alone() -> Call:
 
 
 @of("rope", OUTPUTS, result="q_rotated", reference=True)
-def one_position_late(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Any:
+def one_position_late(q: T, k: T, cos: T, sin: T) -> Any:
     return EAGER["rope"](q, k, cos.roll(-1, 0), sin.roll(-1, 0))
 
 
 @of("rope", OUTPUTS, result="q_rotated", reference=True)
-def halves_rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+def halves_rotated(q: T, k: T, cos: T, sin: T) -> Any:
     """Pairs (i, i + K / 2) instead of (2i, 2i + 1)."""
 
-    def rotate(x: torch.Tensor) -> torch.Tensor:
+    def rotate(x: T) -> T:
         a, b = x.chunk(2, -1)
         c, s = cos[:, None], sin[:, None]
         return torch.cat((a * c - b * s, a * s + b * c), -1).to(x.dtype)
@@ -135,17 +134,13 @@ def halves_rotated(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: tor
 
 
 @of("rope", OUTPUTS, result="k_rotated", reference=True)
-def one_head_forgotten(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Any:
+def one_head_forgotten(q: T, k: T, cos: T, sin: T) -> Any:
     rotated, turned = EAGER["rope"](q, k, cos, sin)
     return rotated, turned if k.shape[2] > 1 else k * 1
 
 
 @of("rope", GRADIENTS, result="grad q", reference=True)
-def turned_the_same_way_backward(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> Any:
+def turned_the_same_way_backward(q: T, k: T, cos: T, sin: T) -> Any:
     """Gradients are rotated forward once more, instead of back."""
     pairs = zip(EAGER["rope"](q, k, cos, sin), EAGER["rope"](q, k, cos, -sin), strict=True)
     return tuple(with_gradient_of(value, other) for value, other in pairs)
@@ -158,7 +153,7 @@ class _SummedInBf16(torch.autograd.Function):
     """A vector for each row, whose gradients are added in bfloat16."""
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, rows: int) -> torch.Tensor:
+    def forward(ctx: Any, weight: T, rows: int) -> T:
         return weight.expand(rows, -1).clone()
 
     @staticmethod
@@ -170,13 +165,13 @@ class _SummedInBf16(torch.autograd.Function):
 
 
 @of("rms_norm", GRADIENTS, result="grad weight")
-def weight_gradient_in_bf16(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def weight_gradient_in_bf16(x: T, weight: T, eps: float) -> T:
     rows = _SummedInBf16.apply(weight, x[..., 0].numel()).view(x.shape)
     return EAGER["rms_norm"](x, torch.ones_like(weight), eps) * rows
 
 
 @of("rms_norm", OUTPUTS, result="y", reference=True)
-def mean_of_the_padded_row(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def mean_of_the_padded_row(x: T, weight: T, eps: float) -> T:
     """The mean is taken over the next power of two."""
     width = x.shape[-1]
     padded = 1 << (width - 1).bit_length()
@@ -184,7 +179,7 @@ def mean_of_the_padded_row(x: torch.Tensor, weight: torch.Tensor, eps: float) ->
 
 
 @of("rms_norm", GRADIENTS, result="grad x", reference=True)
-def last_rows_without_gradient(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def last_rows_without_gradient(x: T, weight: T, eps: float) -> T:
     """Rows that do not fill a block of four lose their gradient."""
     flat = x.flatten(0, -2)
     whole = len(flat) // 4 * 4
@@ -193,9 +188,7 @@ def last_rows_without_gradient(x: torch.Tensor, weight: torch.Tensor, eps: float
 
 
 @of("add_rms_norm", GRADIENTS, reference=True)
-def residual_on_the_wrong_side(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> Any:
+def residual_on_the_wrong_side(x: T, residual: T, weight: T, eps: float) -> Any:
     """The gradient of the sum goes through the norm's, instead of beside it."""
     y, total = EAGER["add_rms_norm"](x, residual, weight, eps)
     return y, with_gradient_of(total, y)
@@ -205,7 +198,7 @@ class _OnesForAbsent(torch.autograd.Function):
     """Two results; one whose gradient does not come is given one of ones."""
 
     @staticmethod
-    def forward(ctx: Any, *results: torch.Tensor) -> Any:
+    def forward(ctx: Any, *results: T) -> Any:
         ctx.set_materialize_grads(False)
         ctx.shapes = results
         return tuple(result.view_as(result) for result in results)
@@ -217,9 +210,7 @@ class _OnesForAbsent(torch.autograd.Function):
 
 
 @of("add_rms_norm", ABSENT)
-def absent_gradient_taken_for_ones(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> Any:
+def absent_gradient_taken_for_ones(x: T, residual: T, weight: T, eps: float) -> Any:
     return _OnesForAbsent.apply(*EAGER["add_rms_norm"](x, residual, weight, eps))
 
 
@@ -230,7 +221,7 @@ class _Rounded(torch.autograd.Function):
     """A gradient that passes through bfloat16."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: T) -> T:
         return x.view_as(x)
 
     @staticmethod
@@ -239,7 +230,7 @@ class _Rounded(torch.autograd.Function):
 
 
 @of("cross_entropy", GRADIENTS, result="grad logits", reference=True)
-def probabilities_in_bf16(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def probabilities_in_bf16(logits: T, targets: T) -> T:
     """The gradient p - 1 of the true class, where p was rounded first: nothing is left at p near
     1."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -250,7 +241,7 @@ def probabilities_in_bf16(logits: torch.Tensor, targets: torch.Tensor) -> torch.
 # -- the optimizer --------------------------------------------------------------------------------
 
 
-def with_step(before: Callable[[torch.Tensor], object], call: Call = EAGER["adamw"]) -> Call:
+def with_step(before: Callable[[T], object], call: Call = EAGER["adamw"]) -> Call:
     """AdamW that sees its step count changed; the count itself advances as it should."""
 
     def changed(*args: Any, **settings: Any) -> None:
@@ -271,7 +262,7 @@ def bias_correction_dropped() -> Call:
 @made_for("adamw", OUTPUTS, result="param")
 def bias_correction_frozen() -> Call:
     """The step count is read once, as in a graph that was captured with a number of the host."""
-    first: dict[int, torch.Tensor] = {}
+    first: dict[int, T] = {}
     return with_step(lambda step: step.copy_(first.setdefault(step.data_ptr(), step.clone())))
 
 

@@ -21,11 +21,9 @@ from typing import Any
 import torch
 
 import tinyllama
-from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.machine.device import cannot, device_name
 from tinyllama.harness.measure.op_contender import (
     Timed,
@@ -131,8 +129,7 @@ def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
     reason = untimed(provider, device)
     if reason is None and provider.waits:
         reason = "its calls wait for the device: device time cannot be isolated"
-    case = OpCase(op, provider, op.timed[timed.case], DTYPE_OF[timed.dtype])
-    return reason or case.unsupported()
+    return reason or timed.case_of(op, provider).unsupported()
 
 
 def _name(op: Op, timed: Timed) -> str:

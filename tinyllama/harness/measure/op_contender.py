@@ -55,6 +55,15 @@ class Timed:
     case: int
     dtype: str
 
+    @classmethod
+    def of(cls, case: OpCase) -> Timed:
+        index = case.op.timed.index(case.case)
+        return cls(case.op.name, case.provider.name, index, SHORT[case.dtype])
+
+    def case_of(self, op: Op, provider: Provider) -> OpCase:
+        """The case in a process whose op and provider are these."""
+        return OpCase(op, provider, op.timed[self.case], DTYPE_OF[self.dtype])
+
 
 @dataclass(frozen=True)
 class _Bound:
@@ -120,8 +129,7 @@ class OpContender:
     def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
         self.op: Op = ops_of(package, tuple(files))[timed.op]
         self.device = torch.device(device)
-        case, dtype = self.op.timed[timed.case], DTYPE_OF[timed.dtype]
-        self.case = OpCase(self.op, self._provider(timed.provider), case, dtype)
+        self.case = timed.case_of(self.op, self._provider(timed.provider))
         self.clock = Clock(queue_of(self.device))
         self.flush = Flush(self.device)
         self.round = 0

@@ -29,7 +29,7 @@ from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked,
 from tinyllama.harness.kernels.launch import launched
 from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, queue_of
-from tinyllama.harness.measure.op_contender import ops_of
+from tinyllama.harness.measure.op_contender import Timed, ops_of
 from tinyllama.harness.measure.rounds import interleaved
 
 SIEVE = 8  # units of the dtype by which the results of two configurations may differ
@@ -70,15 +70,12 @@ class Search:
 
 
 class _Compilation(NamedTuple):
-    """A configuration to compile, as another process can read it."""
+    """A configuration to compile, as another process reads it. precision: of float32 products."""
 
     package: str
-    device: str
-    precision: str  # of float32 products
-    op: str
-    provider: str
-    case: str
-    dtype: torch.dtype
+    device: torch.device
+    precision: str
+    timed: Timed
     space: str
     key: dict[str, Key]
     config: Config
@@ -91,18 +88,7 @@ def compiled_ahead(
     cache on disk. One that fails here fails again in the search, which gives the reason."""
     precision = torch.get_float32_matmul_precision()
     tasks = [
-        _Compilation(
-            package,
-            str(device),
-            precision,
-            case.op.name,
-            case.provider.name,
-            str(case.case),
-            case.dtype,
-            space,
-            key,
-            config,
-        )
+        _Compilation(package, device, precision, Timed.of(case), space, key, config)
         for case in cases
         for (space, _), key in _Subject.of(case, device).keys.items()
         for config in SPACES[space].configs(**key)
@@ -114,11 +100,10 @@ def compiled_ahead(
 
 def _compile(task: _Compilation) -> None:
     torch.set_float32_matmul_precision(task.precision)
-    op = ops_of(task.package, ())[task.op]
-    case = next(case for case in op.timed if str(case) == task.case)
-    subject = OpCase(op, op[task.provider], case, task.dtype)
+    op = ops_of(task.package, ())[task.timed.op]
+    case = task.timed.case_of(op, op[task.timed.provider])
     with contextlib.suppress(Exception), SPACES[task.space].force(task.config, **task.key):
-        _Subject.of(subject, torch.device(task.device))
+        _Subject.of(case, task.device)
 
 
 class _Subject(NamedTuple):
