@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from tinyllama.harness.correct.compare import SLACK, Comparison, compare, gain_over
+from tinyllama.harness.correct.compare import SLACK, Comparison, Reference, compare
 from tinyllama.harness.correct.evaluate import (
     LAYOUTS,
     UPSTREAMS,
@@ -38,6 +38,10 @@ class References:
     eager: dict[str, torch.Tensor]
     oracle: dict[str, torch.Tensor]
     perturbed: list[dict[str, torch.Tensor]]
+
+    def of(self, name: str, magnitude: torch.Tensor | None = None) -> Reference:
+        moved = [one[name] for one in self.perturbed]
+        return Reference(self.eager[name], self.oracle[name], moved, magnitude)
 
 
 @dataclass(frozen=True)
@@ -122,27 +126,17 @@ class OpCase:
         Raises GradientError for one that is missing, or not zero where the reference has none.
         """
         references = self.references(inputs)
-        eager, oracle = references.eager, references.oracle
+        oracle = references.oracle
         for name, value in results.items():
             if name not in oracle and value.any():
                 raise GradientError(f"{self.op.name}: {name} is not zero")
         if missing := sorted(set(oracle) - set(results)):
             raise GradientError(f"{self.op.name}: missing {', '.join(missing)}")
         magnitudes = self._magnitudes(inputs.double(), oracle)
-        moved = {name: [one[name] for one in references.perturbed] for name in oracle}
-        gain = median(gain_over(eager[name], oracle[name], moved[name]) for name in oracle)
+        each = {name: references.of(name, magnitudes.get(name)) for name in oracle}
+        gain = median(one.gain for one in each.values())
         return [
-            compare(
-                name,
-                results[name],
-                eager[name],
-                oracle[name],
-                moved[name],
-                gain=gain,
-                magnitude=magnitudes.get(name),
-                slack=slack,
-            )
-            for name in oracle
+            compare(name, results[name], one, gain=gain, slack=slack) for name, one in each.items()
         ]
 
     def references(self, inputs: Inputs) -> References:

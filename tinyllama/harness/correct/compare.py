@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -75,36 +76,44 @@ class Comparison:
         return f"{self.name}: {'; '.join(parts)}"
 
 
-def gain_over(
-    eager: torch.Tensor, oracle: torch.Tensor, perturbed: Sequence[torch.Tensor]
-) -> float:
-    """How many times worse than rounding the inputs eager's error is; at least 1."""
-    error = (eager.double() - oracle).norm()
-    sensitive = _rms([(moved - oracle).norm() for moved in perturbed])
-    unit = torch.finfo(eager.dtype).eps / math.sqrt(12) * oracle.norm()
-    return max(1.0, (error / torch.maximum(sensitive, unit).clamp_min(1e-300)).item())
+class Reference(NamedTuple):
+    """What a result is compared with, all of its shape.
+
+    eager: in the dtype under test. oracle: in float64; perturbed: oracles of perturbed inputs.
+    magnitude: of the terms of sums that may cancel, in float64.
+    """
+
+    eager: torch.Tensor
+    oracle: torch.Tensor
+    perturbed: Sequence[torch.Tensor]
+    magnitude: torch.Tensor | None = None
+
+    @property
+    def gain(self) -> float:
+        """How many times worse than rounding the inputs eager's error is; at least 1."""
+        error = (self.eager.double() - self.oracle).norm()
+        sensitive = _rms([(moved - self.oracle).norm() for moved in self.perturbed])
+        unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.oracle.norm()
+        return max(1.0, (error / torch.maximum(sensitive, unit).clamp_min(1e-300)).item())
 
 
 def compare(
     name: str,
     result: torch.Tensor,
-    eager: torch.Tensor,
-    oracle: torch.Tensor,
-    perturbed: Sequence[torch.Tensor],
+    reference: Reference,
     *,
     gain: float = 1.0,
-    magnitude: torch.Tensor | None = None,
     slack: float = SLACK,
 ) -> Comparison:
-    """Hold a result to eager's error; see the module for the rule.
+    """Compare the error of a result with eager's; see the module for the rule.
 
-    result, eager: in the dtype under test. oracle, perturbed, magnitude: float64. All of one
-    shape. gain: the least gain, from the other results of the same call.
+    gain: the least gain, from the other results of the same call.
     """
+    eager, oracle, perturbed, magnitude = reference
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
     limits = torch.finfo(result.dtype)
     unit = limits.eps / math.sqrt(12)
-    gain = max(gain, gain_over(eager, oracle, perturbed))
+    gain = max(gain, reference.gain)
     exact = torch.atleast_1d(oracle.double())
     error, of_eager, *moved = (
         torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager, *perturbed)

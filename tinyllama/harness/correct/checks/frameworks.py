@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.correct.cases import References
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
 from tinyllama.harness.correct.compare import compare
@@ -28,17 +29,12 @@ def autocast(candidate: Candidate) -> Problem:
     oracle = evaluate(candidate.op, eager.provider.call, inputs.double())
     narrow = inputs.to(NARROW)
     moved = [evaluate(candidate.op, eager.provider.call, narrow.perturbed(n)) for n in range(DRAWS)]
-    for name, exact in oracle.items():
+    references = References(reference, oracle, moved)
+    slack = candidate.slack.get(NARROW, candidate.slack[case.dtype])
+    for name in oracle:
         if name not in own:
             return case, f"{name} is missing"
-        found = compare(
-            name,
-            own[name].to(NARROW),
-            reference[name].to(NARROW),
-            exact,
-            [one[name] for one in moved],
-            slack=candidate.slack.get(NARROW, candidate.slack[case.dtype]),
-        )
+        found = compare(name, own[name], references.of(name), slack=slack)
         if not found.passed:
             return case, str(found)
     return None
@@ -49,7 +45,7 @@ def _under_autocast(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Ten
     graph = Graph(candidate, inputs, within=within)
     gradients = graph.gradients() if candidate.op.differentiable else {}
     found = {**graph.outputs, **{f"grad {name}": g for name, g in gradients.items()}}
-    return {name: value.detach() for name, value in found.items()}
+    return {name: value.detach().to(NARROW) for name, value in found.items()}
 
 
 def compiled(candidate: Candidate) -> Problem:
