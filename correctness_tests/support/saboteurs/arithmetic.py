@@ -15,6 +15,7 @@ from correctness_tests.support.saboteurs.base import (
     on_input,
     with_gradient_of,
     with_params,
+    with_upstream,
 )
 from tinyllama.harness.correct.checks.accuracy import ABSENT, EXTREMES, GRADIENTS, OUTPUTS
 from tinyllama.ops import OPS
@@ -217,25 +218,13 @@ def absent_gradient_taken_for_ones(x: T, residual: T, weight: T, eps: float) -> 
 # -- losses ---------------------------------------------------------------------------------------
 
 
-class _Rounded(torch.autograd.Function):
-    """A gradient that passes through bfloat16."""
-
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0].to(NARROW).to(grads[0].dtype)
-
-
 @of("cross_entropy", GRADIENTS, result="grad logits", reference=True)
 def probabilities_in_bf16(logits: T, targets: T) -> T:
-    """The gradient p - 1 of the true class, where p was rounded first: nothing is left at p near
-    1."""
+    """The gradient p - 1 of the true class, where p was rounded first: 0 is left of p near 1."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     true = wide.gather(-1, targets[:, None])[:, 0]
-    return (_Rounded.apply(wide).logsumexp(-1) - true).mean()
+    rounded = with_upstream(wide, lambda gradient: gradient.to(NARROW).to(gradient.dtype))
+    return (rounded.logsumexp(-1) - true).mean()
 
 
 # -- the optimizer --------------------------------------------------------------------------------
