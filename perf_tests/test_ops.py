@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tinyllama
-from perf_tests.conftest import Ceilings
+from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.measure_ops import (
     DTYPES,
     PEERS,
@@ -26,30 +26,26 @@ from tinyllama.bench.table import show
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
+from tinyllama.harness.records.entries import OpEntry
 from tinyllama.harness.records.targets import load_ops
 
 TARGETS = load_ops(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
 
-Measured = tuple[dict[str, OpCaseRun], dict[str, dict[str, Any]]]
+Measured = tuple[dict[str, OpCaseRun], list[OpEntry]]
 
 
 @pytest.fixture(scope="module", params=[f"ops-{dtype}" for dtype in DTYPES])
 def group(
     request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
 ) -> Iterator[Measured]:
-    """Measure every op in one dtype: the runs by case, the entries by name."""
+    """Measure every op in one dtype: the runs by case, and the entries."""
     if request.param not in groups(device):
         pytest.skip(f"{request.param} is timed on a GPU")
     dtype = request.param.removeprefix("ops-")
     with recording.group(request.param) as record:
         runs = Bench(dtype, device, request.config.option.ops).measure()
-        found: dict[str, dict[str, Any]] = {}
-        for run in runs.values():
-            found |= entries_of(run, ceilings)
-        for name, entry in found.items():
-            record.add(name, "op", **entry)
-        for name, values in ceilings.entries():
-            record.add(name, "ceiling", **values)
+        found = [entry for run in runs.values() for entry in entries_of(run, ceilings)]
+        record.add(*found, *ceilings.entries())
         yield runs, found
 
 
@@ -87,11 +83,11 @@ def test_op(group: Measured, op: Op, provider: str, place: int, benchmark: Any) 
 
 def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
     """A time below the roofline is a mistake: of the clock, of the count, or of the work done."""
-    timed = {name: entry for name, entry in group[1].items() if "seconds" in entry}
+    timed = [entry for entry in group[1] if entry.ran]
     assert timed
-    for name, entry in timed.items():
-        share = entry["roofline_share"]
-        assert 0 < share <= CLEARANCE, f"{name} takes {entry['seconds']} s: {share:.2f} of the roof"
+    for entry in timed:
+        share = entry.roofline_share or 0
+        assert 0 < share <= CLEARANCE, f"{entry.name} takes {entry.time} s: {share:.2f} of the roof"
 
 
 @pytest.mark.target

@@ -1,4 +1,4 @@
-"""The ladder: training steps of every tier, their peers and the floor, by turns in one run."""
+"""The ladder: training steps of every tier, their peers and the floor, alternately in one run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import tinyllama
-from perf_tests.conftest import Ceilings
+from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.measure import CONTENDERS, Contender, Measured, entry_of, measure, missed
 from tinyllama.bench.table import show
 from tinyllama.bench.workloads import ALL, Group, not_here
+from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.measure.ceilings import CLEARANCE
+from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.targets import load
 
 TARGETS = load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
@@ -25,7 +28,7 @@ class Run:
     """A group that was measured: the series, and the entries by contender."""
 
     measured: Measured
-    entries: dict[str, dict[str, Any]]
+    entries: dict[str, StepEntry]
 
 
 @pytest.fixture(scope="module", params=ALL, ids=str)
@@ -39,13 +42,9 @@ def group(
         pytest.skip(reason)
     with recording.group(str(this)) as record:
         measured = measure(this, device)
-        found: dict[str, dict[str, Any]] = {}
-        for contender in CONTENDERS:
-            entry = dict(entry_of(contender, measured, ceilings.product(this.precision)))
-            record.add(f"step/{this}/{contender.name}", "step", **entry)
-            found[contender.name] = entry
-        for name, values in ceilings.entries():
-            record.add(name, "ceiling", **values)
+        product = ceilings.product(this.precision)
+        found = {one.name: entry_of(one, measured, product) for one in CONTENDERS}
+        record.add(*found.values(), *ceilings.entries())
         yield Run(measured, found)
 
 
@@ -61,24 +60,18 @@ def test_step(group: Run, contender: Contender, benchmark: Any) -> None:
         benchmark(lambda: None)
         return
     entry = group.entries[contender.name]
-    show(benchmark, readings, str(group.measured.group), plan=entry["plan"])
+    show(benchmark, readings, str(group.measured.group), plan=entry.plan)
 
 
-def test_no_step_is_faster_than_its_arithmetic(group: Run, ceilings: Ceilings) -> None:
+def test_no_step_is_faster_than_its_arithmetic(group: Run) -> None:
     """The operations of a step, at the measured rate of large products, take longer than 0."""
-    from tinyllama.harness.measure.ceilings import CLEARANCE
-
     for name, entry in group.entries.items():
-        if "mfu" in entry:
-            assert 0 < entry["mfu"] <= CLEARANCE, (
-                f"{name} runs at {entry['mfu']:.2f} of the ceiling"
-            )
+        if entry.mfu is not None:
+            assert 0 < entry.mfu <= CLEARANCE, f"{name} runs at {entry.mfu:.2f} of the ceiling"
 
 
 @pytest.mark.target
 def test_targets(group: Run, device: torch.device) -> None:
     """The bars of targets.toml that hold on this device."""
-    from tinyllama.harness.machine.device import device_name
-
     lines = missed(TARGETS, group.measured, group.entries, device_name(device))
     assert not lines, "\n".join(lines)

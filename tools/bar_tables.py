@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tinyllama
-from tinyllama.harness.records.report import of_kind
+from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import Bounded, load, load_ops, of_group, shown
+from tinyllama.harness.records.targets import (
+    Bounded,
+    by_call,
+    load,
+    load_ops,
+    of_group,
+    shown,
+)
 from tools.result_tables import newest
 
 TARGETS = Path(tinyllama.__file__).parent / "bench" / "targets.toml"
-Row = tuple[str, Bounded, list[float] | None, Record]
+Row = tuple[str, Bounded, Ratio | None, Record]
 
 
 def steps() -> str:
@@ -31,26 +37,21 @@ def ops() -> str:
 
 def _step_rows() -> Iterator[Row]:
     targets = load(TARGETS)
-    for record in (record for group in newest("step") for record in group):
-        entries = {entry["contender"]: entry for entry in of_kind(record, "step")}
-        first = next(iter(entries.values()))
-        for target in of_group(targets, first["workload"], first["precision"]):
-            ran = "seconds" in entries.get(target.contender, {})
-            if target.holds_on(record.device) and ran:
+    for record in (record for group in newest(StepEntry) for record in group):
+        entries = {entry.contender: entry for entry in record.of(StepEntry)}
+        (group,) = {entry.group for entry in entries.values()}
+        for target in of_group(targets, *group):
+            own = entries.get(target.contender)
+            if target.holds_on(record.device) and own and own.ran:
                 yield record.group, target, target.measured(entries), record
 
 
 def _op_rows() -> Iterator[Row]:
-    for record in (record for group in newest("op") for record in group):
-        calls: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-        for entry in of_kind(record, "op"):
-            call = tuple(entry[name] for name in ("op", "case", "dtype", "passes"))
-            calls.setdefault(call, {})[entry["provider"]] = entry
+    for record in (record for group in newest(OpEntry) for record in group):
         for target in load_ops(TARGETS):
-            for call, entries in calls.items():
-                ran = "seconds" in entries.get(target.contender, {})
-                covered = target.covers(next(iter(entries.values())))
-                if target.holds_on(record.device) and covered and ran:
+            for call, entries in by_call(record.of(OpEntry)).items():
+                own = entries.get(target.contender)
+                if target.holds_on(record.device) and target.covers(call) and own and own.ran:
                     yield ", ".join(call), target, target.measured(entries), record
 
 

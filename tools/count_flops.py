@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,13 +29,14 @@ from rich.table import Table
 from tinyllama.harness.machine.device import default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.measure.op_contender import OpContender, Timed, timed_dtype
+from tinyllama.harness.records.entries import FlopsEntry
 from tinyllama.harness.records.results import Record, folder, load, new_record, save
 from tinyllama.ops import OPS
 from tools import cuda_tools
 from tools.cuda_tools import SECONDS, ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUP, KIND = "flops", "flops"
+GROUP = "flops"
 # Operations of matrix units; multiply and add are two (Nsight Compute, `--query-metrics` of GH100).
 MATRIX = tuple(
     f"sm__ops_path_tensor_src_{kind}.sum"
@@ -188,19 +188,18 @@ def parsed(output: str) -> list[Count]:
     return [Count(*each) for each in found]
 
 
-def _entry(timed: Timed, count: Count) -> dict[str, Any]:
+def _entry(timed: Timed, count: Count) -> FlopsEntry:
     op = OPS[timed.op]
     case = op.timed[timed.case]
-    return {
-        "name": f"flops/{timed.op}-{timed.provider}-{case}-{timed.dtype}",
-        "kind": KIND,
-        "op": timed.op,
-        "case": str(case),
-        "dtype": timed.dtype,
-        "declared_flops": float(sum(flops(**case.dims) for flops in op.flops.values())),
-        "matrix_flops": count.matrix,
-        "scalar_flops": count.scalar,
-    }
+    return FlopsEntry(
+        name=f"flops/{timed.op}-{timed.provider}-{case}-{timed.dtype}",
+        op=timed.op,
+        case=str(case),
+        dtype=timed.dtype,
+        declared_flops=float(sum(flops(**case.dims) for flops in op.flops.values())),
+        matrix_flops=count.matrix,
+        scalar_flops=count.scalar,
+    )
 
 
 def _last(results: Path, device: str) -> Record | None:
@@ -212,14 +211,14 @@ def _last(results: Path, device: str) -> Record | None:
 
 def above(record: Record, last: Record | None) -> list[str]:
     """The counts that are above those of the last record by more than a hundredth."""
-    before = last.by_name if last else {}
-    lines = []
-    for entry in record.entries:
-        old = before.get(entry["name"], {})
-        for name in ("matrix_flops", "scalar_flops"):
-            if entry[name] > old.get(name, entry[name]) * (1 + CLOSE):
-                lines.append(f"{entry['name']}: {name} {entry[name]:.4g}, recorded {old[name]:.4g}")
-    return lines
+    before = {entry.name: entry for entry in last.of(FlopsEntry)} if last else {}
+    return [
+        f"{now.name}: {field} {getattr(now, field):.4g}, recorded {getattr(old, field):.4g}"
+        for now in record.of(FlopsEntry)
+        if (old := before.get(now.name))
+        for field in ("matrix_flops", "scalar_flops")
+        if getattr(now, field) > getattr(old, field) * (1 + CLOSE)
+    ]
 
 
 def _show(record: Record) -> None:
@@ -232,11 +231,12 @@ def _show(record: Record) -> None:
 def rows(record: Record) -> list[tuple[str, ...]]:
     """The cells of a table. The share is executed / declared, of matrix units if they are used."""
     found = []
-    for e in record.entries:
-        executed = e["matrix_flops"] or e["scalar_flops"]
-        share = f"{executed / e['declared_flops']:.3f}" if e["declared_flops"] else ""
-        numbers = (f"{e[f'{kind}_flops']:.4g}" for kind in ("declared", "matrix", "scalar"))
-        found.append((e["op"], e["case"], e["dtype"], *numbers, share))
+    for entry in record.of(FlopsEntry):
+        counts = entry.declared_flops, entry.matrix_flops, entry.scalar_flops
+        declared, matrix, scalar = counts
+        share = f"{(matrix or scalar) / declared:.3f}" if declared else ""
+        numbers = (f"{count:.4g}" for count in counts)
+        found.append((entry.op, entry.case, entry.dtype, *numbers, share))
     return found
 
 

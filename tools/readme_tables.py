@@ -7,7 +7,7 @@ import re
 import sys
 
 from field.run import RECORD as RELEASED_BUGS
-from tinyllama.harness.records.report import of_kind
+from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.results import Record
 from tools.model_tables import table
 from tools.result_tables import ROOT, newest
@@ -23,7 +23,7 @@ SHOWN = ("v1", "v2", "v3", "fastest peer", "floor")
 
 def ladder() -> str:
     """For each device a training step of the tiers, the fastest peer and the floor, in `GROUPS`."""
-    found = [{record.group: record for record in records} for records in newest("step")]
+    found = [{record.group: record for record in records} for records in newest(StepEntry)]
     shown = [_ladder(groups) for groups in found if set(GROUPS) <= set(groups)]
     return "\n\n".join(shown) or "Nothing is recorded yet."
 
@@ -38,19 +38,19 @@ def _ladder(records: dict[str, Record]) -> str:
 
 def _column(record: Record) -> dict[str, tuple[str, str]]:
     """Of one group, by row: milliseconds a step, and how many times as fast as V1 that is."""
-    timed = [entry for entry in of_kind(record, "step") if "seconds" in entry]
-    by_row = {entry["contender"]: entry for entry in timed}
-    peers = [entry for entry in timed if entry["role"] == "peer"]
+    timed = [entry for entry in record.of(StepEntry) if entry.ran]
+    by_row = {entry.contender: entry for entry in timed}
+    peers = [entry for entry in timed if entry.role == "peer"]
     if peers:
-        by_row["fastest peer"] = min(peers, key=lambda entry: entry["seconds"])
+        by_row["fastest peer"] = min(peers, key=lambda entry: entry.time)
 
     def cells(row: str) -> tuple[str, str]:
         if row not in by_row:
             return "", ""
         entry = by_row[row]
-        named = f" ({entry['contender']})" if row == "fastest peer" else ""
-        over_v1 = "1" if row == "v1" else f"{entry['over_v1'][0]:.1f}" if "over_v1" in entry else ""
-        return f"{entry['seconds'] * 1e3:.2f}{named}", over_v1
+        named = f" ({entry.contender})" if row == "fastest peer" else ""
+        over_v1 = f"{entry.over_baseline.median:.1f}" if entry.over_baseline else ""
+        return f"{entry.time * 1e3:.2f}{named}", "1" if row == entry.baseline else over_v1
 
     return {row: cells(row) for row in SHOWN}
 
@@ -84,7 +84,7 @@ def versions() -> str:
     lanes = re.findall(r'python-version: "(.*)"', _text(".github/workflows/ci.yml"))
     oldest, newer = sorted(lanes, key=lambda lane: [int(part) for part in lane.split(".")])
     floor, latest = _pinned("floor"), _pinned("newest")
-    records = [record for group in newest("step") for record in group]
+    records = [record for group in newest(StepEntry) for record in group]
 
     def measured(name: str) -> str:
         return ", ".join(dict.fromkeys(record.versions[name] for record in records))

@@ -9,7 +9,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.records.report import of_kind
+from tinyllama.harness.records.entries import CurveEntry
 from tinyllama.harness.records.results import Record
 from tools.result_tables import newest
 
@@ -38,7 +38,7 @@ def write() -> None:
 
 
 def _newest() -> Record | None:
-    return next((record for group in newest("curve") for record in group), None)
+    return next((record for group in newest(CurveEntry) for record in group), None)
 
 
 def _source(record: Record) -> str:
@@ -51,29 +51,29 @@ def draw(record: Record) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    found = {(e["contender"], e["precision"]): e for e in of_kind(record, "curve")}
+    found = {(entry.contender, entry.precision): entry for entry in record.of(CurveEntry)}
     exact = found["v1", "fp64"]
     precisions = [precision for tier, precision in found if tier == "v3"]
-    steps = [place * exact["every"] for place in range(len(exact["losses"]))]
+    steps = [place * exact.every for place in range(len(exact.losses))]
     with rc_context(STYLE):
         figure = Figure(figsize=(4 * len(precisions), 4.6))
         figure.set_layout_engine("constrained", w_pad=0.1)
         axes = figure.subplots(2, len(precisions), sharex=True, squeeze=False, height_ratios=(2, 1))
         for (upper, lower), precision in zip(axes.T, precisions, strict=True):
-            own, ours = found["v1", precision]["losses"], found["v3", precision]["losses"]
+            own, ours = found["v1", precision].losses, found["v3", precision].losses
             upper.plot(steps, own, color=COLOURS["v1"], linewidth=3, alpha=0.5, label="V1")
             upper.plot(steps, ours, color=COLOURS["v3"], linewidth=1, label="V3")
-            upper.set_title(f"{exact['workload']}, {precision}")
+            upper.set_title(f"{exact.workload}, {precision}")
             upper.legend(frameon=False)
             for name, one, other, colour in (
                 ("V3 - V1", ours, own, COLOURS["v3"]),
-                ("V1 - V1 in float64", own, exact["losses"], COLOURS["v1"]),
+                ("V1 - V1 in float64", own, exact.losses, COLOURS["v1"]),
             ):
                 distance = [a - b for a, b in zip(one, other, strict=True)]
                 lower.plot(steps, distance, color=colour, linewidth=1, label=name)
             lower.legend(frameon=False)
             lower.set_xlabel("step")
-        axes[0][0].set_ylabel(f"loss, mean of {exact['window']} steps")
+        axes[0][0].set_ylabel(f"loss, mean of {exact.window} steps")
         axes[1][0].set_ylabel("difference")
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None})

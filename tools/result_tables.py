@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
+from tinyllama.harness.records.entries import (
+    Entry,
+    FlopsEntry,
+    LongestEntry,
+    OpEntry,
+    PartEntry,
+    StepEntry,
+)
 from tinyllama.harness.records.report import (
     ladder_markdown,
     latest,
@@ -25,48 +32,48 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def ladder() -> str:
     """The newest ladders of each device, workload by workload."""
-    return "\n\n".join(ladder_markdown(records) for records in newest("step"))
+    return "\n\n".join(ladder_markdown(records) for records in newest(StepEntry))
 
 
 def ops() -> str:
     """The newest timings of each device's ops, provider by provider."""
-    return "\n\n".join(ops_markdown(records) for records in newest("op"))
+    return "\n\n".join(ops_markdown(records) for records in newest(OpEntry))
 
 
 def parts() -> str:
     """The newest timings of V2 with each of its parts switched off."""
-    return "\n\n".join(parts_markdown(records) for records in newest("part"))
+    return "\n\n".join(parts_markdown(records) for records in newest(PartEntry))
 
 
 def longest() -> str:
     """The longest sequence that each contender trains on one card, by the newest records."""
     head = ("workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB")
     tables = []
-    for record in (record for group in newest("longest") for record in group):
+    for record in (record for group in newest(LongestEntry) for record in group):
         lines = [head, ("---",) * len(head)]
-        lines += [_longest(entry) for entry in record.entries if entry["kind"] == "longest"]
+        lines += [_longest(entry) for entry in record.of(LongestEntry)]
         shown = (f"| {' | '.join(line)} |" for line in lines)
         tables.append("\n".join([*shown, "", f"{source(record)}."]))
     return "\n\n".join(tables) or "Nothing is recorded yet."
 
 
-def _longest(entry: dict[str, Any]) -> tuple[str, ...]:
-    where = (f"{entry['workload']}-{entry['precision']}", entry["contender"])
-    if "seconds" not in entry:
-        return (*where, entry["cannot"], "", "", "")
+def _longest(entry: LongestEntry) -> tuple[str, ...]:
+    where = ("-".join(entry.group), entry.contender)
+    if not entry.ran:
+        return (*where, str(entry.cannot), "", "", "")
     return (
         *where,
-        f"{entry['seq_len']:,}",
-        f"{entry['seconds'] * 1e3:,.0f}",
-        f"{entry['mfu']:.0%}",
-        f"{entry['peak_bytes'] / 2**30:.0f}",
+        f"{entry.seq_len:,}",
+        f"{entry.time * 1e3:,.0f}",
+        f"{entry.mfu or 0:.0%}",
+        f"{(entry.peak_bytes or 0) / 2**30:.0f}",
     )
 
 
 def counted() -> str:
     """What the counters of each device counted of each op, from its last record of all ops."""
     tables = []
-    for records in newest("flops"):
+    for records in newest(FlopsEntry):
         record = records[0]
         head = ("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "of declared")
         lines = [head, ("---",) * len(head), *rows(record)]
@@ -75,11 +82,11 @@ def counted() -> str:
     return "\n\n".join(tables) or "Nothing is recorded yet."
 
 
-def newest(kind: str) -> list[list[Record]]:
+def newest(kind: type[Entry]) -> list[list[Record]]:
     """For each device, the newest complete records of each group with entries of this kind."""
     by_device: dict[str, list[Record]] = {}
     for record in latest(load(path) for path in tracked("results/*/*.json")):
-        if any(entry["kind"] == kind for entry in record.entries):
+        if record.of(kind):
             by_device.setdefault(record.device, []).append(record)
     return [by_device[device] for device in sorted(by_device)]
 

@@ -10,13 +10,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-pytest.importorskip("pytest_benchmark")
-
-from perf_tests import test_longest as longest
+from tinyllama.bench import longest
 from tinyllama.bench.contender import Contender
 from tinyllama.bench.measure import CONTENDERS
 from tinyllama.bench.workloads import not_beside
 from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.records.entries import LongestEntry
 
 
 @pytest.mark.parametrize(
@@ -34,14 +33,14 @@ def test_the_longest_sequence_is_the_last_that_fits(
         tried.append(length)
         if length > limit:
             raise WorkerError("out of memory")
-        return {"seq_len": length}
+        return {"seconds": 1.0}
 
     total = peak(60_000) / longest.ROOM
     monkeypatch.setattr(longest, "_measured", measured)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, total))
-    found = longest._longest(longest.SELECTIVE, torch.device("cuda"), PEAKS, enough)
-    assert found["seq_len"] == tried[-1] == expected
-    assert found["bytes_per_token"] == 10**6
+    found = longest._longest(ENTRY, longest.SELECTIVE, torch.device("cuda"), PEAKS, enough)
+    assert found.seq_len == tried[-1] == expected
+    assert found.bytes_per_token == 10**6
     assert all(length > limit for length in tried[:-1])
 
 
@@ -49,6 +48,9 @@ def peak(tokens: int) -> int:
     return 10**9 + 10**6 * tokens
 
 
+ENTRY = LongestEntry(
+    name="x", workload="large", precision="bf16", contender="x", role="tier", batch_size=1
+)
 PEAKS = [peak(tokens) for tokens in longest.SHORTER]
 
 
@@ -59,7 +61,7 @@ def test_a_length_that_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(longest, "_measured", measured)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 30 * 10**9))
     with pytest.raises(WorkerError, match="out of memory"):
-        longest._longest(longest.SELECTIVE, torch.device("cuda"), PEAKS, math.inf)
+        longest._longest(ENTRY, longest.SELECTIVE, torch.device("cuda"), PEAKS, math.inf)
 
 
 class MadeUpWorker(contextlib.AbstractContextManager):

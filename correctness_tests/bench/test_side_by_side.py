@@ -63,7 +63,7 @@ class _Watched:
     def call(self, key: str, method: str, *args: Any) -> dict[str, Any]:
         with self.watch.seen(f"{method} {self.name}"):
             time.sleep(LONG / 10)
-            return {method: self.name}
+            return {"plan": self.name} if method == "verify" else {}
 
 
 def contender(name: str, **settings: Any) -> Contender:
@@ -95,7 +95,7 @@ def test_contenders_are_made_side_by_side(monkeypatch: pytest.MonkeyPatch) -> No
     together = threading.Barrier(4, timeout=10)
     watch = Watch(lambda name: together.wait() and None)
     measured = prepared(monkeypatch, watch, A, B, C, D)
-    assert {entry["compiled_beside"] for entry in measured.entries.values()} == {3}
+    assert {entry.compiled_beside for entry in measured.entries.values()} == {3}
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -116,7 +116,7 @@ def test_no_more_are_made_at_once_than_processors_allow(
 
     measured = prepared(monkeypatch, Watch(make), *lot, most=most)
     assert max(counts) == most
-    assert {entry["compiled_beside"] for entry in measured.entries.values()} == {most - 1}
+    assert {entry.compiled_beside for entry in measured.entries.values()} == {most - 1}
 
 
 def test_what_searches_is_made_with_nobody_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_what_searches_is_made_with_nobody_beside_it(monkeypatch: pytest.MonkeyP
     made = [what for what in watch.began if what.startswith("make")]
     assert made[2:] == ["make searches", "make other"], "after the others"
     assert list(measured.entries) == ["searches", "a", "other", "b"], "in the contenders' order"
-    beside = {name: entry["compiled_beside"] for name, entry in measured.entries.items()}
+    beside = {name: entry.compiled_beside for name, entry in measured.entries.items()}
     assert beside == {"searches": 0, "a": 1, "other": 0, "b": 1}
 
 
@@ -160,7 +160,7 @@ def test_one_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
     measured = prepared(monkeypatch, Watch(make), A, B, C, D, SEARCHES)
     assert list(measured.entries) == ["a", "d", "searches"]
-    assert all(entry["verify"] == name for name, entry in measured.entries.items())
+    assert all(entry.plan == name for name, entry in measured.entries.items())
     found = [(name, str(error)) for name, error in measured.failed.items()]
     assert found == [("b", "b does not compile"), ("c", "c does not compile")]
 
@@ -183,7 +183,7 @@ def test_where_there_is_no_room_each_is_checked_before_the_next_is_made(
     measured = prepared(monkeypatch, watch, A, SEARCHES, B, last, group=group, most=most)
     each = [f"{do} {name}" for name in measured.entries for do in ("make", "memory", "verify")]
     assert watch.began == each[:-2], "of the floor there is nothing to check"
-    assert [entry.get("compiled_beside") for entry in measured.entries.values()] == [0, 0, 0, None]
+    assert [entry.compiled_beside for entry in measured.entries.values()] == [0, 0, 0, None]
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4)])

@@ -11,13 +11,14 @@ import torch
 
 from tinyllama.bench import steps
 from tinyllama.bench.contender import Contender
-from tinyllama.bench.measure import FLOOR, Measured, _Run, entry_of
+from tinyllama.bench.measure import FLOOR, Measured, _Run, empty_entry, entry_of
 from tinyllama.bench.peers.hugging_face_step import HuggingFaceStep
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.energy import Energy
+from tinyllama.harness.records.entries import entry_as_json
 
 WHERE: dict[str, Any] = {"group": "tiny-fp32", "device": "cpu", "batch_size": 2, "seq_len": 16}
 COUNT = 20
@@ -79,21 +80,23 @@ def test_who_learns_less_than_v1_has_no_time(learned: float, kept: bool) -> None
     other = [7 - learned * 0.1 * step for step in range(25)]
     measured = Measured(Group("tiny", "fp32"))
     for name, losses in (("v1", falling), ("v2", other)):
-        measured.entries[name] = {"losses": losses}
+        measured.entries[name] = empty_entry(contender(name), measured.group)
+        measured.losses[name] = losses
         measured.seconds[name] = [0.1] * 8
     _Run(measured.group, torch.device("cpu"), {}, measured)._must_learn()
     assert ("v2" in measured.seconds) is kept
     if not kept:
         entry = entry_of(contender("v2"), measured, 1.0)
-        assert "it does not learn" in entry["cannot"]
-        assert "seconds" not in entry
+        assert "it does not learn" in str(entry.cannot)
+        assert entry.seconds is None
 
 
 def test_where_v1_unlearns_nobody_has_a_time() -> None:
     """Nine tenths of what it learned are then less than nothing, and a flat loss is more."""
     measured = Measured(Group("tiny", "fp32"))
     for name, growth in (("v1", 0.1), ("v2", 0.0)):
-        measured.entries[name] = {"losses": [7 + growth * step for step in range(20)]}
+        measured.entries[name] = empty_entry(contender(name), measured.group)
+        measured.losses[name] = [7 + growth * step for step in range(20)]
         measured.seconds[name] = [0.1] * 8
     _Run(measured.group, torch.device("cpu"), {}, measured)._must_learn()
     assert measured.seconds == {}
@@ -107,9 +110,9 @@ def test_both_clocks_of_a_step_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(steps, "Clock", lambda queue, spin_seconds: clock)
     assert step.clocks(3) == {
         "device_seconds": 2.0,
-        "device_seconds_quartiles": [1.0, 3.0],
+        "device_seconds_quartiles": (1.0, 3.0),
         "host_seconds": 20.0,
-        "host_seconds_quartiles": [10.0, 30.0],
+        "host_seconds_quartiles": (10.0, 30.0),
     }
 
 
@@ -128,26 +131,29 @@ def test_an_entry_has_the_rates_of_a_step_and_what_others_take_of_its_time() -> 
     25559040 of attention."""
     measured = Measured(Group("tiny", "fp32"))
     for name, seconds in (("v1", 4.0), ("v2", 2.0), ("floor", 1.0)):
-        measured.seconds[name], measured.entries[name] = [seconds] * 8, {}
+        measured.seconds[name] = [seconds] * 8
+        measured.entries[name] = empty_entry(contender(name), measured.group)
     entry = entry_of(contender("v2"), measured, 1e9)
-    assert (entry["seconds"], entry["rounds"]) == (2.0, 8)
-    assert entry["over"] == {"v1": [2.0] * 3, "floor": [0.5] * 3}
-    assert entry["over_v1"] == [2.0] * 3
-    assert entry["floor_share"] == [0.5] * 3
-    assert (entry["samples_per_second"], entry["tokens_per_second"]) == (2.0, 128.0)
+    assert (entry.seconds, entry.rounds) == (2.0, 8)
+    assert entry.over == {"v1": (2.0,) * 3, "floor": (0.5,) * 3}
+    assert (entry.baseline, entry.over_baseline) == ("v1", (2.0,) * 3)
+    assert entry.floor_share == (0.5,) * 3
+    assert (entry.samples_per_second, entry.tokens_per_second) == (2.0, 128.0)
     flops = 6 * 422_912 * 256 + 25_559_040
-    assert entry["flops_per_second"] == flops / 2.0
-    assert entry["mfu"] == pytest.approx(flops / 2.0 / 1e9)
+    assert entry.flops_per_second == flops / 2.0
+    assert entry.mfu == pytest.approx(flops / 2.0 / 1e9)
     floor = entry_of(FLOOR, measured, 1e9)
-    assert floor["seconds"] == 1.0
-    assert not {"over", "over_v1", "floor_share", "mfu", "tokens_per_second"} & set(floor)
+    assert floor.seconds == 1.0
+    assert not {"over", "over_v1", "floor_share", "mfu", "tokens_per_second"} & set(
+        entry_as_json(floor)
+    )
 
 
 def test_what_failed_or_cannot_run_has_an_entry_that_says_why() -> None:
     measured = Measured(Group("tiny", "fp32"), cannot={"far": "no such card"})
     measured.failed["broken"] = WorkerError("it broke")
-    found: list[Any] = [entry_of(contender(name), measured, 1.0) for name in ("far", "broken")]
-    assert [entry["cannot"] for entry in found] == ["no such card", "it broke"]
+    found = [entry_of(contender(name), measured, 1.0) for name in ("far", "broken")]
+    assert [entry.cannot for entry in found] == ["no such card", "it broke"]
 
 
 def contender(name: str) -> Contender:

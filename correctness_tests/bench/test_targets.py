@@ -14,6 +14,7 @@ from tinyllama.bench.measure import Measured, missed
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.measure.op_contender import passes_of
+from tinyllama.harness.records.entries import Ratio, StepEntry
 from tinyllama.harness.records.targets import OpTarget, Target, load, load_ops, of_group
 from tinyllama.ops import OPS
 
@@ -161,11 +162,11 @@ def test_a_bar_of_an_op_is_asserted_where_it_was_set(
     over: tuple[str, ...] | None,
     bound: float,
 ) -> None:
-    entry = {"op": op, "case": case, "dtype": dtype, "passes": passes}
     found = [
         one
         for one in SHIPPED_OF_OPS
-        if one.covers(entry) and (one.provider, one.metric, one.over) == ("triton", metric, over)
+        if one.covers((op, case, dtype, passes))
+        and (one.provider, one.metric, one.over) == ("triton", metric, over)
     ]
     assert [one.bound for one in found] == [bound]
     assert found[0].direction == ("<=" if metric == "peak_bytes" else ">=")
@@ -206,6 +207,13 @@ def test_a_device_is_named_in_part_and_in_any_case() -> None:
     assert not target(device="MI325X", asserted=False).holds_on(MI325X)
 
 
+def test_a_claim_of_a_device_says_so_until_there_is_a_record_of_it() -> None:
+    claim = target(device="MI325X", documented=True)
+    assert claim.never_run([H200]) == "never run on MI325X hardware"
+    assert claim.never_run([H200, MI325X]) == ""
+    assert target(device="any").never_run([H200]) == ""
+
+
 def test_a_documented_claim_is_shown_unless_the_file_asserts_it(tmp_path: Path) -> None:
     for said, asserted in ((None, False), ("true", True), ("false", False)):
         (one,) = load(written(tmp_path, {"documented": "true", "asserted": said}))
@@ -227,17 +235,17 @@ def test_a_target_covers_the_groups_that_it_names(tmp_path: Path) -> None:
 
 def test_a_bound_is_held_at_the_worse_end_of_the_interval() -> None:
     at_least = target(at_least=2.0)
-    assert at_least.met([2.5, 2.0, 3.0])
-    assert not at_least.met([2.5, 1.99, 3.0])
+    assert at_least.met(Ratio(2.5, 2.0, 3.0))
+    assert not at_least.met(Ratio(2.5, 1.99, 3.0))
     at_most = target(metric="peak_bytes", at_least=None, at_most=0.5)
-    assert at_most.met([0.4, 0.3, 0.5])
-    assert not at_most.met([0.4, 0.3, 0.51])
-    assert not at_least.met([math.nan] * 3)
-    assert not at_most.met([math.nan] * 3)
+    assert at_most.met(Ratio(0.4, 0.3, 0.5))
+    assert not at_most.met(Ratio(0.4, 0.3, 0.51))
+    assert not at_least.met(Ratio(*[math.nan] * 3))
+    assert not at_most.met(Ratio(*[math.nan] * 3))
 
 
 def test_a_target_may_be_held_by_its_median() -> None:
-    found = [2.5, 1.0, 4.0]
+    found = Ratio(2.5, 1.0, 4.0)
     assert target(at_least=2.5, judged_by="median").met(found)
     assert not target(at_least=2.6, judged_by="median").met(found)
     most = {"metric": "peak_bytes", "at_least": None}
@@ -245,35 +253,39 @@ def test_a_target_may_be_held_by_its_median() -> None:
     assert not target(**most, at_most=2.5).met(found)
 
 
-ENTRIES: dict[str, dict[str, Any]] = {
-    "v1": {"role": "tier", "seconds": 6.0, "kernels": 2000},
-    "v3": {
-        "role": "tier",
-        "seconds": 1.0,
-        "kernels": 100,
-        "over": {"v1": [5.9, 5.7, 6.1], "swift": [1.9, 1.8, 2.1]},
-    },
-    "slow": {"role": "peer", "seconds": 3.0},
-    "swift": {"role": "peer", "seconds": 2.0},
-    "broken": {"role": "peer", "cannot": "it is not installed"},
-    "floor": {"role": "floor", "seconds": 0.5},
+def step(name: str, role: str, seconds: float | None = None, **fields: Any) -> StepEntry:
+    fields |= {"name": name, "workload": "small", "precision": "fp32", "contender": name}
+    return StepEntry(role=role, seconds=seconds, **fields)
+
+
+OVER = {"v1": Ratio(5.9, 5.7, 6.1), "swift": Ratio(1.9, 1.8, 2.1)}
+ENTRIES = {
+    entry.name: entry
+    for entry in (
+        step("v1", "tier", 6.0, kernels=2000),
+        step("v3", "tier", 1.0, kernels=100, over=OVER),
+        step("slow", "peer", 3.0),
+        step("swift", "peer", 2.0),
+        step("broken", "peer", cannot="it is not installed"),
+        step("floor", "floor", 0.5),
+    )
 }
 
 
 def test_a_ratio_of_times_has_its_interval_and_others_are_figures() -> None:
-    assert target().measured(ENTRIES) == [5.9, 5.7, 6.1]
-    assert target(over="floor").measured(ENTRIES) == [0.5] * 3, "the medians are all there is"
-    assert target(metric="kernels").measured(ENTRIES) == [0.05] * 3
-    assert target(metric="kernels", over=None).measured(ENTRIES) == [100] * 3
+    assert target().measured(ENTRIES) == (5.9, 5.7, 6.1)
+    assert target(over="floor").measured(ENTRIES) == (0.5,) * 3, "the medians are all there is"
+    assert target(metric="kernels").measured(ENTRIES) == (0.05,) * 3
+    assert target(metric="kernels", over=None).measured(ENTRIES) == (100,) * 3
 
 
 def test_the_fastest_peer_is_the_fastest_that_ran() -> None:
     """Neither the floor, nor a tier, nor one that did not run."""
     peer = target(over="fastest peer")
-    assert peer.measured(ENTRIES) == [1.9, 1.8, 2.1]
-    swifter = {**ENTRIES, "slow": {"role": "peer", "seconds": 0.25}}
-    assert peer.measured(swifter) == [0.25] * 3
-    assert peer.measured({n: e for n, e in ENTRIES.items() if e["role"] != "peer"}) is None
+    assert peer.measured(ENTRIES) == (1.9, 1.8, 2.1)
+    swifter = {**ENTRIES, "slow": step("slow", "peer", 0.25)}
+    assert peer.measured(swifter) == (0.25,) * 3
+    assert peer.measured({n: e for n, e in ENTRIES.items() if e.role != "peer"}) is None
 
 
 def test_what_was_not_measured_is_none() -> None:

@@ -21,6 +21,11 @@ from tinyllama.harness.records import results
 pytest_plugins = ["pytester"]
 
 
+CURVE = """CurveEntry(
+                name=name, workload="w", contender="c", precision="fp32", steps=2, window=1,
+                every=1, losses=[3.0, 2.0],
+            )"""
+
 # -- the verdict ------------------------------------------------------------------------------
 
 
@@ -98,11 +103,13 @@ def test_a_target_that_cannot_be_told_leaves_no_whole_record(suite: Suite, state
 
 def test_what_its_tests_hold_needs_nothing_to_compare(suite: Suite) -> None:
     path = Path("figures.json")
-    path.write_text(json.dumps({"one": {"one/v1": {"losses": [3.0, 2.0]}}}))
+    path.write_text(json.dumps({"one": {"one/v1": {"peak_bytes": None}}}))
     suite.expect("one")
     assert suite.run("--record").ret == 15
     suite.pytester.makepyfile(
-        test_timed=SUITE.replace('"op"', '"curve"').replace("{right}", "pass")
+        test_timed=SUITE.replace("OpEntry(name=name, **OP, **values)", CURVE).replace(
+            "{right}", "pass"
+        )
     )
     found = suite.run("--record")
     assert found.ret == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import BOTH, FORWARD
+from tinyllama.harness.records.entries import OpEntry, Ratio
 from tinyllama.harness.records.targets import OpTarget
 
 CEILINGS: Any = SimpleNamespace(copy=lambda: 1e9, product=lambda precision: 1e12)
@@ -45,10 +47,14 @@ def run() -> OpCaseRun:
     return found
 
 
-def entries(run: OpCaseRun) -> dict[str, dict[str, Any]]:
+def entries(run: OpCaseRun) -> dict[str, OpEntry]:
     """Of forward and backward, by provider."""
-    found = entries_of(run, CEILINGS)
-    return {entry["provider"]: entry for entry in found.values() if entry["passes"] == BOTH}
+    return {entry.provider: entry for entry in entries_of(run, CEILINGS) if entry.passes == BOTH}
+
+
+def over(entry: OpEntry) -> Mapping[str, Ratio]:
+    assert entry.over
+    return entry.over
 
 
 def bar(**changed: Any) -> OpTarget:
@@ -75,32 +81,32 @@ def held_to(run: OpCaseRun, **changed: Any) -> list[str]:
 
 
 def test_a_provider_of_ours_is_compared_with_every_other_round_by_round(run: OpCaseRun) -> None:
-    over = entries(run)["triton"]["over"]
-    assert set(over) == set(SECONDS) - {"triton"}
-    assert over["torch"] == [2.0, 1.6, 2.0], "the median, and both ends of its 99% interval"
-    assert entries(run)["torch"]["over"]["triton"] == [0.5, 0.5, 0.625]
-    found = entries_of(run, CEILINGS)
-    forward = next(e for e in found.values() if (e["provider"], e["passes"]) == ("triton", FORWARD))
-    assert forward["over"] == over
+    found = over(entries(run)["triton"])
+    assert set(found) == set(SECONDS) - {"triton"}
+    assert found["torch"] == (2.0, 1.6, 2.0), "the median, and both ends of its 99% interval"
+    assert over(entries(run)["torch"])["triton"] == (0.5, 0.5, 0.625)
+    forward = [e for e in entries_of(run, CEILINGS) if e.passes == FORWARD]
+    assert [over(e) for e in forward if e.provider == "triton"] == [found]
 
 
 def test_a_peer_is_compared_with_eager_alone(run: OpCaseRun) -> None:
     for name in ("liger", "compile"):
-        assert entries(run)[name]["role"] == "peer"
-        assert "over" not in entries(run)[name]
-        assert entries(run)[name]["over_eager"][0] == pytest.approx(4.0 / SECONDS[name])
+        entry = entries(run)[name]
+        assert (entry.role, entry.over, entry.baseline) == ("peer", None, "eager")
+        assert entry.over_baseline
+        assert entry.over_baseline.median == pytest.approx(4.0 / SECONDS[name])
 
 
 def test_a_time_without_gaps_says_so(run: OpCaseRun) -> None:
-    assert {name: e.get("queued", True) for name, e in entries(run).items()} == {
-        **dict.fromkeys(SECONDS, True),
+    assert {name: entry.queued for name, entry in entries(run).items()} == {
+        **dict.fromkeys(SECONDS),
         "liger": False,
     }
 
 
 def test_a_share_of_the_copy_bandwidth_is_of_both_passes_bytes(run: OpCaseRun) -> None:
-    assert entries(run)["triton"]["bytes"] == 2e9
-    assert entries(run)["torch"]["bandwidth_share"] == pytest.approx(1.0)
+    assert entries(run)["triton"].bytes == 2e9
+    assert entries(run)["torch"].bandwidth_share == pytest.approx(1.0)
 
 
 # -- bars -------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_a_ratio_is_the_median_of_the_rounds_with_its_interval() -> None:
     fast = [1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 3.0]
     found = ratio([2.0, 4.0, 6.0, 2.0, 2.0, 2.0, 2.0, 9.0], fast)
     assert found == Ratio(2.0, 2.0, 4.0)
-    assert found.as_list() == [2.0, 2.0, 4.0]
+    assert found == (2.0, 2.0, 4.0)
     assert str(Ratio(1.234, 1.0, 1.5)) == "1.23 [1.00, 1.50]"
 
 
@@ -102,10 +102,10 @@ def test_series_of_unequal_length_are_an_error() -> None:
 def test_a_summary_has_the_median_and_the_quartiles() -> None:
     readings = [5.0, 1.0, 3.0, 2.0, 4.0]
     found = summary("seconds", readings)
-    assert found == {"seconds": 3.0, "seconds_quartiles": [2.0, 4.0]}
+    assert found == {"seconds": 3.0, "seconds_quartiles": (2.0, 4.0)}
     assert readings == [5.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
-    assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": [7.0, 7.0]}
-    assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == [25.0, 75.0]
+    assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": (7.0, 7.0)}
+    assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == (25.0, 75.0)
 
 
 def test_quartiles_do_not_follow_a_disturbed_round() -> None:

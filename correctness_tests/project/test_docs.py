@@ -17,6 +17,7 @@ from tinyllama.cli import main
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.records.entries import Ratio, StepEntry
 from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
@@ -66,17 +67,17 @@ def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def table(v3: float, **changed: Any) -> str:
-        ratio = {"over": {"v1": [v3, 0.9 * v3, 1.1 * v3]}}
-        entries = [step("small-tf32", name) for name in ("v1", "hf-eager", "v3")]
-        entries[-1] |= {**ratio, **changed}
+        over = {"v1": Ratio(v3, 0.9 * v3, 1.1 * v3)}
+        entries = [step("small-tf32", name) for name in ("v1", "hf-eager")]
+        entries.append(step("small-tf32", "v3", over=over, **changed))
         found = record("small-tf32", entries, device="NVIDIA H200")
-        monkeypatch.setattr(bar_tables, "newest", lambda kind: [[found]] * (kind == "step"))
+        monkeypatch.setattr(bar_tables, "newest", lambda kind: [[found]] * (kind is StepEntry))
         return bar_tables.steps()
 
     bar = "| small-tf32 | v3 speed over v1 >= 5.5 | {} | {} |"
     assert bar.format("7.000 [6.300, 7.700]", "holds") in table(7)
     assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
-    assert "v3 speed over v1" not in table(7, kind="part")
+    assert "v3 speed over v1" not in table(7, seconds=None)
     assert bar_tables.ops() == "Nothing is recorded yet."
 
 

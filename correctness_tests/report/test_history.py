@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import importlib.util
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from correctness_tests.support.sample_records import MACHINE, SECOND, VERSIONS, 
 from tinyllama.cli import main
 from tinyllama.harness.page import NEEDS, render
 from tinyllama.harness.records import history
+from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.history import (
     Reading,
     Series,
@@ -53,8 +55,8 @@ def commit(index: int) -> str:
 
 def run(index: int, factor: float, group: str = "small-bf16", **other: Any) -> Record:
     """The record of a V3 step that takes ``factor`` times as long as usual."""
-    entry = step(group, "v3", factor)
-    entry["over_v1"] = [25 / factor, 24.5 / factor, 25.5 / factor]
+    over = Ratio(25 / factor, 24.5 / factor, 25.5 / factor)
+    entry = step(group, "v3", factor, over_baseline=over)
     fields = {"commit": commit(index), "date": date(index), **other}
     return record(group, [step(group, "v1"), entry], **fields)
 
@@ -173,7 +175,7 @@ def test_incomplete_records_and_changed_trees_do_not_count(other: dict[str, Any]
 def test_what_did_not_run_is_left_out_and_a_ratio_to_itself_is_no_series() -> None:
     records = runs([1.0] * 6)
     assert ("step/small-bf16/v1", "over_v1") not in {(s.entry, s.metric) for s in watched(records)}
-    records[3].entries[1] = {**records[3].entries[1], "cannot": "SYNTHETIC: out of memory"}
+    records[3].entries[1] = replace(records[3].entries[1], cannot="SYNTHETIC: out of memory")
     assert {s.entry for s in watched(records)} == {"step/small-bf16/v1"}
 
 
@@ -224,7 +226,7 @@ def test_the_page_has_a_panel_with_table_and_plot() -> None:
 def test_a_plot_shows_as_many_series_as_there_are_colours_and_says_what_it_leaves_out() -> None:
     records = runs(stepped(12, 6, 1.05))
     for each in records:
-        more = [{**each.entries[1], "name": f"step/small-bf16/v{n}"} for n in range(4, 10)]
+        more = [replace(each.entries[1], name=f"step/small-bf16/v{n}") for n in range(4, 10)]
         each.entries += more
     assert "The dotted lines are the changes of 8 series; 6 more series" in render(records)
 

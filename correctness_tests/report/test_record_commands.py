@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,27 @@ import pytest
 
 from tinyllama import cli
 from tinyllama.harness.records import results
-from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.entries import Quartiles, StepEntry
+from tinyllama.harness.records.results import Record, as_json
+
+
+def step(
+    name: str,
+    role: str,
+    seconds: float,
+    quartiles: Quartiles | None = None,
+    peak_bytes: int | None = None,
+) -> StepEntry:
+    return StepEntry(
+        name=f"step/small-bf16/{name}",
+        workload="small",
+        precision="bf16",
+        contender=name,
+        role=role,
+        seconds=seconds,
+        seconds_quartiles=quartiles,
+        peak_bytes=peak_bytes,
+    )
 
 
 def record(seconds: float = 1.0, **fields: Any) -> Record:
@@ -26,22 +45,15 @@ def record(seconds: float = 1.0, **fields: Any) -> Record:
         "command": "pytest",
         "complete": True,
         "entries": [
-            {
-                "name": "step/small-bf16/v1",
-                "kind": "step",
-                "role": "tier",
-                "seconds": seconds,
-                "seconds_quartiles": [seconds, seconds],
-                "peak_bytes": 2**20,
-            },
-            {"name": "step/small-bf16/hf", "kind": "step", "role": "peer", "seconds": 2 * seconds},
+            step("v1", "tier", seconds, Quartiles(seconds, seconds), 2**20),
+            step("hf", "peer", 2 * seconds),
         ],
     }
     return Record(**{**known, **fields})
 
 
 def file(path: Path, content: Record) -> str:
-    path.write_text(json.dumps(asdict(content)))
+    path.write_text(json.dumps(as_json(content)))
     return str(path)
 
 
@@ -124,7 +136,7 @@ def test_files_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFix
     assert "nowhere.json': No such file" in one_line(capsys, "compare", good, "nowhere.json")
     assert "Is a directory" in one_line(capsys, "compare", str(tmp_path), good)
     assert "are one file" in one_line(capsys, "compare", good, good)
-    bad.write_text(json.dumps({**asdict(record()), "complete": "yes"}))
+    bad.write_text(json.dumps({**as_json(record()), "complete": "yes"}))
     found = one_line(capsys, "compare", good, str(bad))
     assert "bad.json is not a record of this version: complete is 'yes'" in found
     assert "A.json" in one_line(capsys, "compare")

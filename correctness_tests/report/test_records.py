@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 import zipfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,28 @@ import torch
 
 from correctness_tests.support.commands import ENVIRONMENT
 from tinyllama.harness.records import exchange, results
-from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.entries import (
+    CurveEntry,
+    OpEntry,
+    PartEntry,
+    Quartiles,
+    Ratio,
+    StepEntry,
+    entry_as_json,
+)
+from tinyllama.harness.records.results import Record, as_json
+
+TENSOR: Any = torch.ones(2)
+STORED = Path(__file__).resolve().parents[2] / "results"
+STEP = StepEntry(
+    name="x",
+    workload="small",
+    precision="fp32",
+    contender="v1",
+    role="tier",
+    seconds=1.0,
+    seconds_quartiles=Quartiles(0.9, 1),
+)
 
 
 def record(**fields: Any) -> Record:
@@ -30,14 +51,20 @@ def record(**fields: Any) -> Record:
         "commit": "a" * 40,
         "date": "2030-01-02T03:04:05Z",
         "command": "pytest",
-        "entries": [{"name": "x", "kind": "step", "seconds": 1.0, "seconds_quartiles": [0.9, 1]}],
+        "entries": [STEP],
         "complete": True,
     }
     return Record(**{**known, **fields})
 
 
-def with_entry(**fields: Any) -> Record:
-    return record(entries=[{**record().entries[0], **fields}])
+def content(entries: Any = None, **fields: Any) -> dict[str, Any]:
+    """A record as it is in a file, with other fields."""
+    found = {**as_json(record()), **fields}
+    return found if entries is None else {**found, "entries": entries}
+
+
+def with_entry(**fields: Any) -> dict[str, Any]:
+    return content([{**entry_as_json(STEP), **fields}])
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -52,7 +79,7 @@ def test_a_new_record_names_its_machine_and_versions() -> None:
     found = results.new_record(torch.device("cpu"), "g")
     assert found.machine["cores"] >= 1
     assert found.versions["torch"] == torch.__version__
-    results.validate(asdict(found))
+    results.from_json(as_json(found))
 
 
 @pytest.mark.parametrize(
@@ -68,35 +95,73 @@ def test_a_new_record_names_its_machine_and_versions() -> None:
         (record(versions={"torch": 2}), "versions"),
         (record(schema=3), "schema 3"),
         (record(machine={"cores": math.nan}), "machine: cores"),
-        (record(entries={0: {}}), "entries is {"),
-        (record(entries=[7]), r"entries\[0\] is 7"),
-        (record(entries=[{"name": "x"}]), "has no kind"),
-        (record(entries=[{"name": "x", "kind": "y"}] * 2), "a second entry has the name 'x'"),
-        (with_entry(seconds="1"), "seconds is '1'"),
+        (record(entries=[STEP, STEP]), "a second entry has the name 'x'"),
+        (record(entries=[replace(STEP, seconds=math.nan)]), r"\('x'\): seconds is nan"),
+        (record(entries=[replace(STEP, kernels=TENSOR)]), "kernels is tensor"),
+        (record(entries=[replace(STEP, seconds=np.float32(1))]), "seconds is "),
+        (content(entries=7), "entries is 7"),
+        (content([7]), r"entries\[0\] is 7"),
+        (content([{"name": "x"}]), "has no kind"),
+        (content([{"name": "x", "kind": "y"}]), "unknown kind 'y': use step, part, sweep, "),
+        (content([{"name": "x", "kind": "step"}]), "has no role, workload, precision, contender"),
+        (with_entry(second=1), "unknown field 'second' of the kind step"),
+        (with_entry(seconds="1"), "seconds is '1', not a finite number of at least 0"),
         (with_entry(seconds=True), "seconds is True"),
-        (with_entry(seconds=math.nan), "seconds is nan"),
+        (with_entry(seconds=None), "seconds is None"),
         (with_entry(peak_bytes=-1), "peak_bytes is -1"),
         (with_entry(samples_per_second=math.inf), "samples_per_second is inf"),
         (with_entry(kernels=10**400), "kernels is 1000"),
-        (with_entry(seconds_quartiles=[2, 1]), "seconds_quartiles"),
-        (with_entry(over_v1=[1, 1, math.nan]), "over_v1 is nan"),
-        (with_entry(role=1), "role is 1"),
+        (with_entry(steps=1.5), "steps is 1.5, not a whole number"),
+        (with_entry(seconds_quartiles=[2, 1]), "seconds_quartiles is .*, not two numbers in order"),
+        (with_entry(over_v1=[1, 1, math.nan]), r"over_v1 is \[1, 1, nan\], not a ratio"),
+        (with_entry(over_v1=[1, 1, 1], over_v2=[1, 1, 1]), "unknown field 'over_v2'"),
+        (with_entry(over={"v1": [1, 2]}), r"over: v1 is \[1, 2\], not a ratio"),
+        (with_entry(baseline="v1"), "unknown field 'baseline'"),
+        (with_entry(role=1), "role is 1, not a text"),
         (with_entry(tolerances=[1]), "tolerances is"),
-        (with_entry(loss=torch.ones(2)), "loss is tensor"),
-        (with_entry(loss=np.float32(1)), "loss is "),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_record_that_is_none_is_neither_written_nor_read(
-    tmp_path: Path, bad: Record, message: str
+    tmp_path: Path, bad: Record | dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        results.save(bad, tmp_path)
-    assert not list(tmp_path.rglob("*"))
-    if message.startswith("loss"):
+    if isinstance(bad, Record):
+        with pytest.raises(ValueError, match=message):
+            results.save(bad, tmp_path)
+        assert not list(tmp_path.rglob("*"))
+    text = json.dumps(as_json(bad) if isinstance(bad, Record) else bad, default=str)
+    if "tensor" in text or "1.0" in message:
         return  # JSON has no such value
-    with pytest.raises(ValueError, match=f"mine is not a record of this version: .*{message}"):
-        results.parse(json.dumps(asdict(bad)).encode(), "mine")
+    if message != "seconds is ":
+        with pytest.raises(ValueError, match=f"mine is not a record of this version: .*{message}"):
+            results.parse(text.encode(), "mine")
+
+
+def test_every_kind_of_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Ratios too, under the name of what they are over."""
+    texts = ("name", "op", "provider", "role", "case", "dtype", "values", "passes")
+    op: dict[str, Any] = dict.fromkeys(texts, "y")
+    curve: dict[str, Any] = dict.fromkeys(("name", "workload", "contender", "precision"), "z")
+    entries = [
+        replace(STEP, baseline="hf-eager", over_baseline=Ratio(2, 1, 3), time_by={"other": 1.0}),
+        OpEntry(**op, layouts={"strided": Ratio(1.0, 0.9, 1.1)}, queued=False),
+        CurveEntry(**curve, steps=9, window=9, every=9, losses=[1.0, -0.5]),
+    ]
+    path = results.save(record(entries=entries), tmp_path)
+    assert results.load(path).entries == entries
+    step, found, _ = json.loads(path.read_text())["entries"]
+    assert step["over_hf-eager"] == [2, 1, 3]
+    assert not {"baseline", "over_baseline", "kernels"} & set(step)
+    assert found["layouts"] == {"strided": [1.0, 0.9, 1.1]}
+
+
+@pytest.mark.parametrize("path", sorted(STORED.glob("*/*.json")), ids=lambda path: path.stem)
+def test_what_is_stored_is_read_whole_and_would_be_written_the_same(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    again = json.loads(json.dumps(as_json(results.load(path))))
+    if stored["schema"] == results.SCHEMA:
+        assert again == {"missed": [], **stored}
+    assert len(again["entries"]) == len(stored["entries"])
 
 
 @pytest.mark.parametrize(
@@ -111,20 +176,32 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path, text: bytes) -> None:
 
 
 def test_missing_and_unknown_fields_are_named() -> None:
-    data = asdict(record())
+    data = content(extra=1)
     del data["machine"]
     with pytest.raises(ValueError, match="missing or unknown: extra, machine"):
-        results.validate({**data, "extra": 1})
+        results.from_json(data)
 
 
 def test_records_of_the_first_schema_are_read() -> None:
-    entry = {"name": "step/small-bf16/v1", "tier": "v1", "seconds": 1.0}
-    old = asdict(record(schema=1, entries=[entry]))
-    del old["group"], old["machine"]
+    about = {"workload": "small", "precision": "fp32", "tier": "v2", "left_out": {}}
+    times = {"milliseconds": 2.0, "over_v2": [1.0, 1.0, 1.0]}
+    old = content(
+        [
+            {"name": "parts/small-fp32/v2", **about, **times, "passed": True},
+            {"name": "parts/small-fp32/wrong", **about, **times, "passed": False},
+            {"name": "step/small-fp32/v2", **about, "seconds": 1.0},
+        ],
+        schema=1,
+    )
+    del old["group"], old["machine"], old["missed"]
     found = results.parse(json.dumps(old).encode(), "old")
-    assert (found.schema, found.group) == (2, "steps")
-    assert found.entries[0]["contender"] == "v1"
-    assert "tier" not in found.entries[0]
+    assert (found.schema, found.group, found.missed) == (2, "steps", [])
+    part, wrong, step = found.entries
+    assert isinstance(part, PartEntry)
+    assert (part.contender, part.seconds, part.baseline) == ("v2", 0.002, "v2")
+    assert not wrong.ran
+    assert isinstance(step, StepEntry)
+    assert (step.contender, step.role, step.seconds) == ("v2", "tier", 1.0)
 
 
 # -- written whole ----------------------------------------------------------------------------
@@ -240,7 +317,7 @@ def test_an_export_overwrites_nothing_and_takes_only_records(
     assert not (tmp_path / "new.zip").exists()
 
 
-A_RECORD = json.dumps(asdict(record())).encode()
+A_RECORD = json.dumps(as_json(record())).encode()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tinyllama.harness.records.entries import CeilingEntry, Entry, OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.verdict import (
     TOLERANCES,
@@ -21,25 +22,35 @@ from tinyllama.harness.records.verdict import (
 SETTING = {"group": "g", "device": "a card", "machine": {}, "versions": {"torch": "2.0"}}
 
 
-def record(*entries: dict[str, Any], **fields: Any) -> Record:
+def record(*entries: Entry, **fields: Any) -> Record:
     known = {"commit": "a" * 40, "date": "2030-01-01T00:00:00Z", "command": "x", "complete": True}
     return Record(**{**SETTING, **known, "entries": list(entries), **fields})
 
 
-def entry(seconds: Any = 1.0, name: str = "step/v1", **values: Any) -> dict[str, Any]:
-    values = {"kind": "step", "role": "tier", **values}
-    quartiles = {}
-    if isinstance(seconds, (int, float)):
-        quartiles = {"seconds_quartiles": [0.99 * seconds, 1.01 * seconds]}
-    return {"name": name, "seconds": seconds, **quartiles, **values}
+STEP = {"workload": "small", "precision": "fp32", "contender": "v1", "role": "tier"}
+TEXTS = ("op", "provider", "role", "case", "dtype", "values", "passes")
+OP: dict[str, Any] = dict.fromkeys(TEXTS, "x")
 
 
-def outcome(before: dict[str, Any], after: dict[str, Any]) -> Outcome:
+def entry(seconds: Any = 1.0, name: str = "step/v1", **values: Any) -> StepEntry:
+    return StepEntry(name=name, **{**STEP, **timing(seconds), **values})
+
+
+def op(**layouts: Ratio) -> OpEntry:
+    return OpEntry(name="op/x", **OP, **timing(1.0), layouts=layouts)
+
+
+def timing(seconds: Any) -> dict[str, Any]:
+    quartiles = [0.99 * seconds, 1.01 * seconds] if isinstance(seconds, (int, float)) else None
+    return {"seconds": seconds, "seconds_quartiles": quartiles}
+
+
+def outcome(before: Entry, after: Entry) -> Outcome:
     (verdict,) = compare(record(before), record(after))
     return verdict.outcome
 
 
-def text(before: dict[str, Any], after: dict[str, Any]) -> str:
+def text(before: Entry, after: Entry) -> str:
     (verdict,) = compare(record(before), record(after))
     return str(verdict)
 
@@ -92,17 +103,15 @@ def test_a_wide_baseline_overlaps_too() -> None:
 
 @pytest.mark.parametrize("metric", [m for m in TOLERANCES if m != "layouts"])
 def test_each_metric_is_gated_by_its_own_tolerance(metric: str) -> None:
-    def of(value: float) -> dict[str, Any]:
+    def of(value: float) -> Entry:
         values: dict[str, Any] = {metric: value}
-        return entry(**values)
+        return replace(entry(**values), seconds_quartiles=None)
 
     allowed = TOLERANCES[metric]
     before = of(100)
     assert outcome(before, of(100)) is Outcome.SAME
     assert outcome(before, of(100 * allowed)) is Outcome.SAME
     slower = of(100 * allowed + 1)
-    slower.pop("seconds_quartiles")
-    before.pop("seconds_quartiles")
     assert outcome(before, slower) is Outcome.SLOWER
     told = text(before, slower)
     assert told.startswith("SLOWER step/v1: ")
@@ -114,17 +123,16 @@ def test_what_is_zero_may_not_become_one() -> None:
     assert outcome(entry(copies=0), entry(copies=1)) is Outcome.SLOWER
 
 
-def test_layouts_are_gated_one_by_one_as_numbers_or_intervals() -> None:
-    before = entry(layouts={"strided": 1.0, "transposed": [1.0, 0.9, 1.1]})
-    after = entry(layouts={"strided": 1.2, "transposed": [1.05, 1.0, 1.1]})
+def test_layouts_are_gated_one_by_one() -> None:
+    before = op(strided=Ratio(1.0, 1.0, 1.0), transposed=Ratio(1.0, 0.9, 1.1))
+    after = op(strided=Ratio(1.2, 1.2, 1.2), transposed=Ratio(1.05, 1.0, 1.1))
     (verdict,) = compare(record(before), record(after))
     assert {f.metric: f.outcome for f in verdict.figures} == {
         "seconds": Outcome.SAME,
         "layouts strided": Outcome.SLOWER,
         "layouts transposed": Outcome.SAME,
     }
-    assert outcome(before, entry(layouts={"strided": 1.0})) is Outcome.MISSING
-    assert outcome(before, entry(layouts=7)) is Outcome.MISSING
+    assert outcome(before, op(strided=Ratio(1.0, 1.0, 1.0))) is Outcome.MISSING
 
 
 def test_compile_time_is_not_gated() -> None:
@@ -142,10 +150,10 @@ def test_missing_and_new_entries_and_metrics_are_never_green() -> None:
 
 
 def test_what_ran_before_and_cannot_now_is_missing_with_the_reason() -> None:
-    cannot = {"name": "step/v1", "kind": "step", "role": "tier", "cannot": "no bf16"}
+    cannot = entry(None, cannot="no bf16")
     assert outcome(entry(), cannot) is Outcome.MISSING
     assert "no bf16" in text(entry(), cannot)
-    assert outcome(entry(), {**entry(), "cannot": "no bf16"}) is Outcome.MISSING
+    assert outcome(entry(), entry(cannot="no bf16")) is Outcome.MISSING
     assert outcome(cannot, cannot) is Outcome.SAME
     assert outcome(cannot, entry()) is Outcome.NO_BASELINE
 
@@ -153,8 +161,7 @@ def test_what_ran_before_and_cannot_now_is_missing_with_the_reason() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0, -1.0, "1.0", None, True, [1]])
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_what_is_no_measurement_is_never_green(value: Any, side: str) -> None:
-    for quartiles in (entry(value).get("seconds_quartiles"), [1.0, 1.0]):
-        bad = entry(value, seconds_quartiles=quartiles) if quartiles else entry(value)
+    for bad in (entry(value), entry(value, seconds_quartiles=[1.0, 1.0])):
         sides = {"before": entry(), "after": entry(), side: bad}
         assert outcome(sides["before"], sides["after"]) is Outcome.MISSING
         assert "no measurement" in text(sides["before"], sides["after"])
@@ -193,19 +200,24 @@ def test_an_entry_declares_its_tolerance_and_a_wider_one_is_said() -> None:
 def test_a_tolerance_that_is_none_is_never_green(tolerances: dict[str, Any]) -> None:
     assert outcome(entry(), entry(tolerances=tolerances)) is Outcome.MISSING
     with pytest.raises(ValueError, match="tolerance"):
-        check_tolerances({"tolerances": tolerances})
+        check_tolerances(entry(tolerances=tolerances))
 
 
 # -- what is not gated ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [{"role": "peer"}, {"role": "floor"}, {"kind": "ceiling"}])
-def test_peers_floor_and_ceilings_are_shown_and_never_fail(kind: dict[str, str]) -> None:
-    assert outcome(entry(**kind), entry(9.0, **kind)) is Outcome.SAME
-    assert "not gated: slower: seconds 9.000 times" in text(entry(**kind), entry(9.0, **kind))
-    (lacking,) = compare(record(entry(**kind)), record())
+@pytest.mark.parametrize("role", ["peer", "floor"])
+def test_peers_and_the_floor_are_shown_and_never_fail(role: str) -> None:
+    assert outcome(entry(role=role), entry(9.0, role=role)) is Outcome.SAME
+    assert "not gated: slower: seconds 9.000 times" in text(entry(role=role), entry(9.0, role=role))
+    (lacking,) = compare(record(entry(role=role)), record())
     assert lacking.outcome is Outcome.SAME
     assert "missing: in the baseline, not in this run" in lacking.text
+
+
+def test_ceilings_are_not_compared() -> None:
+    fast, slow = (CeilingEntry(name="ceiling/copy", bytes_per_second=b) for b in (2.0, 1.0))
+    assert compare(record(fast), record(slow)) == []
 
 
 def test_a_benchmark_cannot_escape_by_calling_itself_a_peer() -> None:

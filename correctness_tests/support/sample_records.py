@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from tinyllama.harness.records.entries import (
+    CeilingEntry,
+    Entry,
+    OpEntry,
+    Quartiles,
+    Ratio,
+    StepEntry,
+    SweepEntry,
+)
 from tinyllama.harness.records.results import Record
-
-Entry = dict[str, Any]
+from tinyllama.harness.records.targets import Target
 
 FIRST, SECOND = "SYNTHETIC device A", "SYNTHETIC device B"
 DATES = ("2026-01-05T09:00:00Z", "2026-02-09T09:00:00Z", "2026-03-02T09:00:00Z")
@@ -61,8 +70,8 @@ PEER_PROVIDERS = ("liger",)
 BANDWIDTH, PEAK = 4.1e12, 720e12
 
 
-def ratio(value: float, width: float = 0.02) -> list[float]:
-    return [value, value * (1 - width), value * (1 + width)]
+def ratio(value: float, width: float = 0.02) -> Ratio:
+    return Ratio(value, value * (1 - width), value * (1 + width))
 
 
 def record(
@@ -80,31 +89,28 @@ def record(
     return Record(group=group, device=device, date=date, entries=list(entries), **fields)
 
 
-def step(group: str, contender: str, scale: float = 1.0) -> Entry:
+def step(group: str, contender: str, scale: float = 1.0, **changed: Any) -> StepEntry:
     """A step of ``group`` ("small-bf16"); scale: multiplies the times."""
     role, title, milliseconds, kernels, idle = CONTENDERS[contender]
     workload, precision = group.split("-")
     seconds = milliseconds * 1e-3 * scale
     busy = seconds * (1 - idle)
-    software = f"{contender} 1.2.3" if role == "peer" else "torch 2.11.0"
-    entry = {
+    fields: dict[str, Any] = {
         "name": f"step/{group}/{contender}",
-        "kind": "step",
         "workload": workload,
         "precision": precision,
         "contender": contender,
         "role": role,
         "title": title,
-        "software": software,
+        "software": f"{contender} 1.2.3" if role == "peer" else "torch 2.11.0",
         "plan": "eager" if contender in ("v1", "hf-eager", "liger") else "compile + capture",
         "left_out": {"capture": "SYNTHETIC: allocates within a step"} if role == "peer" else {},
         "seconds": seconds,
-        "seconds_quartiles": [seconds * 0.97, seconds * 1.04],
+        "seconds_quartiles": Quartiles(seconds * 0.97, seconds * 1.04),
         "rounds": 100,
         "device_seconds": seconds * 0.99,
         "host_seconds": seconds * (0.98 if idle > 0.5 else 0.1),
         "busy_seconds": busy,
-        "time_by": {name: busy * share for name, share in SHARES.items()},
         "kernels": kernels,
         "copies": 2,
         "host_syncs": 0,
@@ -118,36 +124,39 @@ def step(group: str, contender: str, scale: float = 1.0) -> Entry:
         "watts": 480,
         "compile_seconds": 41.0,
         "compiled_beside": 3,
-        "over_v1": ratio(CONTENDERS["v1"][2] / milliseconds) if contender != "v1" else [1, 1, 1],
-        "floor_share": ratio(CONTENDERS["floor"][2] / milliseconds),
-        "gradients": 74,
-        "parameters": 74,
         "first_loss": 7.04,
         "last_loss": 6.93,
     }
     if role == "floor":
-        for absent in ("over_v1", "floor_share", "gradients", "parameters", "time_by"):
-            del entry[absent]
-        entry["parts"] = {"products": 0.4e-3, "attention": 0.12e-3, "optimizer": 0.1e-3}
-    return entry
+        fields["parts"] = {"products": 0.4e-3, "attention": 0.12e-3, "optimizer": 0.1e-3}
+    else:
+        over = ratio(CONTENDERS["v1"][2] / milliseconds, 0.0 if contender == "v1" else 0.02)
+        fields |= {
+            "time_by": {name: busy * share for name, share in SHARES.items()},
+            "baseline": "v1",
+            "over_baseline": over,
+            "floor_share": ratio(CONTENDERS["floor"][2] / milliseconds),
+            "gradients": 74,
+            "parameters": 74,
+        }
+    return StepEntry(**{**fields, **changed})
 
 
-def cannot(group: str, contender: str, reason: str) -> Entry:
+def cannot(group: str, contender: str, reason: str) -> StepEntry:
     workload, precision = group.split("-")
-    return {
-        "name": f"step/{group}/{contender}",
-        "kind": "step",
-        "workload": workload,
-        "precision": precision,
-        "contender": contender,
-        "role": "peer",
-        "title": "SYNTHETIC peer that does not run",
-        "software": contender,
-        "cannot": reason,
-    }
+    return StepEntry(
+        name=f"step/{group}/{contender}",
+        workload=workload,
+        precision=precision,
+        contender=contender,
+        role="peer",
+        title="SYNTHETIC peer that does not run",
+        software=contender,
+        cannot=reason,
+    )
 
 
-def steps(group: str, scale: float = 1.0) -> list[Entry]:
+def steps(group: str, scale: float = 1.0) -> list[StepEntry]:
     absent = cannot(group, "megatron", "SYNTHETIC: needs a toolkit that is not installed")
     return [*(step(group, name, scale) for name in CONTENDERS), absent]
 
@@ -155,8 +164,8 @@ def steps(group: str, scale: float = 1.0) -> list[Entry]:
 def ops(dtype: str = "bf16") -> list[Entry]:
     """Every op by every provider, in both passes and two cases; and the ceilings."""
     found: list[Entry] = [
-        {"name": "ceiling/copy", "kind": "ceiling", "bytes_per_second": BANDWIDTH},
-        {"name": f"ceiling/product-{dtype}", "kind": "ceiling", "flops_per_second": PEAK},
+        CeilingEntry(name="ceiling/copy", bytes_per_second=BANDWIDTH),
+        CeilingEntry(name=f"ceiling/product-{dtype}", flops_per_second=PEAK),
     ]
     for index, op in enumerate(OPS):
         for provider, share in PROVIDERS.items():
@@ -167,44 +176,44 @@ def ops(dtype: str = "bf16") -> list[Entry]:
     return found
 
 
-def _op(op: str, provider: str, dtype: str, passes: str, size: float, share: float) -> Entry:
+def _op(op: str, provider: str, dtype: str, passes: str, size: float, share: float) -> OpEntry:
     intensity, count = OPS[op]
     count *= size * (3 if passes != "forward" else 1)
     flops = count * intensity * (1 if passes == "forward" else 1.2)
     least = max(count / BANDWIDTH, flops / PEAK)
     seconds = least / (share * size**0.2)
     case = f"B={8 * size:g},T=2048"
-    return {
-        "name": f"op/{op}-{provider}-{case}-{dtype}-normal/{passes}",
-        "kind": "op",
-        "op": op,
-        "provider": provider,
-        "role": "peer" if provider in PEER_PROVIDERS else "ours",
-        "case": case,
-        "dtype": dtype,
-        "values": "normal",
-        "passes": passes,
-        "seconds": seconds,
-        "seconds_quartiles": [seconds * 0.99, seconds * 1.02],
-        "rounds": 60,
-        "host_seconds": 2.1e-5,
-        "bytes": count,
-        "flops": flops,
-        "bytes_per_second": count / seconds,
-        "bandwidth_share": count / seconds / BANDWIDTH,
-        "flops_per_second": flops / seconds,
-        "flops_share": flops / seconds / PEAK,
-        "roofline_seconds": least,
-        "roofline_share": least / seconds,
-        "bound": "bandwidth" if count / BANDWIDTH > flops / PEAK else "products",
-        "peak_bytes": count * (1.2 - share / 2),
-        "kernels": {"eager": 9, "torch": 3}.get(provider, 1),
-        "layouts": {"transposed": ratio(1.4)},
-        "over_eager": ratio(share / PROVIDERS["eager"]),
-    }
+    return OpEntry(
+        name=f"op/{op}-{provider}-{case}-{dtype}-normal/{passes}",
+        op=op,
+        provider=provider,
+        role="peer" if provider in PEER_PROVIDERS else "ours",
+        case=case,
+        dtype=dtype,
+        values="normal",
+        passes=passes,
+        seconds=seconds,
+        seconds_quartiles=Quartiles(seconds * 0.99, seconds * 1.02),
+        rounds=60,
+        host_seconds=2.1e-5,
+        bytes=count,
+        flops=flops,
+        bytes_per_second=count / seconds,
+        bandwidth_share=count / seconds / BANDWIDTH,
+        flops_per_second=flops / seconds,
+        flops_share=flops / seconds / PEAK,
+        roofline_seconds=least,
+        roofline_share=least / seconds,
+        bound="bandwidth" if count / BANDWIDTH > flops / PEAK else "products",
+        peak_bytes=count * (1.2 - share / 2),
+        kernels={"eager": 9, "torch": 3}.get(provider, 1),
+        layouts={"transposed": ratio(1.4)},
+        baseline="eager",
+        over_baseline=ratio(share / PROVIDERS["eager"]),
+    )
 
 
-def sweep(group: str) -> list[Entry]:
+def sweep(group: str) -> list[SweepEntry]:
     """Lengths at a batch of 8, batches at a length of 256 (that of 8 is in the lengths); V1 runs
     out of memory."""
     points = [("seq_len", 8, 2**power) for power in range(7, 14)]
@@ -213,28 +222,31 @@ def sweep(group: str) -> list[Entry]:
     return [_point(group, name, *point) for name in tiers for point in points]
 
 
-def _point(group: str, contender: str, axis: str, batch: int, length: int) -> Entry:
+def _point(group: str, contender: str, axis: str, batch: int, length: int) -> SweepEntry:
     workload, precision = group.split("-")
     base = CONTENDERS[contender][2] * 1e-3
     work = batch * length / 2048 * (1 + length / 4096)
     peak = 3e8 + 4e8 * work * (1 + (length / 512 if contender == "v1" else 0))
-    entry: Entry = {
-        "name": f"sweep/{group}/{contender}/B{batch}T{length}",
-        "kind": "sweep",
-        "workload": workload,
-        "precision": precision,
-        "contender": contender,
-        "role": CONTENDERS[contender][0],
-        "batch_size": batch,
-        "seq_len": length,
-        "axis": axis,
-    }
+    entry = SweepEntry(
+        name=f"sweep/{group}/{contender}/B{batch}T{length}",
+        workload=workload,
+        precision=precision,
+        contender=contender,
+        role=CONTENDERS[contender][0],
+        batch_size=batch,
+        seq_len=length,
+        axis=axis,
+    )
     if peak > 2e11:
-        return {**entry, "cannot": "SYNTHETIC: out of memory"}
+        return replace(entry, cannot="SYNTHETIC: out of memory")
     seconds = base * (0.3 + 0.7 * work) if contender != "v1" else max(base, base * work / 3)
-    spread = [seconds * 0.98, seconds * 1.03]
-    entry |= {"seconds": seconds, "seconds_quartiles": spread, "peak_bytes": peak}
-    return {**entry, "samples_per_second": batch / seconds}
+    return replace(
+        entry,
+        seconds=seconds,
+        seconds_quartiles=Quartiles(seconds * 0.98, seconds * 1.03),
+        peak_bytes=peak,
+        samples_per_second=batch / seconds,
+    )
 
 
 def sample_records() -> list[Record]:
@@ -254,30 +266,32 @@ def sample_records() -> list[Record]:
     return found
 
 
-def sample_targets() -> list[dict[str, Any]]:
-    """A bar that is met, one that is not, one in the interval, and documented figures."""
-    bar = {
+def target(metric: str, at_least: float | None, **changed: Any) -> Target:
+    """A bar of V3 on the workload small."""
+    fields: dict[str, Any] = {
         "tier": "v3",
-        "workload": "small",
-        "direction": ">=",
-        "precision": "any",
+        "workload": ("small",),
+        "precision": (),
         "device": "any",
         "source": "SYNTHETIC bar",
-        "caveat": "",
-        "documented": False,
+        "over": "v1" if metric == "speed" else None,
     }
-    documented = {
-        **bar,
+    return Target(metric=metric, at_least=at_least, **{**fields, **changed})
+
+
+def sample_targets() -> list[Target]:
+    """A bar that is met, one that is not, one in the interval, and documented figures."""
+    documented: dict[str, Any] = {
         "device": "AMD MI325X",
         "source": "the published example",
         "caveat": "from a step in which 1 of 74 parameters gets a gradient",
         "documented": True,
     }
     return [
-        {**bar, "metric": "over_v1", "bound": 20.0},
-        {**bar, "metric": "samples_per_second", "bound": 1e6},
-        {**bar, "metric": "over_v1", "bound": 24.9, "precision": "bf16"},
-        {**bar, "metric": "peak_bytes", "bound": 2e9, "direction": "<="},
-        {**documented, "metric": "over_v1", "bound": 5.5},
-        {**documented, "metric": "samples_per_second", "bound": 2065.0, "workload": "absent"},
+        target("speed", 20.0),
+        target("samples_per_second", 1e6),
+        target("speed", 24.9, precision=("bf16",)),
+        target("peak_bytes", None, at_most=2e9),
+        target("speed", 5.5, **documented),
+        target("samples_per_second", 2065.0, workload=("absent",), **documented),
     ]

@@ -40,7 +40,9 @@ SUITE = """
 import json, os
 from pathlib import Path
 import pytest
+from tinyllama.harness.records.entries import CurveEntry, OpEntry
 
+OP = dict.fromkeys(("op", "provider", "role", "case", "dtype", "values", "passes"), "x")
 FIGURES = json.loads(Path("figures.json").read_text())
 
 
@@ -48,7 +50,7 @@ FIGURES = json.loads(Path("figures.json").read_text())
 def group(request, recording):
     with recording.group(request.param) as measured:
         for name, values in FIGURES[request.param].items():
-            measured.add(name, "op", **values)
+            measured.add(OpEntry(name=name, **OP, **values))
         yield measured
 
 

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,14 @@ from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
+from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.targets import Target, of_group, shown
-from tinyllama.model.tiers import TIERS, Tier
+from tinyllama.model.tiers import TIERS, V1, Tier
 
 FLOOR = Contender(
     "floor", "products, attention, AdamW alone", "floor", "tinyllama.bench.floor:Floor", alone=True
 )
+BASELINE = V1.name  # over which every step's ratio is
 LONGEST = 400.0  # seconds until a contender is ready; a group is to take less than ten minutes
 LEARNED = 0.9  # of what V1 learned on the same batches; a tied embedding alone learns far less
 
@@ -73,11 +75,13 @@ class Effort:
 
 @dataclass
 class Measured:
-    """What a group gave: seconds by contender and round, an entry each, and what went wrong."""
+    """What a group gave, by contender: seconds of each round, an entry that lacks what follows from
+    them, the loss of each step, and what went wrong."""
 
     group: Group
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    entries: dict[str, StepEntry] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)
     cannot: dict[str, str] = field(default_factory=dict)
     failed: dict[str, WorkerError] = field(default_factory=dict)
 
@@ -161,11 +165,10 @@ class _Run:
             return [pool.submit(make, contender) for contender in lot]
 
     def _check(self, contender: Contender, beside: int) -> None:
-        entry: dict[str, Any] = {}
+        entry = empty_entry(contender, self.group)
         if contender.role != "floor":
-            entry.update(self._ask(contender.name, "memory"))
-            entry.update(self._ask(contender.name, "verify"))
-            entry["compiled_beside"] = beside
+            found = {**self._ask(contender.name, "memory"), **self._ask(contender.name, "verify")}
+            entry = replace(entry, compiled_beside=beside, **found)
         self.measured.entries[contender.name] = entry
 
     def time(self) -> None:
@@ -198,38 +201,40 @@ class _Run:
     def look_closer(self) -> None:
         """What is measured of one contender alone, and whether it learned."""
         for name in list(self.measured.seconds):
-            entry = self.measured.entries[name]
             with self._kept(name):
                 if name != FLOOR.name:
-                    self._look(name, entry)
-                entry.update(self._ask(name, "facts"))
+                    self._look(name)
+                self._add(name, self._ask(name, "facts"))
         self._must_learn()
 
-    def _look(self, name: str, entry: dict[str, Any]) -> None:
+    def _look(self, name: str) -> None:
         for question, argument in (
             ("clocks", (self.effort.readings,)),
             ("launched", ()),
             ("used", (self.effort.energy,)),
         ):
             answer = self._ask(name, question, *argument)
-            unavailable = {**entry.get("unavailable", {}), **answer.pop("unavailable", {})}
-            entry.update(answer)
-            if unavailable:
-                entry["unavailable"] = unavailable
-        entry["losses"] = self._ask(name, "loss_series")
+            known = self.measured.entries[name].unavailable or {}
+            unavailable = {**known, **answer.pop("unavailable", {})}
+            self._add(name, {**answer, "unavailable": unavailable or None})
+        self.measured.losses[name] = self._ask(name, "loss_series")
+
+    def _add(self, name: str, found: Mapping[str, Any]) -> None:
+        """Put fields into an entry that a worker has answered."""
+        self.measured.entries[name] = replace(self.measured.entries[name], **found)
 
     def _must_learn(self) -> None:
-        """On the same batches each learns what V1 learns, up to rounding; where V1 does not
-        run, what the first peer learns."""
-        series = {n: e.pop("losses") for n, e in self.measured.entries.items() if "losses" in e}
-        base = next((n for n in ("v1", *(peer.name for peer in PEERS)) if n in series), None)
+        """On the same batches each learns what the baseline learns, up to rounding; where that does
+        not run, what the first peer learns."""
+        series = {n: s for n, s in self.measured.losses.items() if n in self.measured.entries}
+        base = next((n for n in (BASELINE, *(peer.name for peer in PEERS)) if n in series), None)
         if base is None:
             return
         steps = min(map(len, series.values()))
         drops = {name: _drop(losses[:steps]) for name, losses in series.items()}
         for name, losses in series.items():
-            entry = self.measured.entries[name]
-            entry.update(first_loss=losses[0], last_loss=losses[steps - 1], steps=steps)
+            found = {"first_loss": losses[0], "last_loss": losses[steps - 1], "steps": steps}
+            self._add(name, found)
             if not drops[name] >= LEARNED * drops[base] > 0:
                 message = (
                     f"its loss falls by {drops[name]:.3g} where that of {base} falls by "
@@ -265,53 +270,57 @@ def _drop(losses: list[float]) -> float:
     return statistics.fmean(losses[:8]) - statistics.fmean(losses[-8:])
 
 
-def entry_of(contender: Contender, measured: Measured, product_flops: float) -> Mapping[str, Any]:
+def empty_entry(contender: Contender, group: Group) -> StepEntry:
+    """The entry of a contender of which nothing is measured yet."""
+    return StepEntry(
+        name=f"step/{group}/{contender.name}",
+        workload=group.workload,
+        precision=group.precision,
+        contender=contender.name,
+        role=contender.role,
+        title=contender.title,
+    )
+
+
+def entry_of(contender: Contender, measured: Measured, product_flops: float) -> StepEntry:
     """The entry of a record; see docs/RECORDS.md. product_flops: the measured ceiling."""
     name, group = contender.name, measured.group
-    entry: dict[str, Any] = {
-        "workload": group.workload,
-        "precision": group.precision,
-        "contender": name,
-        "role": contender.role,
-        "title": contender.title,
-    }
-    reason = measured.cannot.get(name) or (
-        str(measured.failed[name]) if name in measured.failed else None
-    )
+    reason = measured.cannot.get(name) or str(measured.failed.get(name, ""))
     if reason:
-        return {**entry, "cannot": reason}
+        return replace(empty_entry(contender, group), cannot=reason)
     shape, times = group.shape, measured.seconds[name]
     median = statistics.median(times)
+    entry = replace(measured.entries[name], **summary("seconds", times), rounds=len(times))
+    if contender.role == "floor":
+        return entry
+    if contender.role == "tier":
+        others = [other for other in measured.seconds if other != name]
+        entry = replace(entry, over={other: measured.over(other, name) for other in others})
+    if BASELINE in measured.seconds:
+        entry = replace(entry, baseline=BASELINE, over_baseline=measured.over(BASELINE, name))
+    if FLOOR.name in measured.seconds:
+        entry = replace(entry, floor_share=measured.over(FLOOR.name, name))
     flops = shape.model.step_flops(shape.batch_size, shape.seq_len) / median
-    entry |= {**measured.entries[name], **summary("seconds", times), "rounds": len(times)}
-    if contender.role != "floor":
-        entry |= {
-            "samples_per_second": shape.batch_size / median,
-            "tokens_per_second": shape.batch_size * shape.seq_len / median,
-            "flops_per_second": flops,
-            "mfu": flops / product_flops,
-        }
-        if "v1" in measured.seconds:
-            entry["over_v1"] = measured.over("v1", name).as_list()
-        if contender.role == "tier":
-            others = [other for other in measured.seconds if other != name]
-            entry["over"] = {other: measured.over(other, name).as_list() for other in others}
-        if FLOOR.name in measured.seconds:
-            entry["floor_share"] = measured.over(FLOOR.name, name).as_list()
-    return entry
+    return replace(
+        entry,
+        samples_per_second=shape.batch_size / median,
+        tokens_per_second=shape.batch_size * shape.seq_len / median,
+        flops_per_second=flops,
+        mfu=flops / product_flops,
+    )
 
 
 def missed(
     targets: Iterable[Target],
     measured: Measured,
-    entries: Mapping[str, Mapping[str, Any]],
+    entries: Mapping[str, StepEntry],
     device: str,
 ) -> list[str]:
     """The targets of a group that its entries, by contender, do not hold on a device of that
-    name; one that cannot be told counts as missed, unless what it is over cannot run here."""
+    name. One that nothing tells counts as missed, unless what it is over cannot run here."""
     known = {contender.name for contender in CONTENDERS}
     lines = []
-    for target in of_group(list(targets), measured.group.workload, measured.group.precision):
+    for target in of_group(targets, measured.group.workload, measured.group.precision):
         if target.tier not in known or not target.holds_on(device):
             continue  # a tier that does not exist yet, or a claim about another device
         found = target.measured(entries)

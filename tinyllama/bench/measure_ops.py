@@ -8,14 +8,15 @@ and inputs fresh in every round, and each timed call's outputs are checked; see
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from perf_tests.conftest import Ceilings
+from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.peers import OP_PEERS as PEERS
 from tinyllama.bench.peers import PEER_FILES
 from tinyllama.harness.correct.cases import OpCase
@@ -34,9 +35,11 @@ from tinyllama.harness.measure.op_contender import (
     untimed,
 )
 from tinyllama.harness.measure.rounds import interleaved, ratio, summary
-from tinyllama.harness.records.targets import OpTarget, shown
+from tinyllama.harness.records.entries import OpEntry, Ratio
+from tinyllama.harness.records.targets import OpTarget, by_call, shown
 
 PACKAGE = "tinyllama.ops"
+BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
 DTYPES = ("bf16", "fp32")
 COMPILING = 6  # cases at a time
 LAYOUTS = ("strided", "transposed")
@@ -62,7 +65,7 @@ class OpCaseRun:
     dtype: str
     readings: dict[str, dict[str, list[Reading]]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    layouts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    layouts: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     cannot: dict[str, str] = field(default_factory=dict)
     failed: dict[str, WorkerError] = field(default_factory=dict)
 
@@ -209,45 +212,39 @@ class Bench:
             run.layouts[name] = self._worker(run, name).call("op", "layouts", LAYOUTS, rounds)
 
 
-def entries_of(run: OpCaseRun, ceilings: Ceilings) -> dict[str, dict[str, Any]]:
-    """The entries of a case, by name."""
-    found, dtype = {}, run.dtype
+def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
+    """The entries of a case."""
+    found = []
     case = run.op.timed[run.case]
+    values = _values(run.op, case)
     for provider in providers_of(run.op):
-        about = {
-            "op": run.op.name,
-            "provider": provider,
-            "role": "peer" if provider in PEERS else "ours",
-            "case": str(case),
-            "dtype": dtype,
-            "values": _values(run.op, case),
-        }
-        name = f"op/{run.op.name}-{provider}-{case}-{dtype}-{about['values']}"
         reason = run.cannot.get(provider) or str(run.failed.get(provider, ""))
-        if reason:
-            for passes in passes_of(run.op):
-                found[f"{name}/{passes}"] = {**about, "passes": passes, "cannot": reason}
-            continue
-        for passes, readings in run.readings[provider].items():
-            measured = _measured(run, provider, passes, readings, ceilings)
-            found[f"{name}/{passes}"] = {**about, "passes": passes, **measured}
+        for passes in passes_of(run.op):
+            entry = OpEntry(
+                name=f"op/{run.op.name}-{provider}-{case}-{run.dtype}-{values}/{passes}",
+                op=run.op.name,
+                provider=provider,
+                role="peer" if provider in PEERS else "ours",
+                case=str(case),
+                dtype=run.dtype,
+                values=values,
+                passes=passes,
+                cannot=reason or None,
+            )
+            found.append(entry if reason else _measured(entry, run, ceilings))
     return found
 
 
 def missed(
-    targets: Iterable[OpTarget], runs: Mapping[str, OpCaseRun], found: Mapping[str, dict[str, Any]]
+    targets: Iterable[OpTarget], runs: Mapping[str, OpCaseRun], found: Iterable[OpEntry]
 ) -> list[str]:
-    """The targets that entries do not hold, each at the cases that it covers; one that cannot be
-    told counts as missed, unless what it is over cannot run here."""
-    calls: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-    for entry in found.values():
-        call = tuple(entry[name] for name in ("op", "case", "dtype", "passes"))
-        calls.setdefault(call, {})[entry["provider"]] = entry
-    lines = []
+    """The targets that entries do not hold, each at the cases that it covers. One that nothing
+    tells counts as missed, unless what it is over cannot run here."""
+    lines, calls = [], by_call(found)
     for target in targets:
-        for (op, case, *rest), entries in calls.items():
-            covered = target.covers(next(iter(entries.values())))
-            if not covered or _not_here(target, runs[f"{op}-{case}"]):
+        for call, entries in calls.items():
+            op, case, *rest = call
+            if not target.covers(call) or _not_here(target, runs[f"{op}-{case}"]):
                 continue
             measured = target.measured(entries)
             if measured is None or not target.met(measured):
@@ -274,56 +271,41 @@ def _values(op: Op, case: Any) -> str:
     return ",".join(others) or "normal(0,1)"
 
 
-def _measured(
-    run: OpCaseRun,
-    provider: str,
-    passes: str,
-    readings: list[Reading],
-    ceilings: Ceilings,
-) -> dict[str, Any]:
-    op, case, dtype = run.op, run.op.timed[run.case], run.dtype
-    size = {"fp32": 4}.get(dtype, 2)
-    kinds = ("forward", "backward") if passes == BOTH else ("forward",)
+def _measured(entry: OpEntry, run: OpCaseRun, ceilings: Ceilings) -> OpEntry:
+    """An entry with its figures."""
+    op, case, provider = run.op, run.op.timed[run.case], entry.provider
+    size = {"fp32": 4}.get(run.dtype, 2)
+    kinds = ("forward", "backward") if entry.passes == BOTH else ("forward",)
     moved = sum(op.bytes[kind](size, **case.dims) for kind in kinds if kind in op.bytes)
     flops = sum(op.flops[kind](**case.dims) for kind in kinds if kind in op.flops)
-    seconds = [reading.device for reading in readings]
-    entry = {
-        **summary("seconds", seconds),
-        **summary("host_seconds", [reading.host for reading in readings]),
-        "rounds": len(readings),
-        **{k: v for k, v in run.facts[provider][passes].items() if v is not None},
-        "bytes": moved,
-        "flops": flops,
-    }
-    median = float(entry["seconds"])
-    by_bytes, by_flops = moved / ceilings.copy(), flops / ceilings.product(dtype)
-    entry |= {
-        "bytes_per_second": moved / median,
-        "bandwidth_share": by_bytes / median,
-        "flops_per_second": flops / median,
-        "flops_share": by_flops / median,
-        "roofline_seconds": max(by_bytes, by_flops),
-        "roofline_share": max(by_bytes, by_flops) / median,
-        "bound": "bandwidth" if by_bytes >= by_flops else "products",
-    }
-    if op.tolerances:
-        entry["tolerances"] = dict(op.tolerances)
-    if not all(reading.queued for reading in readings):
-        entry["queued"] = False
-    entry |= _ratios(run, provider, passes)
-    if provider in run.layouts and passes == passes_of(op)[-1]:
-        entry["layouts"] = run.layouts[provider]
-    return entry
-
-
-def _ratios(run: OpCaseRun, provider: str, passes: str) -> dict[str, Any]:
-    """How many times longer the others take than this one, round by round."""
+    readings = run.readings[provider][entry.passes]
     seconds = {
-        name: [reading.device for reading in readings[passes]]
-        for name, readings in run.readings.items()
+        name: [reading.device for reading in each[entry.passes]]
+        for name, each in run.readings.items()
     }
-    over = {name: ratio(theirs, seconds[provider]).as_list() for name, theirs in seconds.items()}
-    found: dict[str, Any] = {"over_eager": over["eager"]} if "eager" in over else {}
-    if provider not in PEERS:
-        found["over"] = {name: times for name, times in over.items() if name != provider}
-    return found
+    over = {name: ratio(theirs, seconds[provider]) for name, theirs in seconds.items()}
+    ours, last = entry.role == "ours", entry.passes == passes_of(op)[-1]
+    median = statistics.median(seconds[provider])
+    by_bytes, by_flops = moved / ceilings.copy(), flops / ceilings.product(run.dtype)
+    return replace(
+        entry,
+        **summary("seconds", seconds[provider]),
+        **summary("host_seconds", [reading.host for reading in readings]),
+        rounds=len(readings),
+        **run.facts[provider][entry.passes],
+        bytes=moved,
+        flops=flops,
+        bytes_per_second=moved / median,
+        bandwidth_share=by_bytes / median,
+        flops_per_second=flops / median,
+        flops_share=by_flops / median,
+        roofline_seconds=max(by_bytes, by_flops),
+        roofline_share=max(by_bytes, by_flops) / median,
+        bound="bandwidth" if by_bytes >= by_flops else "products",
+        tolerances=dict(op.tolerances) or None,
+        queued=None if all(reading.queued for reading in readings) else False,
+        baseline=BASELINE if BASELINE in over else None,
+        over_baseline=over.get(BASELINE),
+        over={name: times for name, times in over.items() if name != provider} if ours else None,
+        layouts=run.layouts.get(provider) if last else None,
+    )

@@ -60,7 +60,7 @@ def report(args: argparse.Namespace) -> int:
     if aside:
         write_whole(aside, lambda part: part.write_text(text, encoding="utf-8"))
     try:
-        page = render(records, _for_page(), certificates=certified)
+        page = render(records, targets(), certificates=certified)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     write_whole(args.html, lambda part: part.write_text(page, encoding="utf-8"))
@@ -95,43 +95,11 @@ def targets() -> Sequence[Any]:
 
 def _claims(records: Sequence[Any]) -> str:
     """The documented figures, each with what must be known of it."""
-    from tinyllama.harness.records.targets import NEVER_RUN
-
+    devices = [record.device for record in records]
     lines = []
-    for target in targets():
-        if target.documented:
-            run = any(target.device in record.device for record in records)
-            device = target.device if run else f"{target.device} ({NEVER_RUN})"
-            lines.append(f"- {target}{_in(target)}: {device}; {target.caveat}")
+    for target in (target for target in targets() if target.documented):
+        never = target.never_run(devices)
+        device = f"{target.device} ({never})" if never else target.device
+        where = " and ".join((*target.workload, *target.precision))
+        lines.append(f"- {target}, {where}: {device}; {target.caveat}")
     return "\n".join(["Documented, not measured here:", "", *lines])
-
-
-def _in(target: Any) -> str:
-    return f", {' and '.join((*target.workload, *target.precision))}"
-
-
-def _for_page() -> list[dict[str, Any]]:
-    """The targets that the page can show beside a step: one for each workload and precision."""
-    ratios = {("speed", "v1"): "over_v1", ("speed", "floor"): "floor_share"}
-    found = []
-    for target in targets():
-        metric = ratios.get((target.metric, target.over)) if target.over else target.metric
-        if metric is None:
-            continue
-        for workload in target.workload or ("any",):
-            for precision in target.precision or ("any",):
-                found.append(
-                    {
-                        "tier": target.tier,
-                        "workload": workload,
-                        "precision": precision,
-                        "metric": metric,
-                        "bound": target.bound,
-                        "direction": target.direction,
-                        "device": target.device,
-                        "source": target.source,
-                        "caveat": target.caveat,
-                        "documented": target.documented,
-                    }
-                )
-    return found

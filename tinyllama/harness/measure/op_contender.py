@@ -32,6 +32,7 @@ from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.rounds import interleaved, ratio
+from tinyllama.harness.records.entries import Ratio
 
 FORWARD, BOTH = "forward", "forward+backward"
 KEPT_SHARE = 1 / 16  # of the device's memory, which other processes that are timed share
@@ -254,7 +255,7 @@ class OpContender:
             found[name] = {"peak_bytes": peak, "kernels": kernels}
         return found
 
-    def layouts(self, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
         """For each layout, how many times longer the last pass takes than on contiguous inputs."""
 
         def turn(layout: str) -> Callable[[], float]:
@@ -271,7 +272,7 @@ class OpContender:
         for name in names:  # compiles the code of each layout
             turn(name)()
         seconds = interleaved({name: turn(name) for name in ("contiguous", *names)}, rounds)
-        return {name: ratio(seconds[name], seconds["contiguous"]).as_list() for name in names}
+        return {name: ratio(seconds[name], seconds["contiguous"]) for name in names}
 
     # -- one call ---------------------------------------------------------------------------
 

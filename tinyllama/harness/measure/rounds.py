@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.stats import quantile_test
+
+from tinyllama.harness.records.entries import Quartiles, Ratio
 
 FEWEST_ROUNDS = 8
 T = TypeVar("T")
@@ -27,21 +28,6 @@ def interleaved(turns: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
     return found
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times longer one call takes than another: the median and its 99% interval."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-    def as_list(self) -> list[float]:
-        return [self.median, self.low, self.high]
-
-
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
     """The ratio of two interleaved series, round by round.
 
@@ -56,7 +42,7 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(each), float(interval.low), float(interval.high))
 
 
-def summary(name: str, readings: Sequence[float]) -> dict[str, float | list[float]]:
-    """A series of readings as a record holds it: the median, and the readings at the quartiles."""
-    quartiles = np.quantile(readings, (0.25, 0.75), method="nearest").tolist()
+def summary(name: str, readings: Sequence[float]) -> dict[str, Any]:
+    """A series of readings as fields of an entry: the median, and the readings at the quartiles."""
+    quartiles = Quartiles(*np.quantile(readings, (0.25, 0.75), method="nearest").tolist())
     return {name: statistics.median(readings), f"{name}_quartiles": quartiles}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.targets import Target
 
 __all__ = ["render"]
 
@@ -16,16 +17,14 @@ NEEDS = ("jinja2", "matplotlib")
 
 def render(
     records: Sequence[Record],
-    targets: Sequence[Mapping[str, Any]] = (),
+    targets: Sequence[Target] = (),
     title: str = "tinyllama",
     certificates: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The HTML of all records: of each device and group the newest complete one, and the history;
     and of each device how often the gate errs there.
 
-    A target is a mapping with tier, workload, metric (a field of a step), bound, direction
-    (">=" or "<="), precision and device (or "any"), source, caveat, and documented: whether it
-    is a claim of the published documents and not a bar of ours. Raises ValueError when jinja2
+    targets: bars of steps, and claims of the published documents. Raises ValueError when jinja2
     or matplotlib is missing.
     """
     absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]

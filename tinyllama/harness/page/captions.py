@@ -4,79 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinyllama.harness.page import numbers
-from tinyllama.harness.page.numbers import listed, milliseconds, percent, significant
-from tinyllama.harness.page.select import Entry, fastest, measured
+from tinyllama.harness.page.select import fastest, measured
+from tinyllama.harness.records import numbers
+from tinyllama.harness.records.entries import CeilingEntry, OpEntry, StepEntry, SweepEntry
+from tinyllama.harness.records.numbers import listed, milliseconds, percent, significant
 from tinyllama.harness.records.results import Record
 
 
-def ladder(found: Sequence[Entry]) -> str:
-    """The fastest tier, against V1, the floor and the fastest peer."""
+def ladder(found: Sequence[StepEntry]) -> str:
+    """The fastest tier, against the baseline, the floor and the fastest peer."""
     tier, peer = fastest(found, "tier"), fastest(found, "peer")
     if tier is None:
         return "No tier ran."
-    text = f"{tier['contender']} is the fastest tier: {milliseconds(tier['seconds'])} ms a step"
-    if "over_v1" in tier and tier["contender"] != "v1":
-        text += f", {numbers.times(tier['over_v1'])} as fast as v1"
-    if "floor_share" in tier:
-        share = tier["floor_share"]
-        text += f"; the floor would take {percent(share[0])}% of that"
-        text += f" {numbers.interval(share, 100)}"
+    text = f"{tier.contender} is the fastest tier: {milliseconds(tier.time)} ms a step"
+    if tier.over_baseline and tier.contender != tier.baseline:
+        text += f", {numbers.times(tier.over_baseline)} as fast as {tier.baseline}"
+    if tier.floor_share:
+        text += f"; the floor would take {percent(tier.floor_share.median)}% of that"
+        text += f" {numbers.interval(tier.floor_share, 100)}"
     text += "."
     if peer:
-        text += f" Fastest peer: {peer['contender']}, {milliseconds(peer['seconds'])} ms."
+        text += f" Fastest peer: {peer.contender}, {milliseconds(peer.time)} ms."
     return text
 
 
-def roofline(found: Sequence[Entry]) -> str:
+def roofline(found: Sequence[OpEntry]) -> str:
     """Which of ours come nearest to and stay farthest from the ceilings; after the pass's name."""
-    ours = [e for e in found if "roofline_share" in e and e["role"] == "ours"]
-    if not ours:
+    shares = [(e.roofline_share, e) for e in found if e.roofline_share and e.role == "ours"]
+    if not shares:
         return "."
-    best = max(ours, key=lambda entry: float(entry["roofline_share"]))
-    worst = min(ours, key=lambda entry: float(entry["roofline_share"]))
-    text = f": {_op(best)} comes nearest to its ceiling, {percent(best['roofline_share'])}%"
+    least, worst = min(shares, key=lambda pair: pair[0])
+    most, best = max(shares, key=lambda pair: pair[0])
+    text = f": {_op(best)} comes nearest to its ceiling, {percent(most)}%"
     if worst is not best:
-        text += f"; {_op(worst)} stays farthest from it, {percent(worst['roofline_share'])}%"
+        text += f"; {_op(worst)} stays farthest from it, {percent(least)}%"
     return f"{text}."
 
 
-def _op(entry: Entry) -> str:
-    return f"{entry['op']} by {entry['provider']}"
+def _op(entry: OpEntry) -> str:
+    return f"{entry.op} by {entry.provider}"
 
 
-def sweep(found: Sequence[Entry], axis: str, field: str) -> str:
+def sweep(found: Sequence[SweepEntry], axis: str, field: str) -> str:
     """What each contender takes at the far end, and which ends before it."""
-    far = max(entry[axis] for entry in found)
+    far = max(getattr(entry, axis) for entry in found)
     show = milliseconds if field == "seconds" else numbers.mebibytes
     unit = "ms" if field == "seconds" else "MiB"
     letter = "T" if axis == "seq_len" else "B"
-    there = {e["contender"]: e for e in found if e[axis] == far}
-    ordered = sorted(there.items(), key=lambda item: float(item[1][field]))
-    values = listed([f"{name} {show(entry[field])}" for name, entry in ordered])
+    there = {e.contender: getattr(e, field) for e in found if getattr(e, axis) == far}
+    ordered = sorted(there.items(), key=lambda item: float(item[1]))
+    values = listed([f"{name} {show(value)}" for name, value in ordered])
     text = f"At {letter} = {far:,}: {values} {unit}."
-    for name in dict.fromkeys(e["contender"] for e in found if e["contender"] not in there):
-        last = max(e[axis] for e in found if e["contender"] == name)
+    for name in dict.fromkeys(e.contender for e in found if e.contender not in there):
+        last = max(getattr(e, axis) for e in found if e.contender == name)
         text += f" {name} ends at {last:,}."
     return text
 
 
-def parts(found: Sequence[Entry]) -> str:
+def parts(found: Sequence[StepEntry]) -> str:
     """The largest part of the fastest tier's step, and who waits most."""
     tier = fastest(found, "tier")
     text = ""
-    if tier and tier.get("time_by"):
-        name = max(tier["time_by"], key=lambda part: tier["time_by"][part])
-        share = tier["time_by"][name] / tier["seconds"]
-        text = f"{tier['contender']} spends most on {name}: {percent(share)}% of its step. "
-    waiting = [(idle(entry) / entry["seconds"], entry["contender"]) for entry in measured(found)]
-    share, contender = max(waiting)
-    return text + f"Most idle: {contender}, {percent(share)}% of its step without a kernel."
+    if tier and tier.time_by:
+        name, most = max(tier.time_by.items(), key=lambda item: item[1])
+        share = percent(most / tier.time)
+        text = f"{tier.contender} spends most on {name}: {share}% of its step. "
+    waiting = [(idle(entry) / entry.time, entry.contender) for entry in measured(found)]
+    most, contender = max(waiting)
+    return text + f"Most idle: {contender}, {percent(most)}% of its step without a kernel."
 
 
-def idle(entry: Entry) -> float:
+def idle(entry: StepEntry) -> float:
     """Seconds of a step in which no kernel ran; zero where that was not measured."""
-    return max(0.0, float(entry["seconds"] - entry.get("busy_seconds", entry["seconds"])))
+    return 0.0 if entry.busy_seconds is None else max(0.0, entry.time - entry.busy_seconds)
 
 
 def history(runs: Sequence[Record], times: dict[str, list[float]]) -> str:
@@ -91,13 +91,11 @@ def history(runs: Sequence[Record], times: dict[str, list[float]]) -> str:
     return f"{text}: {listed(spans)}." if spans else f"{text}."
 
 
-def ceilings(found: Sequence[Entry]) -> list[str]:
+def ceilings(found: Sequence[CeilingEntry]) -> list[str]:
     """The ceilings of a record in words."""
     words = []
     for entry in found:
-        name = entry["name"].partition("/")[2].replace("product-", "products, ")
-        if "bytes_per_second" in entry:
-            words.append(f"{name} {significant(entry['bytes_per_second'] / 1e12)} TB/s")
-        if "flops_per_second" in entry:
-            words.append(f"{name} {significant(entry['flops_per_second'] / 1e12)} TFLOP/s")
+        name = entry.name.partition("/")[2].replace("product-", "products, ")
+        for rate, unit in ((entry.bytes_per_second, "TB/s"), (entry.flops_per_second, "TFLOP/s")):
+            words += [f"{name} {significant(rate / 1e12)} {unit}"] if rate is not None else []
     return words

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tinyllama.harness.gate.certificates import provenance
-from tinyllama.harness.page.numbers import MISSING
 from tinyllama.harness.page.panels import Panel
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.records.numbers import MISSING
 
 BARS = (Header("bar", words=True), Header("", words=True), Header("measured", words=True))
 

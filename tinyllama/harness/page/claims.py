@@ -2,58 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from tinyllama.harness.page import numbers
-from tinyllama.harness.page.select import Entry, has_run
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.records import numbers
+from tinyllama.harness.records.entries import Ratio, StepEntry
 from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.targets import SPEED, Target
 
-Target = Mapping[str, Any]
-
-AMD = "MI325X"
-NEVER = "never run on AMD hardware"
-ANY = "any"
-NAMES = {
-    "over_v1": "times v1",
-    "samples_per_second": "samples / s",
-    "tokens_per_second": "tokens / s",
-    "peak_bytes": "peak, MiB",
-    "live_bytes": "live, MiB",
-    "seconds": "ms / step",
-    "mfu": "MFU, %",
-    "floor_share": "floor share, %",
+# metric -> what it is called with its unit, and units in one of the record's
+METRICS: dict[str, tuple[str, float]] = {
+    "samples_per_second": ("samples / s", 1.0),
+    "tokens_per_second": ("tokens / s", 1.0),
+    "peak_bytes": ("peak, MiB", 1 / numbers.MEBIBYTE),
+    "live_bytes": ("live, MiB", 1 / numbers.MEBIBYTE),
+    "seconds": ("ms / step", 1e3),
+    "mfu": ("MFU, %", 100.0),
+    "floor_share": ("floor share, %", 100.0),
 }
-SCALES = {"peak_bytes": 1 / numbers.MEBIBYTE, "live_bytes": 1 / numbers.MEBIBYTE, "seconds": 1e3}
-SCALES |= {"mfu": 100.0, "floor_share": 100.0}
 SIGNS = {">=": "≥", "<=": "≤"}
 
 
-def scaled(metric: str, value: float) -> str:
-    return numbers.significant(value * SCALES.get(metric, 1.0))
-
-
-def named(metric: str) -> str:
-    """A field of a step, with its unit."""
-    return NAMES.get(metric, metric)
-
-
-def _bound(target: Target) -> str:
-    """What is wanted or claimed, as it was given: it is not a measurement to be rounded."""
-    bound = float(f"{target['bound'] * SCALES.get(target['metric'], 1.0):.6g}")
-    return f"{bound:,.6f}".rstrip("0").rstrip(".")
+def never_run(targets: Iterable[Target], records: Sequence[Record]) -> str:
+    """The devices of the published figures that no record is of, in words; empty without any."""
+    devices = [record.device for record in records]
+    words = (target.never_run(devices) for target in targets if target.documented)
+    return numbers.listed(list(dict.fromkeys(filter(None, words))))
 
 
 def beside(
-    targets: Iterable[Target], found: Sequence[Entry], device: str, records: Sequence[Record]
+    targets: Iterable[Target], found: Sequence[StepEntry], device: str, records: Sequence[Record]
 ) -> Table | None:
     """The targets of one group, each beside the entry that it speaks of."""
-    rows = []
-    for target in targets:
-        for entry in found:
-            if _concerns(target, entry, device):
-                rows.append(_row(target, entry, device, records))
+    rows = [
+        _row(target, field, entry, device, records)
+        for target in targets
+        for entry in found
+        if entry.contender == target.tier
+        and target.covers(entry.workload, entry.precision)
+        and (target.documented or target.concerns(device))
+        and (field := _field(target, entry.baseline))
+    ]
     headers = (
         Header("tier"),
         Header("measured", "", "here, with the 99% interval of a ratio"),
@@ -65,81 +54,84 @@ def beside(
 
 
 def documented(targets: Iterable[Target], records: Sequence[Record]) -> Table | None:
-    """Every figure that the published documents claim."""
-    rows = []
-    for target in targets:
-        if target["documented"]:
-            cells = (
-                Cell(target["tier"], _group(target)),
-                Cell(_bound(target), named(target["metric"])),
-                Cell(target["device"], _never(target, records)),
-                Cell(target["caveat"] or numbers.MISSING),
-                Cell(target["source"]),
+    """Every figure that the published documents claim of a step."""
+    devices = [record.device for record in records]
+    rows = [
+        Row(
+            (
+                Cell(target.tier, _group(target)),
+                Cell(_bound(target, field), _named(target, field)),
+                Cell(target.device, target.never_run(devices)),
+                Cell(target.caveat or numbers.MISSING),
+                Cell(target.source),
             )
-            rows.append(Row(cells))
+        )
+        for target in targets
+        if target.documented and (field := _field(target, target.over))
+    ]
     names = ("device", "caveat", "source")
     headers = (Header("tier"), Header("figure"), *(Header(name, words=True) for name in names))
     return Table("Published figures", headers, tuple(rows)) if rows else None
 
 
+def _field(target: Target, baseline: object) -> str | None:
+    """The field of a step that the target bounds; None where it is over another contender than
+    the floor or the baseline."""
+    if target.over is None:
+        return target.metric
+    if target.metric == SPEED and target.over == "floor":
+        return "floor_share"
+    return "over_baseline" if target.metric == SPEED and target.over == baseline else None
+
+
 def _group(target: Target) -> str:
-    words = [("workload", target["workload"]), ("precision", target["precision"])]
-    return ", ".join(f"any {what}" if name == ANY else name for what, name in words)
+    words = {"workload": target.workload, "precision": target.precision}
+    return ", ".join(" or ".join(names) or f"any {what}" for what, names in words.items())
 
 
-def _concerns(target: Target, entry: Entry, device: str) -> bool:
-    """Documented figures stand beside every device, bars beside that for which they are."""
-    return (
-        entry["contender"] == target["tier"]
-        and target["workload"] in (ANY, entry["workload"])
-        and target["precision"] in (ANY, entry["precision"])
-        and (bool(target["documented"]) or _of(target, device))
-    )
+def _named(target: Target, field: str) -> str:
+    """A field of a step, with its unit."""
+    return f"times {target.over}" if field == "over_baseline" else METRICS.get(field, (field,))[0]
 
 
-def _of(target: Target, device: str) -> bool:
-    return target["device"] == ANY or target["device"] in device
+def _scale(field: str) -> float:
+    return METRICS.get(field, (field, 1.0))[1]
 
 
-def _never(target: Target, records: Sequence[Record]) -> str:
-    """What must stand by a figure of AMD's card until there is a record of one."""
-    return NEVER if AMD in target["device"] and not has_run(records, AMD) else ""
+def _bound(target: Target, field: str) -> str:
+    """What is wanted or claimed, as it was given: it is not a measurement to be rounded."""
+    bound = float(f"{target.bound * _scale(field):.6g}")
+    return f"{bound:,.6f}".rstrip("0").rstrip(".")
 
 
-def _row(target: Target, entry: Entry, device: str, records: Sequence[Record]) -> Row:
-    metric = target["metric"]
-    value = entry.get(metric)
+def _row(
+    target: Target, field: str, entry: StepEntry, device: str, records: Sequence[Record]
+) -> Row:
+    value, scale = getattr(entry, field), _scale(field)
     measured = Cell(numbers.MISSING)
-    if isinstance(value, list):
-        edges = numbers.interval(value, SCALES.get(metric, 1.0))
-        measured = Cell(scaled(metric, value[0]), edges)
+    if isinstance(value, Ratio):
+        measured = Cell(numbers.significant(value.median * scale), numbers.interval(value, scale))
     elif value is not None:
-        measured = Cell(scaled(metric, value))
-    notes = ["a bar of this project"]
-    if target["documented"]:
-        notes = [f"published for {target['device']}", _never(target, records)]
-    notes.append(target["caveat"])
-    sign = "" if target["documented"] else f"{SIGNS[target['direction']]} "
-    wanted = Cell(sign + _bound(target), "; ".join(filter(None, notes)))
-    cells = (
-        Cell(target["tier"], named(metric)),
-        measured,
-        wanted,
-        Cell(_verdict(target, value, device)),
-        Cell(target["source"]),
-    )
-    return Row(cells)
+        measured = Cell(numbers.significant(value * scale))
+    notes, sign = ["a bar of this project"], f"{SIGNS[target.direction]} "
+    if target.documented:
+        never = target.never_run(record.device for record in records)
+        notes, sign = [f"published for {target.device}", never], ""
+    wanted = Cell(sign + _bound(target, field), "; ".join(filter(None, (*notes, target.caveat))))
+    verdict = Cell(_verdict(target, value, device))
+    cells = (Cell(target.tier, _named(target, field)), measured, wanted, verdict)
+    return Row((*cells, Cell(target.source)))
 
 
-def _verdict(target: Target, value: Any, device: str) -> str:
+def _verdict(target: Target, value: Ratio | float | None, device: str) -> str:
     """By the whole interval of a ratio: one that holds the bound decides nothing."""
-    if not _of(target, device):
+    if not target.concerns(device):
         return "none: another device"
     if value is None:
         return "not measured"
-    low, high = (value[1], value[2]) if isinstance(value, list) else (value, value)
-    bound = target["bound"]
-    if target["direction"] == "<=":
+    low, high = (value.low, value.high) if isinstance(value, Ratio) else (value, value)
+    bound = target.bound
+    if target.at_least is None:
         low, high, bound = -high, -low, -bound
     if low >= bound:
         return "met"

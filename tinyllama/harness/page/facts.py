@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tinyllama.harness.page import numbers
 from tinyllama.harness.page.panels import short
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.records import numbers
+from tinyllama.harness.records.entries import Contended, SweepEntry
 from tinyllama.harness.records.results import Record
 
 
@@ -66,13 +67,13 @@ def left_out(records: Sequence[Record], used: Sequence[Record]) -> tuple[str, ..
     words: dict[str, list[str]] = {}
     for record in used:
         for entry in record.entries:
-            who = entry.get("contender") or entry.get("provider") or entry["name"]
-            for way, reason in entry.get("left_out", {}).items():
-                words.setdefault(f"without {way}: {reason}", []).append(who)
-            for what, reason in entry.get("unavailable", {}).items():
-                words.setdefault(f"{what} not measured: {reason}", []).append(who)
-            if "cannot" in entry and entry["kind"] != "sweep":
-                words.setdefault(f"cannot run: {entry['cannot']}", []).append(who)
+            ways = entry.left_out if isinstance(entry, Contended) else None
+            for way, reason in (ways or {}).items():
+                words.setdefault(f"without {way}: {reason}", []).append(entry.who)
+            for what, reason in (entry.unavailable or {}).items():
+                words.setdefault(f"{what} not measured: {reason}", []).append(entry.who)
+            if entry.cannot is not None and not isinstance(entry, SweepEntry):
+                words.setdefault(f"cannot run: {entry.cannot}", []).append(entry.who)
     lines = [f"{', '.join(dict.fromkeys(who))} {what}" for what, who in words.items()]
     partial = [f"{r.group} of {r.date[:10]}" for r in records if not r.complete]
     if partial:

@@ -10,8 +10,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from tinyllama.harness.page.numbers import tick
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
+from tinyllama.harness.records.numbers import tick
 
 ROW = 33.0  # of a bar chart: a line of text and the bar under it
 BAR = 10.0

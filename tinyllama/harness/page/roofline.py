@@ -11,8 +11,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from tinyllama.harness.page.numbers import tick
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
+from tinyllama.harness.records.numbers import tick
 
 GAP = 13.0  # points between letters
 

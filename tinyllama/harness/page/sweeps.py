@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tinyllama.harness.page import captions, columns
-from tinyllama.harness.page.numbers import MEBIBYTE, MISSING, mebibytes, milliseconds
 from tinyllama.harness.page.panels import Context, Figure, Panel, source
 from tinyllama.harness.page.plots import Line, lines
-from tinyllama.harness.page.select import Entry, Key, entries
+from tinyllama.harness.page.select import Key, entries
 from tinyllama.harness.page.tables import Cell, Header, Row, Table, table
+from tinyllama.harness.records.entries import SweepEntry
+from tinyllama.harness.records.numbers import MEBIBYTE, MISSING, mebibytes, milliseconds
 from tinyllama.harness.records.results import Record
 
 OTHER = {"seq_len": "batch_size", "batch_size": "seq_len"}
@@ -21,11 +22,11 @@ FIELDS = {"seconds": ("time", "ms / step", 1e3), "peak_bytes": ("peak memory", "
 
 def panel(context: Context, record: Record, group: Key, ident: str) -> Panel:
     """Two plots and a table for each axis, and the table of every point."""
-    found = entries(record, "sweep", group)
+    found = entries(record, SweepEntry, group)
     figures, tables = [], []
     for axis in OTHER:
         points, constant = along(found, axis)
-        if len({entry[axis] for entry in points}) < 2:
+        if len({getattr(entry, axis) for entry in points}) < 2:
             continue
         held = f"{NAMES[OTHER[axis]]} {constant:,}"
         tables.append(_matrix(points, axis, held))
@@ -34,43 +35,43 @@ def panel(context: Context, record: Record, group: Key, ident: str) -> Panel:
             figures += [figure] if figure else []
     name = " ".join(group)
     notes = dict.fromkeys(
-        f"{e['contender']} cannot run B = {e['batch_size']:,}, T = {e['seq_len']:,}: {e['cannot']}"
+        f"{e.contender} cannot run B = {e.batch_size:,}, T = {e.seq_len:,}: {e.cannot}"
         for e in found
-        if "cannot" in e
+        if e.cannot is not None
     )
     full = table(f"Every point of {name}", columns.SWEEP, found, folded=True)
     return Panel(name, tuple(figures), (full,), tuple(notes), source(record), tuple(tables))
 
 
-def along(found: Sequence[Entry], axis: str) -> tuple[list[Entry], int]:
+def along(found: Sequence[SweepEntry], axis: str) -> tuple[list[SweepEntry], int]:
     """The points of an axis, and what is held constant along it.
 
     That is what most of its points have; a point of the other axis that has it too belongs to
     both, and was measured once.
     """
-    held = Counter(entry[OTHER[axis]] for entry in found if entry["axis"] == axis)
+    held = Counter(getattr(entry, OTHER[axis]) for entry in found if entry.axis == axis)
     if not held:
         return [], 0
     constant = held.most_common(1)[0][0]
-    return [entry for entry in found if entry[OTHER[axis]] == constant], constant
+    return [entry for entry in found if getattr(entry, OTHER[axis]) == constant], constant
 
 
 def _figure(
-    context: Context, points: Sequence[Entry], axis: str, field: str, held: str, ident: str
+    context: Context, points: Sequence[SweepEntry], axis: str, field: str, held: str, ident: str
 ) -> Figure | None:
     """A line for each contender; None where fewer than two places were measured."""
     what, unit, scale = FIELDS[field]
-    ran = [entry for entry in points if field in entry and "cannot" not in entry]
-    if len({entry[axis] for entry in ran}) < 2:
+    ran = [e for e in points if getattr(e, field) is not None and e.cannot is None]
+    if len({getattr(entry, axis) for entry in ran}) < 2:
         return None
-    series: dict[str, list[Entry]] = {}
+    series: dict[str, list[SweepEntry]] = {}
     for entry in ran:
-        series.setdefault(entry["contender"], []).append(entry)
+        series.setdefault(entry.contender, []).append(entry)
     drawn = [
         Line(
             context.key(several[0]),
-            tuple(sorted((e[axis], e[field] * scale) for e in several)),
-            dashed=several[0]["role"] == "peer",
+            tuple(sorted((getattr(e, axis), getattr(e, field) * scale) for e in several)),
+            dashed=several[0].role == "peer",
         )
         for several in series.values()
     ]
@@ -80,20 +81,20 @@ def _figure(
     return Figure(plot, caption)
 
 
-def _matrix(points: Sequence[Entry], axis: str, held: str) -> Table:
+def _matrix(points: Sequence[SweepEntry], axis: str, held: str) -> Table:
     """Places down, contenders across: time, and beneath it peak memory."""
-    names = list(dict.fromkeys(entry["contender"] for entry in points))
-    cells = {(entry[axis], entry["contender"]): _cell(entry) for entry in points}
+    names = list(dict.fromkeys(entry.contender for entry in points))
+    cells = {(getattr(entry, axis), entry.contender): _cell(entry) for entry in points}
     rows = []
-    for place in sorted({entry[axis] for entry in points}):
+    for place in sorted({getattr(entry, axis) for entry in points}):
         across = (cells.get((place, name), Cell(MISSING)) for name in names)
         rows.append(Row((Cell(f"{place:,}"), *across)))
     headers = (Header(NAMES[axis]), *(Header(name, "ms, MiB") for name in names))
     return Table(f"Time, and beneath it peak memory; {held}", headers, tuple(rows))
 
 
-def _cell(entry: Entry) -> Cell:
-    if "cannot" in entry or "seconds" not in entry:
-        return Cell("cannot" if "cannot" in entry else MISSING)
-    peak = mebibytes(entry["peak_bytes"]) if "peak_bytes" in entry else ""
-    return Cell(milliseconds(entry["seconds"]), peak)
+def _cell(entry: SweepEntry) -> Cell:
+    if not entry.ran:
+        return Cell(MISSING if entry.cannot is None else "cannot")
+    peak = "" if entry.peak_bytes is None else mebibytes(entry.peak_bytes)
+    return Cell(milliseconds(entry.time), peak)

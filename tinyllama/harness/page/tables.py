@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from tinyllama.harness.page import numbers
-from tinyllama.harness.page.numbers import MISSING
+from tinyllama.harness.records import numbers
+from tinyllama.harness.records.entries import Entry
+from tinyllama.harness.records.numbers import MISSING
 
-Entry = dict[str, Any]
+E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True)
@@ -49,42 +50,42 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Generic[E]):
     """A header and how an entry fills it; None where it cannot."""
 
     header: Header
-    cell: Callable[[Entry], Cell | None]
+    cell: Callable[[E], Cell | None]
 
 
 def table(
     caption: str,
-    columns: Sequence[Column],
-    found: Sequence[Entry],
+    columns: Sequence[Column[E]],
+    found: Sequence[E],
     *,
     folded: bool = False,
-    strong: Callable[[Entry], bool] = lambda entry: False,
+    strong: Callable[[E], bool] = lambda entry: False,
 ) -> Table:
     """A row for each entry, in that order; a column only where some entry fills it."""
     kept = [columns[0], *(c for c in columns[1:] if any(_fill(c, entry) for entry in found))]
     rows = []
     for entry in found:
-        if "cannot" in entry:
+        if entry.cannot is not None:
             name = columns[0].cell(entry) or Cell(MISSING)
-            rows.append(Row((name,), f"cannot run: {entry['cannot']}"))
+            rows.append(Row((name,), f"cannot run: {entry.cannot}"))
         else:
             cells = (_fill(column, entry) or Cell(MISSING) for column in kept)
             rows.append(Row(tuple(cells), strong=strong(entry)))
     return Table(caption, tuple(column.header for column in kept), tuple(rows), folded)
 
 
-def absent(columns: Sequence[Column], found: Iterable[Entry]) -> list[str]:
+def absent(columns: Sequence[Column[E]], found: Iterable[E]) -> list[str]:
     """The names of the columns that no entry fills."""
-    ran = [entry for entry in found if "cannot" not in entry]
-    return [c.header.name for c in columns if not any(_fill(c, entry) for entry in ran)]
+    kept = list(found)
+    return [c.header.name for c in columns if not any(_fill(c, entry) for entry in kept)]
 
 
-def _fill(column: Column, entry: Entry) -> Cell | None:
-    return None if "cannot" in entry else column.cell(entry)
+def _fill(column: Column[E], entry: E) -> Cell | None:
+    return None if entry.cannot is not None else column.cell(entry)
 
 
 def number(
@@ -95,14 +96,14 @@ def number(
     meaning: str = "",
     *,
     bar: bool = False,
-) -> Column:
+) -> Column[Any]:
     """A column of a number times ``scale``, with its quartiles where they are recorded."""
 
     def cell(entry: Entry) -> Cell | None:
-        value = entry.get(field)
+        value = getattr(entry, field)
         if value is None:
             return None
-        quartiles = entry.get(f"{field}_quartiles")
+        quartiles = getattr(entry, f"{field}_quartiles", None)
         note = ""
         if quartiles:
             note = "–".join(numbers.significant(edge * scale) for edge in quartiles)
@@ -111,21 +112,21 @@ def number(
     return Column(Header(name, unit, meaning), cell)
 
 
-def count(name: str, field: str, meaning: str = "") -> Column:
+def count(name: str, field: str, meaning: str = "") -> Column[Any]:
     """A column of a whole number."""
 
     def cell(entry: Entry) -> Cell | None:
-        value = entry.get(field)
+        value = getattr(entry, field)
         return None if value is None else Cell(numbers.whole(value))
 
     return Column(Header(name, "", meaning), cell)
 
 
-def ratio(name: str, field: str, unit: str, scale: float = 1.0, meaning: str = "") -> Column:
+def ratio(name: str, field: str, unit: str, scale: float = 1.0, meaning: str = "") -> Column[Any]:
     """A column of a ratio with its 99% interval; exactly 1 is a contender over itself."""
 
     def cell(entry: Entry) -> Cell | None:
-        value = entry.get(field)
+        value = getattr(entry, field)
         if value is None:
             return None
         if value[0] == value[1] == value[2]:
@@ -135,11 +136,12 @@ def ratio(name: str, field: str, unit: str, scale: float = 1.0, meaning: str = "
     return Column(Header(name, unit, meaning), cell)
 
 
-def words(name: str, field: str, meaning: str = "", note: str = "") -> Column:
+def words(name: str, field: str, meaning: str = "", note: str = "") -> Column[Any]:
     """A column of text; note: the field of the small print."""
 
     def cell(entry: Entry) -> Cell | None:
-        text = entry.get(field)
-        return None if text is None else Cell(str(text), str(entry.get(note, "")))
+        text = getattr(entry, field)
+        small = getattr(entry, note) if note else None
+        return None if text is None else Cell(str(text), "" if small is None else str(small))
 
     return Column(Header(name, "", meaning, words=True), cell)

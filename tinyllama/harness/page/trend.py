@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from tinyllama.harness.page import captions
 from tinyllama.harness.page.panels import Context, Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
-from tinyllama.harness.page.select import Entry, Key, changes, entries, measured
+from tinyllama.harness.page.select import Key, changes, entries, measured
+from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.results import Record
 
 
 def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> Panel | None:
     """Seconds of each tier over the runs of a device; None with fewer than two."""
-    times: dict[str, list[tuple[int, Entry]]] = {}
+    times: dict[str, list[tuple[int, StepEntry]]] = {}
     for place, record in enumerate(runs):
-        for entry in measured(entries(record, "step", group)):
-            if entry["role"] == "tier":
-                times.setdefault(entry["contender"], []).append((place, entry))
+        for entry in measured(entries(record, StepEntry, group)):
+            if entry.role == "tier":
+                times.setdefault(entry.contender, []).append((place, entry))
     if len(runs) < 2 or not times:
         return None
     differ = {
@@ -28,13 +29,13 @@ def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> P
     drawn = [
         Line(
             context.key(points[0][1]),
-            tuple((place, entry["seconds"] * 1e3) for place, entry in points),
+            tuple((place, entry.time * 1e3) for place, entry in points),
             hollow=frozenset(i for i, (place, _) in enumerate(points) if place in differ),
         )
         for _, points in sorted(times.items())
     ]
-    seconds = {name: [e["seconds"] for _, e in points] for name, points in sorted(times.items())}
-    caption = captions.history(runs, seconds)
+    taken = {name: [e.time for _, e in points] for name, points in sorted(times.items())}
+    caption = captions.history(runs, taken)
     name = " ".join(group)
     days = _days(runs)
     plot = lines(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +11,18 @@ from tinyllama.harness.page import (
     changes,
     claims,
     facts,
-    numbers,
     ops,
     panels,
     select,
     sweeps,
     trend,
 )
-from tinyllama.harness.page.claims import Target
 from tinyllama.harness.page.panels import Context, Panel
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
-from tinyllama.harness.records import history
+from tinyllama.harness.records import history, numbers
+from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, SweepEntry, baseline_of
 from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.targets import Target
 
 FILL = "pytest perf_tests --record"
 
@@ -71,55 +71,55 @@ def page(
     for n, (name, own) in enumerate(found.items()):
         certificate = next((one for one in certificates if one["device"] == name), None)
         devices.append(_device(context, f"d{n}", name, own, certificate))
-    rows = [row for name, own in found.items() for row in _summary(name, own)]
-    names = (
-        *(Header("device"), Header("group", words=True), Header("v1", "ms / step")),
-        Header("fastest tier", words=True),
-        *(Header("time", "ms / step"), Header("over v1", "×, 99%")),
-        *(Header("floor share", "%, 99%"), Header("fastest peer", words=True)),
-        Header("time", "ms / step"),
-    )
-    summary = Table("The fastest tier of each device and group", names, tuple(rows))
     return Page(
         title,
         tuple(devices),
-        summary if rows else None,
+        _summary(found),
         claims.documented(targets, records),
-        "" if select.has_run(records, claims.AMD) else claims.NEVER,
+        claims.never_run(targets, records),
     )
 
 
-def _summary(device: str, records: Sequence[Record]) -> Iterable[Row]:
-    for group, runs in select.history(records, "step").items():
-        found = select.entries(runs[-1], "step", group)
-        best = select.fastest(found, "tier")
-        first = next((e for e in select.measured(found) if e["contender"] == "v1"), None)
-        peer = select.fastest(found, "peer")
+def _summary(found: Mapping[str, Sequence[Record]]) -> Table | None:
+    """The fastest tier of each device and group, beside the baseline and the fastest peer."""
+    ladders = [
+        (device, group, runs[-1], select.entries(runs[-1], StepEntry, group))
+        for device, records in found.items()
+        for group, runs in select.history(records, StepEntry).items()
+    ]
+    rows = []
+    for device, group, record, entries in ladders:
+        best, peer = select.fastest(entries, "tier"), select.fastest(entries, "peer")
+        name = baseline_of(entries)
+        first = next((e for e in select.measured(entries) if e.contender == name), None)
         if best:
-            yield Row(
-                (
-                    Cell(device, runs[-1].date[:10]),
-                    Cell(" ".join(group)),
-                    _time(first),
-                    Cell(best["contender"]),
-                    _time(best),
-                    _ratio(best, "over_v1"),
-                    _ratio(best, "floor_share", 100),
-                    Cell(peer["contender"] if peer else numbers.MISSING),
-                    _time(peer),
-                )
+            cells = (
+                *(Cell(device, record.date[:10]), Cell(" ".join(group)), _time(first)),
+                *(Cell(best.contender), _time(best)),
+                *(_ratio(best.over_baseline), _ratio(best.floor_share, 100)),
+                *(Cell(peer.contender if peer else numbers.MISSING), _time(peer)),
             )
+            rows.append(Row(cells))
+    baselines = {baseline_of(entries) for *_, entries in ladders} - {None}
+    baseline = baselines.pop() if len(baselines) == 1 else "baseline"
+    headers = (
+        *(Header("device"), Header("group", words=True), Header(f"{baseline}", "ms / step")),
+        *(Header("fastest tier", words=True), Header("time", "ms / step")),
+        *(Header(f"over {baseline}", "×, 99%"), Header("floor share", "%, 99%")),
+        *(Header("fastest peer", words=True), Header("time", "ms / step")),
+    )
+    caption = "The fastest tier of each device and group"
+    return Table(caption, headers, tuple(rows)) if rows else None
 
 
-def _time(entry: select.Entry | None) -> Cell:
-    return Cell(numbers.milliseconds(entry["seconds"]) if entry else numbers.MISSING)
+def _time(entry: StepEntry | None) -> Cell:
+    return Cell(numbers.milliseconds(entry.time) if entry else numbers.MISSING)
 
 
-def _ratio(entry: select.Entry, field: str, scale: float = 1.0) -> Cell:
-    value = entry.get(field)
+def _ratio(value: Ratio | None, scale: float = 1.0) -> Cell:
     if value is None:
         return Cell(numbers.MISSING)
-    return Cell(numbers.significant(value[0] * scale), numbers.interval(value, scale))
+    return Cell(numbers.significant(value.median * scale), numbers.interval(value, scale))
 
 
 def _device(
@@ -129,29 +129,31 @@ def _device(
     records: Sequence[Record],
     certificate: dict[str, Any] | None,
 ) -> Device:
-    kinds = {kind: select.history(records, kind) for kind in select.GROUPING}
-    newest = {kind: {key: runs[-1] for key, runs in of.items()} for kind, of in kinds.items()}
-    used = list({id(r): r for of in newest.values() for r in of.values()}.values())
-    used.sort(key=lambda record: record.date)
-    steps = newest["step"].items()
-    found = {group: select.entries(record, "step", group) for group, record in steps}
-    ladders, splits, histories = [], [], []
-    for n, (group, record) in enumerate(steps):
-        title = " ".join(group)
-        ladders.append(panels.ladder(context, record, title, found[group], f"{ident}-ladder{n}"))
-        splits.append(panels.split(record, title, found[group], f"{ident}-split{n}"))
-        runs = kinds["step"][group]
-        histories.append(trend.panel(context, runs, group, f"{ident}-history{n}"))
+    steps, timed, swept = (
+        select.history(records, kind) for kind in (StepEntry, OpEntry, SweepEntry)
+    )
+    newest = [runs[-1] for kind in (steps, swept, timed) for runs in kind.values()]
+    used = sorted({id(r): r for r in newest}.values(), key=lambda record: record.date)
+    ladders, splits, trends = [], [], []
+    for n, (group, runs) in enumerate(steps.items()):
+        record, title = runs[-1], " ".join(group)
+        found = select.entries(record, StepEntry, group)
+        ladders.append(panels.ladder(context, record, title, found, f"{ident}-ladder{n}"))
+        splits.append(panels.split(record, title, found, f"{ident}-split{n}"))
+        trends.append(trend.panel(context, runs, group, f"{ident}-history{n}"))
     roofs = [
-        ops.panel(context, record, dtype, f"{ident}-ops{n}")
-        for n, ((dtype,), record) in enumerate(newest["op"].items())
+        ops.panel(context, runs[-1], dtype, f"{ident}-ops{n}")
+        for n, ((dtype,), runs) in enumerate(timed.items())
     ]
-    swept = [
-        sweeps.panel(context, record, group, f"{ident}-sweep{n}")
-        for n, (group, record) in enumerate(newest["sweep"].items())
+    along = [
+        sweeps.panel(context, runs[-1], group, f"{ident}-sweep{n}")
+        for n, (group, runs) in enumerate(swept.items())
     ]
-    sections = _sections(ident, ladders, roofs, swept, splits, histories)
-    sections += (_changes(ident, records), _gate(ident, certificate))
+    sections = (
+        *_sections(ident, (ladders, roofs, along, splits, trends)),
+        _changes(ident, records),
+        _gate(ident, certificate),
+    )
     known = facts.machine(used[-1]) if used else ()
     sources = facts.sources(used) if used else None
     return Device(name, ident, known, facts.left_out(records, used), sources, sections)
@@ -178,64 +180,47 @@ def _gate(ident: str, certificate: dict[str, Any] | None) -> Section:
     return Section("The gate", f"{ident}-gate", intro, found, empty)
 
 
-def _sections(
-    ident: str,
-    ladders: Sequence[Panel],
-    roofs: Sequence[Panel],
-    swept: Sequence[Panel],
-    splits: Sequence[Panel | None],
-    histories: Sequence[Panel | None],
-) -> tuple[Section, ...]:
-    def section(
-        title: str, slug: str, intro: str, found: Iterable[Panel | None], lack: str, beside: bool
-    ) -> Section:
-        kept = tuple(panel for panel in found if panel)
-        return Section(title, f"{ident}-{slug}", intro, kept, f"{lack} {FILL}", beside)
+# Of each section of panels: title, name in ids, introduction, what it lacks where it is empty.
+SECTIONS = (
+    (
+        "Ladder",
+        "ladder",
+        "One training step: forward, loss, backward, AdamW. The contenders of a group took turns "
+        "in one run, and every ratio is formed within it.",
+        "No complete record of a step. This would make one:",
+    ),
+    (
+        "Roofline",
+        "roofline",
+        "FLOP/s over FLOP per byte, bytes being the fewest that must move; the lines are ceilings "
+        "measured in the same run. Each op has a letter; filled marks are ours, hollow ones peers.",
+        "No complete record of single ops. This would make one:",
+    ),
+    (
+        "Length and batch",
+        "sweep",
+        "A step at other sequence lengths and batches, logarithmic on both axes.",
+        "No complete record of a sweep. This would make one:",
+    ),
+    (
+        "Where a step's time goes",
+        "split",
+        "Time in kernels by kind, as a share of the contender's own step; idle is the rest, in "
+        "which no kernel ran.",
+        "No complete record says which kernels a step ran. This would make one:",
+    ),
+    (
+        "History",
+        "history",
+        "Absolute times of different runs, on logarithmic axes, runs evenly spaced: no ratio is "
+        "formed between them. A dotted line and hollow marks: the versions changed.",
+        "Fewer than two complete records of any group. This adds one:",
+    ),
+)
 
-    return (
-        section(
-            "Ladder",
-            "ladder",
-            "One training step: forward, loss, backward, AdamW. The contenders of a group took "
-            "turns in one run, and every ratio is formed within it.",
-            ladders,
-            "No complete record of a step. This would make one:",
-            True,
-        ),
-        section(
-            "Roofline",
-            "roofline",
-            "FLOP/s over FLOP per byte, bytes being the fewest that must move; the lines are "
-            "ceilings measured in the same run. Each op has a letter; filled marks "
-            "are ours, hollow ones peers.",
-            roofs,
-            "No complete record of single ops. This would make one:",
-            False,
-        ),
-        section(
-            "Length and batch",
-            "sweep",
-            "A step at other sequence lengths and batches, logarithmic on both axes.",
-            swept,
-            "No complete record of a sweep. This would make one:",
-            False,
-        ),
-        section(
-            "Where a step's time goes",
-            "split",
-            "Time in kernels by kind, as a share of the contender's own step; idle is the rest, in "
-            "which no kernel ran.",
-            splits,
-            "No complete record says which kernels a step ran. This would make one:",
-            False,
-        ),
-        section(
-            "History",
-            "history",
-            "Absolute times of different runs, on logarithmic axes, runs evenly spaced: no ratio "
-            "is formed between them. A dotted line and hollow marks: the versions changed.",
-            histories,
-            "Fewer than two complete records of any group. This adds one:",
-            False,
-        ),
-    )
+
+def _sections(ident: str, found: Iterable[Iterable[Panel | None]]) -> Iterable[Section]:
+    for (title, slug, intro, lack), each in zip(SECTIONS, found, strict=True):
+        kept = tuple(panel for panel in each if panel)
+        beside = slug == "ladder"  # one plot and one table
+        yield Section(title, f"{ident}-{slug}", intro, kept, f"{lack} {FILL}", beside)

@@ -5,7 +5,7 @@ The tests measure through the fixture `recording`, in a fixture that is named ``
     @pytest.fixture(scope="module", params=GROUPS, ids=str)
     def group(request, recording):
         with recording.group(str(request.param)) as measured:
-            measured.add("step/small-bf16/v2", "step", seconds=..., seconds_quartiles=...)
+            measured.add(StepEntry(name="step/small-bf16/v2", seconds=..., ...))
             yield measured
 
 and a conftest says in `pytest_tinyllama_groups` what must be measured. pytest-benchmark is not

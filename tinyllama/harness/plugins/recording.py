@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.harness.records import results
+from tinyllama.harness.records.entries import Entry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.verdict import (
     Outcome,
@@ -39,16 +39,16 @@ class GroupRecord:
     def __init__(self, record: Record) -> None:
         self.record = record
 
-    def add(self, name: str, kind: str, **values: Any) -> None:
-        """Add a measurement; fields and units are those of docs/RECORDS.md.
+    def add(self, *entries: Entry) -> None:
+        """Add measurements (`tinyllama.harness.records.entries`).
 
-        ``tolerances`` maps metrics to the ratios allowed (`tinyllama.harness.records.verdict`).
-        Raises ValueError for a name that is taken, or a tolerance that is none.
+        Raises ValueError for a name that is taken, or a tolerance that is not one.
         """
-        if name in self.record.by_name:
-            raise ValueError(f"{name!r} is measured twice: use another name")
-        check_tolerances(values)
-        self.record.entries.append({"name": name, "kind": kind, **values})
+        for entry in entries:
+            if entry.name in self.record.by_name:
+                raise ValueError(f"{entry.name!r} is measured twice: use another name")
+            check_tolerances(entry)
+            self.record.entries.append(entry)
 
 
 @dataclass

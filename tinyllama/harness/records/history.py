@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from tinyllama.harness.page.numbers import significant
-from tinyllama.harness.records.results import Record, is_number
+from tinyllama.harness.records.entries import Ratio, Timed, is_number
+from tinyllama.harness.records.numbers import significant
+from tinyllama.harness.records.results import Record
 
-METRICS = ("seconds", "over_v1", "floor_share", "over_eager")
+METRICS = ("seconds", "over_baseline", "floor_share")
 LEAST_RECORDS = 6
 LEAST_APART = 3  # records of a level: one run that is far off is none
 LEVEL = 1e-3  # the chance of a change in a series that has none, at most
@@ -123,21 +124,23 @@ def every_series(records: Iterable[Record]) -> list[Series]:
         if not record.complete or record.dirty:
             continue
         setting = (record.device, *sorted(record.versions.items()))
-        for entry in record.entries:
+        for entry in record.of(Timed):
             for metric, value in _values(entry):
-                key = (setting, entry["name"], metric)
+                key = (setting, entry.name, metric)
                 found.setdefault(key, []).append(Reading(record, value))
     return [Series(name, metric, tuple(r)) for (_, name, metric), r in found.items()]
 
 
-def _values(entry: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Metric and value; of a ratio its median. A contender over itself is no series."""
-    for metric in METRICS if "cannot" not in entry else ():
-        found: Any = entry.get(metric)
-        if isinstance(found, (list, tuple)) and any(part != found[0] for part in found):
-            found = found[0]
+def _values(entry: Timed) -> Iterator[tuple[str, float]]:
+    """Metric, as it is called in a file, and value; of a ratio its median. A contender over itself
+    is no series."""
+    for metric in METRICS if entry.ran else ():
+        found: Any = getattr(entry, metric, None)
+        if isinstance(found, Ratio) and any(part != found.median for part in found):
+            found = found.median
         if is_number(found) and found > 0:
-            yield metric, float(found)
+            name = f"over_{entry.baseline}" if metric == "over_baseline" else metric
+            yield name, float(found)
 
 
 def watched(records: Iterable[Record]) -> list[Series]:

@@ -2,73 +2,74 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from tinyllama.harness.records.entries import (
+    Contended,
+    Entry,
+    OpEntry,
+    PartEntry,
+    Ratio,
+    StepEntry,
+    Timed,
+    baseline_of,
+)
 from tinyllama.harness.records.results import Record
 
-Entry = dict[str, Any]
-Column = tuple[str, Callable[[Entry], str]]
+E = TypeVar("E", bound=Entry)
+Column = tuple[str, Callable[[E], str]]
+Rows = list[list[str]]  # the first is the header
 
 
-def _ratio(entry: Entry, field: str) -> str:
-    if field not in entry:
-        return ""
-    median, low, high = entry[field]
-    return f"{median:.2f} [{low:.2f}, {high:.2f}]"
+def _number(value: float | None, scale: float = 1.0, form: str = ".3g", unit: str = "") -> str:
+    return "" if value is None else f"{value * scale:{form}}{unit}"
 
 
-def _number(entry: Entry, field: str, scale: float = 1.0, form: str = ".3g") -> str:
-    value = entry.get(field, "")
-    return format(value * scale, form) if isinstance(value, (int, float)) else str(value)
+def _text(value: Ratio | str | float | None) -> str:
+    return "" if value is None else str(value)
 
 
-def _count(entry: Entry, field: str) -> str:
-    return str(entry[field]) if field in entry else ""
+def _time(entry: Timed, scale: float, form: str) -> str:
+    return f"cannot: {entry.cannot}" if entry.cannot else _number(entry.seconds, scale, form)
 
 
-def _text(entry: Entry, field: str, otherwise: str = "") -> str:
-    return str(entry.get(field, otherwise))
-
-
-def _reason(entry: Entry) -> str:
-    return f"cannot: {entry['cannot']}" if "cannot" in entry else ""
+def _over(entry: Timed) -> str:
+    return "1" if entry.baseline == entry.who else _text(entry.over_baseline)
 
 
 # Headers carry the units; what was not measured stays empty.
-STEP_COLUMNS: tuple[Column, ...] = (
-    ("contender", lambda e: _text(e, "contender", e["name"])),
-    ("ms a step", lambda e: _number(e, "seconds", 1e3, ".2f") or _reason(e)),
-    ("samples/s", lambda e: _number(e, "samples_per_second", 1, ".0f")),
-    ("over V1", lambda e: _ratio(e, "over_v1") if e.get("contender") != "v1" else "1"),
-    ("of the floor", lambda e: _ratio(e, "floor_share")),
-    ("peak MiB", lambda e: _number(e, "peak_bytes", 2**-20, ".0f")),
-    ("kernels", lambda e: _count(e, "kernels")),
-    ("MFU", lambda e: _number(e, "mfu", 100, ".0f") + ("%" if "mfu" in e else "")),
-    ("mJ a sample", lambda e: _number(e, "joules_per_sample", 1e3)),
-    ("run as", lambda e: _text(e, "plan")),
-)
-
-OP_COLUMNS: tuple[Column, ...] = (
-    ("op", lambda e: _text(e, "op", e["name"])),
-    ("case", lambda e: _text(e, "case")),
-    ("provider", lambda e: _text(e, "provider")),
-    ("us", lambda e: _number(e, "seconds", 1e6, ".1f") or _reason(e)),
-    ("host us", lambda e: _number(e, "host_seconds", 1e6, ".0f")),
-    ("of the roof", lambda e: _number(e, "roofline_share", 100, ".0f") + _percent(e)),
-    ("bound by", lambda e: _text(e, "bound")),
-    ("peak MiB", lambda e: _number(e, "peak_bytes", 2**-20, ".1f")),
-    ("over eager", lambda e: _ratio(e, "over_eager")),
-)
+def _step_columns(entries: Sequence[StepEntry]) -> list[Column[StepEntry]]:
+    return [
+        ("contender", lambda e: e.contender),
+        ("ms a step", lambda e: _time(e, 1e3, ".2f")),
+        ("samples/s", lambda e: _number(e.samples_per_second, 1, ".0f")),
+        (f"over {(baseline_of(entries) or '').capitalize()}", _over),
+        ("of the floor", lambda e: _text(e.floor_share)),
+        ("peak MiB", lambda e: _number(e.peak_bytes, 2**-20, ".0f")),
+        ("kernels", lambda e: _text(e.kernels)),
+        ("MFU", lambda e: _number(e.mfu, 100, ".0f", "%")),
+        ("mJ a sample", lambda e: _number(e.joules_per_sample, 1e3)),
+        ("run as", lambda e: _text(e.plan)),
+    ]
 
 
-def _percent(entry: Entry) -> str:
-    return "%" if "roofline_share" in entry else ""
+def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
+    return [
+        ("op", lambda e: e.op),
+        ("case", lambda e: e.case),
+        ("provider", lambda e: e.provider),
+        ("us", lambda e: _time(e, 1e6, ".1f")),
+        ("host us", lambda e: _number(e.host_seconds, 1e6, ".0f")),
+        ("of the roof", lambda e: _number(e.roofline_share, 100, ".0f", "%")),
+        ("bound by", lambda e: _text(e.bound)),
+        ("peak MiB", lambda e: _number(e.peak_bytes, 2**-20, ".1f")),
+        (f"over {baseline_of(entries)}", lambda e: _text(e.over_baseline)),
+    ]
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -80,15 +81,11 @@ def latest(records: Iterable[Record]) -> list[Record]:
     return sorted(newest.values(), key=lambda record: record.date)
 
 
-def of_kind(record: Record, kind: str) -> list[Entry]:
-    return [entry for entry in record.entries if entry["kind"] == kind]
-
-
-def last_passes(record: Record) -> list[Entry]:
+def last_passes(record: Record) -> list[OpEntry]:
     """The op entries that are gated: forward and backward where an op has both."""
-    ops = of_kind(record, "op")
-    both = {entry.get("op") for entry in ops if entry.get("passes") == "forward+backward"}
-    return [e for e in ops if e.get("op") not in both or e.get("passes") != "forward"]
+    ops = record.of(OpEntry)
+    both = {entry.op for entry in ops if entry.passes == "forward+backward"}
+    return [entry for entry in ops if entry.op not in both or entry.passes != "forward"]
 
 
 def source(record: Record) -> str:
@@ -104,40 +101,47 @@ def terminal(records: Sequence[Record], width: int = 140) -> list[str]:
     """Tables of the steps and ops of records as lines of text, and what was left out."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, markup=False, highlight=False)
-    for kind, columns in (("step", STEP_COLUMNS), ("op", OP_COLUMNS)):
-        for record in records:
-            entries = [e for e in _rows(record, kind) if "cannot" not in e]
-            if entries:
-                console.print(_table(record, columns, entries))
+    tables = [(record, _steps(record, ran=True)) for record in records]
+    tables += [(record, _ops(record, ran=True)) for record in records]
+    for record, (headers, *rows) in tables:
+        if rows:
+            table = Table(*headers, title=record.group, caption=source(record))
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
     return [*stream.getvalue().splitlines(), *left_out(records)]
 
 
-def _rows(record: Record, kind: str) -> list[Entry]:
-    return last_passes(record) if kind == "op" else of_kind(record, kind)
+def _steps(record: Record, *, ran: bool) -> Rows:
+    steps = [entry for entry in record.of(StepEntry) if not (ran and entry.cannot)]
+    return _rows(_step_columns(steps), steps)
 
 
-def _table(record: Record, columns: Sequence[Column], entries: Sequence[Entry]) -> Table:
-    shown = _shown(columns, entries)
-    table = Table(*(header for header, _ in shown), title=record.group, caption=source(record))
-    for entry in entries:
-        table.add_row(*(cell(entry) for _, cell in shown))
-    return table
+def _ops(record: Record, *, ran: bool) -> Rows:
+    ops = [entry for entry in last_passes(record) if not (ran and entry.cannot)]
+    return _rows(_op_columns(ops), ops)
 
 
-def _shown(columns: Sequence[Column], entries: Sequence[Entry]) -> list[Column]:
-    """The columns in which some entry has something."""
-    return [column for column in columns if any(column[1](entry) for entry in entries)]
+def _rows(columns: Sequence[Column[E]], entries: Sequence[E]) -> Rows:
+    """The header and a row for each entry, of the columns in which some entry has something."""
+    rows = [[cell(entry) for _, cell in columns] for entry in entries]
+    return _shown([[header for header, _ in columns], *rows])
+
+
+def _shown(rows: Rows) -> Rows:
+    filled = [any(column[1:]) for column in zip(*rows, strict=True)]
+    return [[cell for cell, shown in zip(row, filled, strict=True) if shown] for row in rows]
 
 
 def left_out(records: Iterable[Record]) -> list[str]:
     """What did not run, or not as it would, and why; each reason once."""
     lines = []
     for entry in (entry for record in records for entry in record.entries):
-        name = entry.get("contender") or entry.get("provider", "")
-        for way, reason in entry.get("left_out", {}).items():
-            lines.append(f"{name} without {way}: {reason}")
-        if "cannot" in entry:
-            lines.append(f"{name} not timed: {entry['cannot']}")
+        if isinstance(entry, Contended):
+            ways = (entry.left_out or {}).items()
+            lines += [f"{entry.who} without {way}: {reason}" for way, reason in ways]
+        if entry.cannot:
+            lines.append(f"{entry.who} not timed: {entry.cannot}")
     return list(dict.fromkeys(lines))
 
 
@@ -145,84 +149,70 @@ def markdown(records: Sequence[Record]) -> str:
     """The ladders and ops of records as Markdown, each group under a heading, with sources."""
     parts = []
     for record in records:
-        steps, ops = _rows(record, "step"), _rows(record, "op")
-        if steps:
-            parts += [f"### {record.group}", "", _markdown(STEP_COLUMNS, steps), ""]
-        if ops:
-            parts += [f"### {record.group}", "", _markdown(OP_COLUMNS, ops), ""]
-        if steps or ops:
+        tables = [_steps(record, ran=False), _ops(record, ran=False)]
+        shown = [table for table in tables if len(table) > 1]
+        for table in shown:
+            parts += [f"### {record.group}", "", _markdown(table), ""]
+        if shown:
             parts += [f"Measured on {source(record)}.", ""]
     return "\n".join([*parts, *left_out(records)]).rstrip()
 
 
 def ladder_markdown(records: Sequence[Record]) -> str:
     """One short table of the steps of several groups, for a README."""
-    columns: tuple[Column, ...] = (
-        ("workload", lambda e: e["workload"]),
-        ("precision", lambda e: e["precision"]),
-        *STEP_COLUMNS[:7],
-        STEP_COLUMNS[-1],
-    )
-    steps = [entry for record in records for entry in of_kind(record, "step")]
-    entries = [entry for entry in _by_size(steps) if "cannot" not in entry]
-    return "\n".join([_markdown(columns, entries), "", *_sources(records)])
+    steps = [entry for record in records for entry in record.of(StepEntry)]
+    entries = [entry for entry in _by_size(steps) if entry.cannot is None]
+    measured = _step_columns(entries)
+    columns: list[Column[StepEntry]] = [
+        ("workload", lambda e: e.workload),
+        ("precision", lambda e: e.precision),
+        *measured[:7],
+        measured[-1],
+    ]
+    return "\n".join([_markdown(_rows(columns, entries)), "", *_sources(records)])
 
 
-def _by_size(steps: Sequence[Entry]) -> list[Entry]:
+def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
     """Workloads from short to long steps, precisions from long to short ones."""
     least: dict[str, float] = {}
-    longest: dict[tuple[str, str], float] = {}
-    for entry in steps:
-        seconds = entry.get("seconds", 0.0)
-        if entry.get("role") == "tier":
-            workload, precision = entry["workload"], entry["precision"]
-            least[workload] = min(seconds, least.get(workload, seconds))
-            key = (workload, precision)
-            longest[key] = min(seconds, longest.get(key, seconds))
-    return sorted(
-        steps,
-        key=lambda e: (
-            least.get(e["workload"], 0.0),
-            -longest.get((e["workload"], e["precision"]), 0.0),
-        ),
-    )
+    of_group: dict[tuple[str, ...], float] = {}
+    for entry in (entry for entry in steps if entry.role == "tier"):
+        seconds = entry.seconds or 0.0
+        least[entry.workload] = min(seconds, least.get(entry.workload, seconds))
+        of_group[entry.group] = min(seconds, of_group.get(entry.group, seconds))
+    return sorted(steps, key=lambda e: (least.get(e.workload, 0.0), -of_group.get(e.group, 0.0)))
 
 
 def parts_markdown(records: Sequence[Record]) -> str:
     """What each part of a tier is worth: a row for each part switched off, a column for each
     workload and precision."""
-    entries = [entry for record in records for entry in of_kind(record, "part")]
-    groups = list(dict.fromkeys(f"{e['workload']} {e['precision']}" for e in entries))
-    cells: dict[str, dict[str, str]] = {}
+    entries = [entry for record in records for entry in record.of(PartEntry)]
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    cells: dict[str, dict[tuple[str, ...], str]] = {}
     for entry in entries:
-        seconds = entry.get("seconds") or entry["milliseconds"] * 1e-3  # the first schema's
-        text = f"{seconds * 1e3:.2f} ms"
-        if entry["contender"] != "v2":
-            text += f", {_ratio(entry, 'over_v2')}"
-        cells.setdefault(entry["contender"], {})[f"{entry['workload']} {entry['precision']}"] = text
-    columns: tuple[Column, ...] = (
-        ("V2", lambda e: e["name"]),
-        *((group, lambda e, group=group: e.get(group, "")) for group in groups),
-    )
-    rows = [{"name": name, **row} for name, row in cells.items()]
-    return "\n".join([_markdown(columns, rows), "", *_sources(records)])
+        text = _number(entry.seconds, 1e3, ".2f", " ms")
+        if entry.over_baseline and entry.contender != entry.baseline:
+            text += f", {entry.over_baseline}"
+        cells.setdefault(entry.contender, {})[entry.group] = text
+    rows = [[(baseline_of(entries) or "").capitalize(), *map(" ".join, groups)]]
+    rows += [[name, *(row.get(group, "") for group in groups)] for name, row in cells.items()]
+    return "\n".join([_markdown(rows), "", *_sources(records)])
 
 
 def ops_markdown(records: Sequence[Record]) -> str:
     """A row for each op, case and dtype, a column for each provider: forward + backward on the
     device, microseconds and the share of the roofline of the same run."""
-    entries = [entry for record in records for entry in last_passes(record)]
-    entries = [entry for entry in entries if "cannot" not in entry]
-    rows: dict[tuple[str, str, str], Entry] = {}
+    entries = [entry for record in records for entry in last_passes(record) if not entry.cannot]
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
     for entry in entries:
-        key = (entry["op"], entry["case"], entry["dtype"])
-        row = rows.setdefault(key, dict(zip(("op", "case", "dtype"), key, strict=True)))
-        share = f" ({_number(entry, 'roofline_share', 100, '.0f')}%)" if _percent(entry) else ""
-        row[entry["provider"]] = _number(entry, "seconds", 1e6, ".1f") + share
-    providers = dict.fromkeys(entry["provider"] for entry in entries)
-    names = ("op", "case", "dtype", *sorted(providers, key="eager".__ne__))
-    columns = [(name, functools.partial(_text, field=name)) for name in names]
-    return "\n".join([_markdown(columns, list(rows.values())), "", *_sources(records)])
+        share = _number(entry.roofline_share, 100, ".0f", "%")
+        text = _number(entry.seconds, 1e6, ".1f") + (f" ({share})" if share else "")
+        cells.setdefault(entry.call[:3], {})[entry.provider] = text
+    baseline = baseline_of(entries)
+    providers = sorted(dict.fromkeys(e.provider for e in entries), key=lambda p: p != baseline)
+    rows = [["op", "case", "dtype", *providers]]
+    rows += [[*call, *(row.get(name, "") for name in providers)] for call, row in cells.items()]
+    return "\n".join([_markdown(rows), "", *_sources(records)])
 
 
 def _sources(records: Sequence[Record]) -> list[str]:
@@ -233,11 +223,7 @@ def _sources(records: Sequence[Record]) -> list[str]:
     return [f"{', '.join(names)}: measured on {text}.\n" for text, names in groups.items()]
 
 
-def _markdown(columns: Sequence[Column], entries: Sequence[Entry]) -> str:
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    shown = _shown(columns, entries)
-    headers = [header for header, _ in shown]
-    rows = [line(cell(entry) for _, cell in shown) for entry in entries]
-    return "\n".join([line(headers), line("---" for _ in headers), *rows])
+def _markdown(rows: Rows) -> str:
+    header, *others = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines = [header, ["---"] * len(header), *others]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

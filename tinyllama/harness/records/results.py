@@ -19,23 +19,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from tinyllama.harness.machine.device import device_name, slug
+from tinyllama.harness.records.entries import Entry, entry_as_json, entry_from_json, is_number
 
 SCHEMA = 2
+Kind = TypeVar("Kind", bound=Entry)
 
 
 @dataclass
 class Record:
-    """What one run measured of one group. ``entries`` are measurements, each a flat dict with
-    a ``name`` of its own and a ``kind``.
+    """What one run measured of one group: entries, each with a name of its own.
 
     complete: the run ended by itself, nothing in it failed, was missing or slower; only such
     a record may become a baseline. missed: the targets that what was measured does not hold.
@@ -48,14 +49,18 @@ class Record:
     commit: str
     date: str
     command: str
-    entries: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     complete: bool = False
     missed: list[str] = field(default_factory=list)
     schema: int = SCHEMA
 
     @property
-    def by_name(self) -> dict[str, dict[str, Any]]:
-        return {entry["name"]: entry for entry in self.entries}
+    def by_name(self) -> dict[str, Entry]:
+        return {entry.name: entry for entry in self.entries}
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """The entries of a kind."""
+        return [entry for entry in self.entries if isinstance(entry, kind)]
 
     @property
     def dirty(self) -> bool:
@@ -111,13 +116,14 @@ def save(record: Record, root: Path) -> Path:
 
     Raises ValueError for a record that could not be read again, OSError where none can be written.
     """
-    validate(asdict(record))
+    content = as_json(record)
+    from_json(content)
     target = folder(root, record.device)
     target.mkdir(parents=True, exist_ok=True)
     stamp = record.date.replace(":", "").replace("-", "")
     name = f"{stamp}-{record.commit[:10]}-{record.group}"
     with tempfile.NamedTemporaryFile("w", dir=target, suffix=".tmp") as file:
-        json.dump(asdict(record), file, indent=1, allow_nan=False)
+        json.dump(content, file, indent=1, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
@@ -140,27 +146,38 @@ def load(path: Path) -> Record:
 def parse(text: bytes, name: str) -> Record:
     """The record in a file's content; ``name`` is that of the file, for the error."""
     try:
-        data = json.loads(text)
-        if isinstance(data, dict) and data.get("schema") == 1:
-            data = _from_schema_1(data)
-        if isinstance(data, dict):
-            data = {"missed": [], **data}  # records did not say so at first
-        validate(data)
-        return Record(**data)
+        return from_json(today(json.loads(text)))
     except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not a record of this version: {error}") from error
 
 
-def _from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
-    """The first schema had one record for all groups, no machine, and tiers only."""
+def today(data: Any) -> Any:
+    """The content of an older file as it is written now: the one place that knows how it was."""
+    if not isinstance(data, dict) or data.get("schema") not in (1, SCHEMA):
+        return data
+    data = {"missed": [], **data}  # records did not say so at first
+    if data["schema"] == SCHEMA:
+        return data
+    # The first schema had one record for all groups, no machine, tiers only, and milliseconds.
     entries = []
-    for entry in data["entries"]:
-        kind = entry["name"].partition("/")[0]
-        entry = {"kind": "part" if kind == "parts" else kind, **entry}
+    for old in data["entries"]:
+        entry = {"kind": old["name"].partition("/")[0].replace("parts", "part"), **old}
         if "tier" in entry:
-            entry.update(contender=entry.pop("tier"), role="tier")
+            entry["contender"] = entry.pop("tier")
+        if "milliseconds" in entry:
+            entry["seconds"] = entry.pop("milliseconds") * 1e-3
+        if entry.pop("passed", True) is not True:
+            entry["cannot"] = "its results were wrong"
+        if entry["kind"] != "part":
+            entry["role"] = "tier"
         entries.append(entry)
-    return {**data, "schema": 2, "group": "steps", "machine": {}, "entries": entries}
+    return {**data, "schema": SCHEMA, "group": "steps", "machine": {}, "entries": entries}
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """A record as it is in a file."""
+    entries = [entry_as_json(entry) for entry in record.entries]
+    return {**vars(record), "entries": entries}
 
 
 # Group and commit are parts of a file's name.
@@ -178,15 +195,10 @@ _FIELDS: dict[str, type] = {
     "missed": list,
     "schema": int,
 }
-_COUNTS = re.compile(
-    r"(^|_)(seconds|bytes|joules|watts|flops|kernels|copies|syncs|rounds)$|_per_(second|sample)$"
-)
-_TEXTS = {"name", "kind", "workload", "precision", "contender", "role", "cannot", "op", "provider"}
-_MAPS = {"tolerances", "layouts", "left_out", "parts", "time_by", "unavailable"}
 
 
-def validate(data: Any) -> None:
-    """Raise ValueError, naming the field, unless ``data`` is a record of this schema."""
+def from_json(data: Any) -> Record:
+    """The record that is so in a file. Raises ValueError, naming the field."""
     if not isinstance(data, dict):
         raise ValueError("it is not an object of fields")
     if data.get("schema") != SCHEMA:
@@ -201,20 +213,21 @@ def validate(data: Any) -> None:
             raise ValueError(f"{name} {data[name]!r:.120}: use letters, digits and . _ + -")
     if not slug(data["device"]):
         raise ValueError(f"device {data['device']!r:.80} names no device")
-    _date(data["date"])
+    _check_date(data["date"])
     for name, texts in (("versions", data["versions"].values()), ("missed", data["missed"])):
         if not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{name}: each is a text")
     _check_values("machine", data["machine"])
-    names: set[str] = set()
-    for index, entry in enumerate(data["entries"]):
-        _check_entry(f"entries[{index}]", entry)
-        if entry["name"] in names:
-            raise ValueError(f"entries[{index}]: a second entry has the name {entry['name']!r}")
-        names.add(entry["name"])
+    found: dict[str, Entry] = {}
+    for index, each in enumerate(data["entries"]):
+        entry = entry_from_json(f"entries[{index}]", each)
+        if entry.name in found:
+            raise ValueError(f"entries[{index}]: a second entry has the name {entry.name!r}")
+        found[entry.name] = entry
+    return Record(**{**data, "entries": list(found.values())})
 
 
-def _date(text: str) -> None:
+def _check_date(text: str) -> None:
     form = "%Y-%m-%dT%H:%M:%SZ"
     try:
         same = datetime.strptime(text, form).strftime(form) == text
@@ -224,49 +237,16 @@ def _date(text: str) -> None:
         raise ValueError(f"date {text!r:.80}: use UTC, as in 2030-01-31T23:59:59Z")
 
 
-def _check_entry(where: str, entry: Any) -> None:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is {entry!r:.80}, not an object of fields")
-    for name in ("name", "kind"):
-        if not entry.get(name):
-            raise ValueError(f"{where} has no {name}")
-    where = f"{where} ({entry['name']!r:.120})"
-    for name, value in entry.items():
-        if name in _TEXTS and not isinstance(value, str):
-            raise ValueError(f"{where}: {name} is {value!r:.80}, not a text")
-        if name in _MAPS and not isinstance(value, dict):
-            raise ValueError(f"{where}: {name} is {value!r:.80}, not an object of fields")
-        if _COUNTS.search(name) and (not is_number(value) or value < 0):
-            raise ValueError(f"{where}: {name} is {value!r:.80}, not a finite number of at least 0")
-        if name.endswith("_quartiles") and not is_interval(value):
-            raise ValueError(f"{where}: {name} is {value!r:.80}, not two numbers in order")
-    _check_values(where, entry)
-
-
 def _check_values(where: str, value: Any) -> None:
     """Only what JSON holds, and of numbers only finite ones."""
     if isinstance(value, dict):
         for name, part in value.items():
-            if not isinstance(name, str):
-                raise ValueError(f"{where}: the key {name!r:.80} is not a text")
             _check_values(f"{where}: {name}", part)
     elif isinstance(value, (list, tuple)):
         for part in value:
             _check_values(where, part)
     elif not (value is None or isinstance(value, (str, bool)) or is_number(value)):
         raise ValueError(f"{where} is {value!r:.80}, not a finite number or a text")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number; a bool is none."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and abs(value) <= sys.float_info.max  # NaN is not less than anything
-
-
-def is_interval(value: Any) -> bool:
-    """Whether a value is a pair of finite numbers in order."""
-    pair = isinstance(value, (list, tuple)) and len(value) == 2
-    return pair and all(map(is_number, value)) and value[0] <= value[1]
 
 
 def records(root: Path, device: str | None = None) -> Iterator[tuple[Path, Record]]:

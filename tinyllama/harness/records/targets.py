@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
+
+from tinyllama.harness.records.entries import OpEntry, Ratio, Timed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,9 +28,7 @@ METRICS = (
     "mfu",
 )
 OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes")
-NEVER_RUN = "never run on AMD hardware"
-
-
+ANY = "any"
 INTERVAL, MEDIAN = "interval", "median"
 
 
@@ -78,40 +78,51 @@ class Bounded:
         beside = f" over {over}" if over else ""
         return f"{self.contender} {self.metric}{beside} {self.direction} {self.bound:g}"
 
+    def concerns(self, device: str) -> bool:
+        """Whether it is about a device of that name."""
+        return self.device == ANY or self.device.lower() in device.lower()
+
     def holds_on(self, device: str) -> bool:
         """Whether it is asserted on a device of that name."""
-        return self.asserted and (self.device == "any" or self.device.lower() in device.lower())
+        return self.asserted and self.concerns(device)
 
-    def measured(self, entries: Mapping[str, Mapping[str, Any]]) -> list[float] | None:
-        """What entries, by contender, give for it: [value, low, high]; None where they lack it.
+    def never_run(self, devices: Iterable[str]) -> str:
+        """What must stand by its figure while none of these devices is the one that it is about;
+        empty where one is."""
+        run = any(self.concerns(device) for device in devices)
+        return "" if run else f"never run on {self.device} hardware"
+
+    def measured(self, entries: Mapping[str, Timed]) -> Ratio | None:
+        """What entries, by contender, give for it; None where they lack it.
 
         A ratio of times is measured round by round and has an interval; where entries hold
-        only medians, and for counts, the three are equal.
+        only medians, and for counts, both ends are the median.
         """
-        own = entries.get(self.contender, {})
-        other = self._other(entries)
+        own = entries.get(self.contender)
+        if own is None:
+            return None
         if self.over is None:
-            return _thrice(_value(own, self.metric))
+            return _exactly(_value(own, self.metric))
+        other = self._other(entries)
         if other is None:
             return None
-        if self.metric == SPEED:
-            kept = own.get("over", {}).get(other)
-            if kept is not None:
-                return list(kept)
-        mine, theirs = _value(own, self.metric), _value(entries.get(other, {}), self.metric)
-        return _thrice(mine / theirs) if mine and theirs else None
+        if self.metric == SPEED and other in (own.over or {}):
+            return (own.over or {})[other]
+        mine, theirs = _value(own, self.metric), _value(entries.get(other), self.metric)
+        return _exactly(mine / theirs) if mine and theirs else None
 
-    def _other(self, entries: Mapping[str, Mapping[str, Any]]) -> str | None:
-        if isinstance(self.over, tuple):
-            names = list(self.over)
-        elif self.over == FASTEST_PEER:
-            names = [name for name, entry in entries.items() if entry.get("role") == "peer"]
-        else:
+    def _other(self, entries: Mapping[str, Timed]) -> str | None:
+        if isinstance(self.over, str) and self.over != FASTEST_PEER:
             return self.over
-        ran = {n: entries[n]["seconds"] for n in names if "seconds" in entries.get(n, {})}
+        ran = {
+            name: entry.seconds
+            for name, entry in entries.items()
+            if entry.seconds is not None
+            if (name in self.over if isinstance(self.over, tuple) else entry.role == "peer")
+        }
         return min(ran, key=lambda name: ran[name], default=None)
 
-    def met(self, found: list[float]) -> bool:
+    def met(self, found: Ratio) -> bool:
         """Whether a measurement holds the bound: at the worse end of its interval, or where
         the target says so by its median."""
         median, low, high = found
@@ -165,19 +176,27 @@ class OpTarget(Bounded):
     dtype: tuple[str, ...]
     passes: str
 
-    def covers(self, entry: Mapping[str, Any]) -> bool:
-        """Whether it is about the op, case, dtype and passes of an entry, on whatever device."""
-        named = {"op": self.op, "case": self.case, "dtype": self.dtype, "passes": (self.passes,)}
-        return all(not names or entry[field] in names for field, names in named.items())
+    def covers(self, call: tuple[str, str, str, str]) -> bool:
+        """Whether it is about a call (`OpEntry.call`), on whatever device."""
+        named = (self.op, self.case, self.dtype, (self.passes,))
+        return all(not names or part in names for part, names in zip(call, named, strict=True))
 
 
-def _value(entry: Mapping[str, Any], metric: str) -> float | None:
+def by_call(entries: Iterable[OpEntry]) -> dict[tuple[str, str, str, str], dict[str, OpEntry]]:
+    """The entries of each call, by provider."""
+    found: dict[tuple[str, str, str, str], dict[str, OpEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.call, {})[entry.provider] = entry
+    return found
+
+
+def _value(entry: Timed | None, metric: str) -> float | None:
     if metric == SPEED:
-        return 1 / entry["seconds"] if "seconds" in entry else None
-    return entry.get(metric)
+        return 1 / entry.seconds if entry and entry.seconds else None
+    return getattr(entry, metric, None)
 
 
-def shown(found: list[float] | None) -> str:
+def shown(found: Ratio | None) -> str:
     """What was measured of a target, with its interval where it has one."""
     if found is None:
         return "nothing that tells"
@@ -185,8 +204,8 @@ def shown(found: list[float] | None) -> str:
     return f"{median:.3g}" if low == high else f"{median:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _thrice(value: float | None) -> list[float] | None:
-    return None if value is None else [value] * 3
+def _exactly(value: float | None) -> Ratio | None:
+    return None if value is None else Ratio(value, value, value)
 
 
 Kind = TypeVar("Kind", Target, OpTarget)
@@ -269,19 +288,19 @@ def _mistyped(name: str, value: Any, several: str | None) -> str | None:
     if name in ("documented", "asserted"):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(value, str) and (value or name == "caveat"):
-        return several if value == "any" and several == NAMES else None
+        return several if value == ANY and several == NAMES else None
     if several is None:
         return "a text"
     names = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
-    return None if names and "any" not in value else several
+    return None if names and ANY not in value else several
 
 
 def _listed(value: str | list[str]) -> tuple[str, ...]:
-    if value == "any":
+    if value == ANY:
         return ()
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def of_group(targets: list[Target], workload: str, precision: str) -> Iterator[Target]:
+def of_group(targets: Iterable[Target], workload: str, precision: str) -> Iterator[Target]:
     """The targets about a workload and precision, those of other devices too."""
     return (target for target in targets if target.covers(workload, precision))

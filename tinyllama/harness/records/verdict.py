@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tinyllama.harness.records.results import Record, is_interval, is_number
+from tinyllama.harness.records.entries import Entry, OpEntry, Timed, is_interval, is_number
+from tinyllama.harness.records.results import Record
 
 # By metric, how many times the baseline's it may be. An entry's own ``tolerances`` override it.
 TOLERANCES = {
@@ -27,8 +28,6 @@ TOLERANCES = {
     "layouts": 1.10,
 }
 _MAY_BE_ZERO = {"peak_bytes", "live_bytes", "kernels", "copies", "host_syncs"}
-_NOT_GATED = {"peer", "floor", "ceiling"}  # roles and kinds: measured for orientation
-_HELD = {"curve"}  # kinds that their tests hold to others of the same run
 
 
 class Outcome(Enum):
@@ -109,8 +108,8 @@ def judge(record: Record, stored: Sequence[Record]) -> list[Verdict]:
 
 
 def unusable(record: Record) -> list[Verdict]:
-    """What no baseline is needed for: figures that are none, and a record without any."""
-    found = [_entry(entry["name"], None, entry) for entry in record.entries]
+    """What is wrong without a baseline: invalid figures, and a record without any."""
+    found = [_entry(entry.name, None, entry) for entry in record.entries]
     verdicts = [verdict for verdict in found if verdict]
     if not verdicts:
         return [_nothing(record)]
@@ -118,7 +117,7 @@ def unusable(record: Record) -> list[Verdict]:
 
 
 def _nothing(record: Record) -> Verdict:
-    if any(entry["kind"] in _HELD for entry in record.entries):
+    if any(entry.held_by_tests for entry in record.entries):
         text = "held by its tests to what the same run measured, and not compared"
         return Verdict(record.group, Outcome.SAME, text, gated=False)
     return Verdict(record.group, Outcome.MISSING, "it measured nothing that can be compared")
@@ -154,21 +153,19 @@ def compare(baseline: Record, candidate: Record) -> list[Verdict]:
     return [verdict for verdict in found if verdict]
 
 
-def check_tolerances(entry: dict[str, Any]) -> None:
+def check_tolerances(entry: Entry) -> None:
     """Raise ValueError unless the tolerances of an entry are known metrics and ratios from 1."""
-    for metric, value in entry.get("tolerances", {}).items():
+    for metric, value in (entry.tolerances or {}).items():
         if metric not in TOLERANCES:
             raise ValueError(f"tolerance of {metric!r}: known are {', '.join(TOLERANCES)}")
         if not is_number(value) or value < 1:
             raise ValueError(f"the tolerance of {metric} is {value!r}: use a ratio from 1")
 
 
-def _entry(
-    name: str, before: dict[str, Any] | None, after: dict[str, Any] | None
-) -> Verdict | None:
+def _entry(name: str, before: Entry | None, after: Entry | None) -> Verdict | None:
     """None where there is nothing to compare. What is not gated is SAME, and says so."""
     verdict = _judged(name, before, after)
-    reasons = [_not_gated(entry) for entry in (before, after) if entry]
+    reasons = [entry.not_gated for entry in (before, after) if entry]
     if verdict is None or not all(reasons):  # gated in one of the two is gated
         return verdict
     found = "" if verdict.outcome.green else f"{verdict.outcome.title.lower()}: "
@@ -176,22 +173,16 @@ def _entry(
     return Verdict(name, Outcome.SAME, text, verdict.figures, gated=False)
 
 
-def _not_gated(entry: dict[str, Any]) -> str | None:
-    return next((entry[k] for k in ("role", "kind") if entry.get(k) in _NOT_GATED), None)
-
-
-def _judged(
-    name: str, before: dict[str, Any] | None, after: dict[str, Any] | None
-) -> Verdict | None:
+def _judged(name: str, before: Entry | None, after: Entry | None) -> Verdict | None:
     then, now = _metrics(before), _metrics(after)
     if after is None:
         return Verdict(name, Outcome.MISSING, "in the baseline, not in this run") if then else None
-    if "cannot" in after and then:
-        return Verdict(name, Outcome.MISSING, f"ran in the baseline, not now: {after['cannot']}")
-    if "cannot" in after:
-        known = before is not None and "cannot" in before
-        outcome = Outcome.SAME if known else Outcome.NO_BASELINE
-        return Verdict(name, outcome, f"does not run: {after['cannot']}")
+    if after.cannot is not None:
+        if then:
+            text = f"ran in the baseline, not now: {after.cannot}"
+            return Verdict(name, Outcome.MISSING, text)
+        outcome = Outcome.SAME if before and before.cannot is not None else Outcome.NO_BASELINE
+        return Verdict(name, outcome, f"does not run: {after.cannot}")
     if not now and not then:
         return None
     try:
@@ -206,26 +197,29 @@ def _judged(
     return Verdict(name, outcome, ", ".join(figure.text for figure in figures), figures)
 
 
-def _metrics(entry: dict[str, Any] | None) -> dict[str, tuple[Any, Any]]:
+def _metrics(entry: Entry | None) -> dict[str, tuple[Any, Any]]:
     """Of each gated metric of an entry: its value, and low and high of it or None.
 
-    ``layouts`` becomes a metric for each layout. Values are as written, checked later.
+    ``layouts`` becomes a metric for each layout. Whatever is timed has ``seconds``, be it None.
+    Values are as they were given, and checked later.
     """
-    if entry is None or "cannot" in entry:
+    if entry is None or entry.cannot is not None:
         return {}
-    found = {m: (entry[m], entry.get(f"{m}_quartiles")) for m in TOLERANCES if m in entry}
-    layouts = found.pop("layouts", ({}, None))[0]
-    if not isinstance(layouts, dict):
-        return {**found, "layouts": (layouts, None)}
-    for layout, value in layouts.items():
-        whole = isinstance(value, (list, tuple)) and len(value) == 3  # median, low, high
-        found[f"layouts {layout}"] = (value[0], value[1:]) if whole else (value, None)
+    found = {
+        metric: (value, getattr(entry, f"{metric}_quartiles", None))
+        for metric in TOLERANCES
+        if (value := getattr(entry, metric, None)) is not None
+        or (metric == "seconds" and isinstance(entry, Timed))
+    }
+    if found.pop("layouts", None) and isinstance(entry, OpEntry):
+        for layout, ratio in (entry.layouts or {}).items():
+            found[f"layouts {layout}"] = ratio[0], ratio[1:]
     return found
 
 
-def _allowed(metric: str, entry: dict[str, Any]) -> Any:
+def _allowed(metric: str, entry: Entry) -> Any:
     key = metric.partition(" ")[0]
-    return entry.get("tolerances", {}).get(key, TOLERANCES[key])
+    return (entry.tolerances or {}).get(key, TOLERANCES[key])
 
 
 def _figure(metric: str, before: Any, after: Any, allowed: float, allowed_before: Any) -> Figure:
