@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinyllama.harness.page.tables import Cell, Column, Header, count, number, ratio, words
+from tinyllama.harness.page.tables import Cell, Column, Header, column, words
 from tinyllama.harness.records import numbers
 from tinyllama.harness.records.entries import Contended, OpEntry, StepEntry
 
@@ -36,17 +36,18 @@ def _layouts(entry: OpEntry) -> Cell | None:
 
 def _over(baseline: str | None) -> Column[Any]:
     meaning = f"{baseline}'s time over this one, within the run"
-    return ratio(f"over {baseline or 'baseline'}", "over_baseline", "×, 99%", meaning=meaning)
+    return column(f"over {baseline or 'baseline'}", "over_baseline", "×, 99%", meaning=meaning)
 
 
+COMPILING = "to the first step, caches empty, others perhaps made meanwhile"
 CONTENDER = Column(Header("contender", words=True), _contender)
 SWEEP = (
     CONTENDER,
-    count("batch", "batch_size"),
-    count("length", "seq_len"),
-    number("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
-    number("rate", "samples_per_second", "samples / s"),
-    number("peak", "peak_bytes", "MiB", MIB, "the most memory of a step"),
+    column("batch", "batch_size"),
+    column("length", "seq_len"),
+    column("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
+    column("rate", "samples_per_second", "samples / s"),
+    column("peak", "peak_bytes", "MiB", MIB, "the most memory of a step"),
 )
 
 
@@ -54,34 +55,23 @@ def step(baseline: str | None) -> tuple[Column[Any], ...]:
     """The columns of steps whose ratios are over a contender."""
     return (
         CONTENDER,
-        number("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
+        column("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
         _over(baseline),
-        ratio("floor share", "floor_share", "%, 99%", 100, "the floor's time over this one"),
-        number("peak", "peak_bytes", "MiB", MIB, "the most memory of a step"),
-        count("kernels", "kernels", "launched per step"),
-        number("energy", "joules_per_sample", "J / sample"),
-        number("MFU", "mfu", "%", 100, "of the measured ceiling of products in this precision"),
-        number("rate", "samples_per_second", "samples / s"),
-        number("tokens", "tokens_per_second", "tokens / s"),
-        number("device", "device_seconds", "ms / step", 1e3, "the device's own clock"),
-        number("host", "host_seconds", "ms / step", 1e3, "enqueueing a step, without waiting"),
-        number("live", "live_bytes", "MiB", MIB, "memory held after a step"),
-        number(
-            "graph pool",
-            "graph_bytes",
-            "MiB",
-            MIB,
-            "of live and peak, in the pool of a captured graph",
-        ),
-        count("copies", "copies", "per step"),
-        count("syncs", "host_syncs", "host waits for the device, per step"),
-        number("power", "watts", "W"),
-        number(
-            "compile",
-            "compile_seconds",
-            "s",
-            meaning="to the first step, caches empty, others perhaps made meanwhile",
-        ),
+        column("floor share", "floor_share", "%, 99%", 100, "the floor's time over this one"),
+        column("peak", "peak_bytes", "MiB", MIB, "the most memory of a step"),
+        column("kernels", "kernels", meaning="launched per step"),
+        column("energy", "joules_per_sample", "J / sample"),
+        column("MFU", "mfu", "%", 100, "of the measured ceiling of products in this precision"),
+        column("rate", "samples_per_second", "samples / s"),
+        column("tokens", "tokens_per_second", "tokens / s"),
+        column("device", "device_seconds", "ms / step", 1e3, "the device's own clock"),
+        column("host", "host_seconds", "ms / step", 1e3, "enqueueing a step, without waiting"),
+        column("live", "live_bytes", "MiB", MIB, "memory held after a step"),
+        column("graph pool", "graph_bytes", "MiB", MIB, "of live and peak, in a captured graph"),
+        column("copies", "copies", meaning="per step"),
+        column("syncs", "host_syncs", meaning="host waits for the device, per step"),
+        column("power", "watts", "W"),
+        column("compile", "compile_seconds", "s", 1.0, COMPILING),
         Column(Header("gradients", "", "parameters with a right gradient, of all"), _gradients),
         Column(Header("loss", "", "of the first and the last timed step"), _loss),
         words("run as", "plan"),
@@ -95,16 +85,16 @@ def op(baseline: str | None) -> tuple[Column[Any], ...]:
         words("op", "op", note="case"),
         words("provider", "provider", note="role"),
         words("pass", "passes", note="values"),
-        number("time", "seconds", "µs", 1e6, "device time, cold caches; beneath it the quartiles"),
-        number("bandwidth", "bandwidth_share", "%", 100, "of the measured ceiling", bar=True),
-        number("roofline", "roofline_share", "%", 100, "the least time over this one", bar=True),
+        column("time", "seconds", "µs", 1e6, "device time, cold caches; beneath it the quartiles"),
+        column("bandwidth", "bandwidth_share", "%", 100, "of the measured ceiling", bar=True),
+        column("roofline", "roofline_share", "%", 100, "the least time over this one", bar=True),
         words("bound", "bound"),
-        number("peak", "peak_bytes", "MiB", MIB, "memory beyond the inputs"),
+        column("peak", "peak_bytes", "MiB", MIB, "memory beyond the inputs"),
         _over(baseline),
-        number("moved", "bytes_per_second", "GB / s", 1e-9),
-        number("rate", "flops_per_second", "TFLOP / s", 1e-12),
-        number("products", "flops_share", "%", 100, "of the measured ceiling", bar=True),
-        count("kernels", "kernels", "per call"),
-        number("host", "host_seconds", "µs", 1e6, "enqueueing, without waiting"),
+        column("moved", "bytes_per_second", "GB / s", 1e-9),
+        column("rate", "flops_per_second", "TFLOP / s", 1e-12),
+        column("products", "flops_share", "%", 100, "of the measured ceiling", bar=True),
+        column("kernels", "kernels", meaning="per call"),
+        column("host", "host_seconds", "µs", 1e6, "enqueueing, without waiting"),
         Column(Header("worst layout", "×", "how many times longer than contiguous"), _layouts),
     )

@@ -139,10 +139,7 @@ def lines(
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel(x_label, color=colour("muted"), labelpad=3)
-    axes.annotate(
-        y_label, (0, 1), (2, -12), "figure fraction", "offset points", color=colour("muted")
-    )
+    name_axes(axes, x_label, y_label)
     return Plot(to_svg(axes, ident, label, tips), label, tuple(line.key for line in series))
 
 
@@ -152,14 +149,29 @@ def _line(axes: Axes, line: Line, gid: str) -> None:
     style = (0, (4, 2)) if line.dashed else "-"
     axes.plot(xs, ys, color=paint, linestyle=style, linewidth=1.6, gid=gid)
     for index, (x, y) in enumerate(line.points):
-        hollow = line.key.hollow or index in line.hollow
-        face = colour("card") if hollow else paint
-        shape: dict[str, Any] = {
-            "marker": line.key.shape,
-            "markersize": 7.5,
-            "markeredgewidth": 1.5,
-        }
-        axes.plot(x, y, color=paint, markerfacecolor=face, linestyle="none", **shape)
+        marker(axes, x, y, line.key, hollow=index in line.hollow)
+
+
+def marker(axes: Axes, x: float, y: float, key: Key, hollow: bool = False, gid: str = "") -> None:
+    """A point in the colour and shape of a key."""
+    paint = colour(key.colour)
+    axes.plot(
+        x,
+        y,
+        marker=key.shape,
+        markersize=7.5,
+        markeredgewidth=1.5,
+        color=paint,
+        markerfacecolor=colour("card") if hollow or key.hollow else paint,
+        linestyle="none",
+        gid=gid or None,
+    )
+
+
+def name_axes(axes: Axes, x: str, y: str) -> None:
+    """Write what is on the axes: x below, y in the corner above."""
+    axes.set_xlabel(x, color=colour("muted"), labelpad=3)
+    axes.annotate(y, (0, 1), (2, -12), "figure fraction", "offset points", color=colour("muted"))
 
 
 def _x_ticks(axes: Axes, places: Sequence[float], names: Sequence[str], width: float) -> None:

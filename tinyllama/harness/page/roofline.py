@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from tinyllama.harness.page.plots import marker, name_axes
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
 from tinyllama.harness.records.numbers import tick
 
@@ -50,7 +51,7 @@ def roofline(
     tips = {}
     for index, mark in enumerate(marks):
         tips[f"mark{index}"] = mark.tip
-        _mark(axes, mark, f"mark{index}")
+        marker(axes, mark.x, mark.y, mark.key, gid=f"mark{index}")
     _ticks(axes)
     keys = dict.fromkeys(mark.key for mark in marks)
     return Plot(to_svg(axes, ident, label, tips), label, tuple(keys))
@@ -67,21 +68,6 @@ def _ceilings(axes: Axes, bandwidth: float | None, peaks: Sequence[float]) -> No
         start = max(low, peak / bandwidth) if bandwidth else low
         if start < high:
             axes.plot((start, high), (peak, peak), **paint)
-
-
-def _mark(axes: Axes, mark: Mark, gid: str) -> None:
-    paint = colour(mark.key.colour)
-    axes.plot(
-        mark.x,
-        mark.y,
-        marker=mark.key.shape,
-        markersize=8,
-        markeredgewidth=1.5,
-        color=paint,
-        markerfacecolor=colour("card") if mark.key.hollow else paint,
-        linestyle="none",
-        gid=gid,
-    )
 
 
 def _letters(axes: Axes, marks: Sequence[Mark]) -> None:
@@ -140,7 +126,4 @@ def _ticks(axes: Axes) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: tick(float(f"{value:.3g}"))))
         axis.set_minor_formatter(NullFormatter())
         axis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=40))
-    axes.set_xlabel("FLOP / byte", color=colour("muted"), labelpad=3)
-    axes.annotate(
-        "FLOP / s", (0, 1), (2, -12), "figure fraction", "offset points", color=colour("muted")
-    )
+    name_axes(axes, "FLOP / byte", "FLOP / s")

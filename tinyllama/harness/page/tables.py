@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tinyllama.harness.records import numbers
-from tinyllama.harness.records.entries import Entry
+from tinyllama.harness.records.entries import Entry, Ratio
 from tinyllama.harness.records.numbers import MISSING
 
 E = TypeVar("E", bound=Entry)
@@ -88,60 +88,40 @@ def _fill(column: Column[E], entry: E) -> Cell | None:
     return None if entry.cannot is not None else column.cell(entry)
 
 
-def number(
+def column(
     name: str,
     field: str,
     unit: str = "",
     scale: float = 1.0,
     meaning: str = "",
     *,
+    note: str = "",
     bar: bool = False,
 ) -> Column[Any]:
-    """A column of a number times ``scale``, with its quartiles where they are recorded."""
+    """A column of a field: a text; a ratio with its 99% interval, without where it is over itself;
+    a count; or a figure times ``scale`` with its quartiles where they are recorded.
+
+    note: of a text, the field of the small print. bar: the figure is a share, drawn behind it.
+    """
 
     def cell(entry: Entry) -> Cell | None:
         value = getattr(entry, field)
         if value is None:
             return None
-        quartiles = getattr(entry, f"{field}_quartiles", None)
-        note = ""
-        if quartiles:
-            note = "–".join(numbers.significant(edge * scale) for edge in quartiles)
-        return Cell(numbers.significant(value * scale), note, value if bar else None)
+        if isinstance(value, str):
+            return Cell(value, (getattr(entry, note) or "") if note else "")
+        if isinstance(value, Ratio):
+            edges = numbers.interval(value, scale) if len(set(value)) > 1 else ""
+            return Cell(numbers.significant(value.median * scale), edges)
+        if isinstance(value, int) and scale == 1:
+            return Cell(numbers.whole(value))
+        quartiles = getattr(entry, f"{field}_quartiles", None) or ()
+        edges = "–".join(numbers.significant(edge * scale) for edge in quartiles)
+        return Cell(numbers.significant(value * scale), edges, value if bar else None)
 
     return Column(Header(name, unit, meaning), cell)
 
 
-def count(name: str, field: str, meaning: str = "") -> Column[Any]:
-    """A column of a whole number."""
-
-    def cell(entry: Entry) -> Cell | None:
-        value = getattr(entry, field)
-        return None if value is None else Cell(numbers.whole(value))
-
-    return Column(Header(name, "", meaning), cell)
-
-
-def ratio(name: str, field: str, unit: str, scale: float = 1.0, meaning: str = "") -> Column[Any]:
-    """A column of a ratio with its 99% interval; exactly 1 is a contender over itself."""
-
-    def cell(entry: Entry) -> Cell | None:
-        value = getattr(entry, field)
-        if value is None:
-            return None
-        if value[0] == value[1] == value[2]:
-            return Cell(numbers.significant(value[0] * scale))
-        return Cell(numbers.significant(value[0] * scale), numbers.interval(value, scale))
-
-    return Column(Header(name, unit, meaning), cell)
-
-
-def words(name: str, field: str, meaning: str = "", note: str = "") -> Column[Any]:
-    """A column of text; note: the field of the small print."""
-
-    def cell(entry: Entry) -> Cell | None:
-        text = getattr(entry, field)
-        small = getattr(entry, note) if note else None
-        return None if text is None else Cell(str(text), "" if small is None else str(small))
-
-    return Column(Header(name, "", meaning, words=True), cell)
+def words(name: str, field: str, note: str = "") -> Column[Any]:
+    """A column of text, set to the left."""
+    return Column(Header(name, words=True), column(name, field, note=note).cell)

@@ -27,7 +27,9 @@ Rows = list[list[str]]  # the first is the header
 
 
 def _number(value: float | None, scale: float = 1.0, form: str = ".3g", unit: str = "") -> str:
-    return "" if value is None else f"{value * scale:{form}}{unit}"
+    if isinstance(value, (int, float)):
+        return f"{value * scale:{form}}{unit}"
+    return _text(value)  # what a benchmark took for a figure and the verdict rejects
 
 
 def _text(value: Ratio | str | float | None) -> str:
