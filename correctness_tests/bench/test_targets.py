@@ -10,6 +10,7 @@ import pytest
 
 import tinyllama
 from correctness_tests.bench.test_target_files import written
+from correctness_tests.support.sample_records import bare_step
 from tinyllama.bench.measure import Measured, missed
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.workloads import Group
@@ -254,13 +255,12 @@ def test_a_target_may_be_held_by_its_median() -> None:
 
 
 def step(name: str, role: str, seconds: float | None = None, **fields: Any) -> StepEntry:
-    fields |= {"name": name, "workload": "small", "precision": "fp32", "contender": name}
-    return StepEntry(role=role, seconds=seconds, **fields)
+    return bare_step("small-fp32", name, role, seconds=seconds, **fields)
 
 
 OVER = {"v1": Ratio(5.9, 5.7, 6.1), "swift": Ratio(1.9, 1.8, 2.1)}
 ENTRIES = {
-    entry.name: entry
+    entry.contender: entry
     for entry in (
         step("v1", "tier", 6.0, kernels=2000),
         step("v3", "tier", 1.0, kernels=100, over=OVER),

@@ -9,29 +9,10 @@ from typing import Any
 
 import pytest
 
+from correctness_tests.support.sample_records import bare_step
 from tinyllama import cli
 from tinyllama.harness.records import results
-from tinyllama.harness.records.entries import Quartiles, StepEntry
 from tinyllama.harness.records.results import Record, as_json
-
-
-def step(
-    name: str,
-    role: str,
-    seconds: float,
-    quartiles: Quartiles | None = None,
-    peak_bytes: int | None = None,
-) -> StepEntry:
-    return StepEntry(
-        name=f"step/small-bf16/{name}",
-        workload="small",
-        precision="bf16",
-        contender=name,
-        role=role,
-        seconds=seconds,
-        seconds_quartiles=quartiles,
-        peak_bytes=peak_bytes,
-    )
 
 
 def record(seconds: float = 1.0, **fields: Any) -> Record:
@@ -45,8 +26,8 @@ def record(seconds: float = 1.0, **fields: Any) -> Record:
         "command": "pytest",
         "complete": True,
         "entries": [
-            step("v1", "tier", seconds, Quartiles(seconds, seconds), 2**20),
-            step("hf", "peer", 2 * seconds),
+            bare_step("small-bf16", "v1", seconds=seconds, peak_bytes=2**20),
+            bare_step("small-bf16", "hf", "peer", seconds=2 * seconds),
         ],
     }
     return Record(**{**known, **fields})

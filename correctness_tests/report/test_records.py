@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ENVIRONMENT
+from correctness_tests.support.sample_records import bare_step
 from tinyllama.harness.records import exchange, results
 from tinyllama.harness.records.entries import (
     CurveEntry,
@@ -31,15 +32,7 @@ from tinyllama.harness.records.results import Record, as_json
 
 TENSOR: Any = torch.ones(2)
 STORED = Path(__file__).resolve().parents[2] / "results"
-STEP = StepEntry(
-    name="x",
-    workload="small",
-    precision="fp32",
-    contender="v1",
-    role="tier",
-    seconds=1.0,
-    seconds_quartiles=Quartiles(0.9, 1),
-)
+STEP = bare_step("small-fp32", "v1", name="x", seconds=1.0, seconds_quartiles=Quartiles(0.9, 1))
 
 
 def record(**fields: Any) -> Record:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from correctness_tests.support.sample_records import bare_step
 from tinyllama.harness.records.entries import CeilingEntry, Entry, OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.verdict import (
@@ -27,13 +28,12 @@ def record(*entries: Entry, **fields: Any) -> Record:
     return Record(**{**SETTING, **known, "entries": list(entries), **fields})
 
 
-STEP = {"workload": "small", "precision": "fp32", "contender": "v1", "role": "tier"}
 TEXTS = ("op", "provider", "role", "case", "dtype", "values", "passes")
 OP: dict[str, Any] = dict.fromkeys(TEXTS, "x")
 
 
 def entry(seconds: Any = 1.0, name: str = "step/v1", **values: Any) -> StepEntry:
-    return StepEntry(name=name, **{**STEP, **timing(seconds), **values})
+    return bare_step("small-fp32", "v1", **{"name": name, **timing(seconds), **values})
 
 
 def op(**layouts: Ratio) -> OpEntry:

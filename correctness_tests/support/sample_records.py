@@ -92,15 +92,9 @@ def record(
 def step(group: str, contender: str, scale: float = 1.0, **changed: Any) -> StepEntry:
     """A step of ``group`` ("small-bf16"); scale: multiplies the times."""
     role, title, milliseconds, kernels, idle = CONTENDERS[contender]
-    workload, precision = group.split("-")
     seconds = milliseconds * 1e-3 * scale
     busy = seconds * (1 - idle)
     fields: dict[str, Any] = {
-        "name": f"step/{group}/{contender}",
-        "workload": workload,
-        "precision": precision,
-        "contender": contender,
-        "role": role,
         "title": title,
         "software": f"{contender} 1.2.3" if role == "peer" else "torch 2.11.0",
         "plan": "eager" if contender in ("v1", "hf-eager", "liger") else "compile + capture",
@@ -139,25 +133,19 @@ def step(group: str, contender: str, scale: float = 1.0, **changed: Any) -> Step
             "gradients": 74,
             "parameters": 74,
         }
-    return StepEntry(**{**fields, **changed})
+    return bare_step(group, contender, role, **{**fields, **changed})
 
 
-def cannot(group: str, contender: str, reason: str) -> StepEntry:
+def bare_step(group: str, contender: str, role: str = "tier", **fields: Any) -> StepEntry:
+    """A step of ``group`` with these fields and no others."""
     workload, precision = group.split("-")
-    return StepEntry(
-        name=f"step/{group}/{contender}",
-        workload=workload,
-        precision=precision,
-        contender=contender,
-        role="peer",
-        title="SYNTHETIC peer that does not run",
-        software=contender,
-        cannot=reason,
-    )
+    named = {"name": f"step/{group}/{contender}", "contender": contender, "role": role}
+    return StepEntry(**{**named, "workload": workload, "precision": precision, **fields})
 
 
 def steps(group: str, scale: float = 1.0) -> list[StepEntry]:
-    absent = cannot(group, "megatron", "SYNTHETIC: needs a toolkit that is not installed")
+    reason = "SYNTHETIC: needs a toolkit that is not installed"
+    absent = bare_step(group, "megatron", "peer", cannot=reason)
     return [*(step(group, name, scale) for name in CONTENDERS), absent]
 
 
