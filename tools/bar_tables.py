@@ -1,6 +1,6 @@
-"""Tables of the bars: what targets.toml asks, what the newest records hold, and whether it does.
+"""Tables of the bars in targets.toml: what the newest records measured, and whether it holds.
 
-A bar on what no record of its device holds has no row: nothing is known of it yet.
+A bar without a measurement on its device has no row: nothing is known of it yet.
 """
 
 from __future__ import annotations

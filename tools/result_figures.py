@@ -1,6 +1,6 @@
 """Figures of the documents, drawn from the records under results/ and from nothing else.
 
-A figure names its record, as the text that shows it does, and is drawn anew for a newer one.
+A figure and the text around it name the record. For a newer record the figure is drawn again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def curves() -> str:
 
 
 def write() -> None:
-    """Draw the figure anew where it is not of the newest record."""
+    """Draw the figure again where it is not of the newest record."""
     record = _newest()
     if record is None:
         return

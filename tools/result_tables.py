@@ -1,7 +1,6 @@
 """Tables of measurements, from the records under results/ and from nothing else.
 
-Only records that git tracks count: what somebody measured on their own machine must not make
-the documents stale.
+Only records that git tracks count: what a reader measures must not make the documents stale.
 """
 
 from __future__ import annotations

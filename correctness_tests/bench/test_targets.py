@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tinyllama
-from correctness_tests.bench.test_target_files import written
 from correctness_tests.support.sample_records import bare_step
+from correctness_tests.support.target_files import written
 from tinyllama.bench.measure import Measured, missed
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.workloads import Group

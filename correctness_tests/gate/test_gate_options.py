@@ -17,7 +17,7 @@ pytest_plugins = ["pytester"]
 
 USAGE = pytest.ExitCode.USAGE_ERROR
 REFUSED = [
-    (["-n", "2"], "leave -n away"),
+    (["-n", "2"], "remove -n"),
     (["-n", "2", "--dist", "no"], ""),
     (["--benchmark-disable"], "measures nothing"),
     (["--benchmark-skip"], "measures nothing"),

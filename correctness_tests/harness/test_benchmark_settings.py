@@ -75,8 +75,8 @@ def test_without_git_a_second_run_compares_with_the_first(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["-n", "2"], "leave -n away"),
-        (["-d", "--tx", "2*popen"], "leave -n away"),
+        (["-n", "2"], "remove -n"),
+        (["-d", "--tx", "2*popen"], "remove -n"),
         (["--benchmark-disable"], "--benchmark-disable measures nothing"),
         (["--benchmark-disable", "--benchmark-enable"], "--benchmark-disable measures nothing"),
         (["--benchmark-skip"], "--benchmark-skip measures nothing"),
@@ -125,7 +125,7 @@ def test_a_corrupt_record_is_named_before_anything_runs(baseline: Suite) -> None
     path.write_text(path.read_text()[:40])
     found = baseline.run(COMPARE)
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    lines(found, f"{path.name} is not a record of this version.*; repair that file or take it away")
+    lines(found, f"{path.name} is not a record of this version.*; repair or remove that file")
     assert "passed" not in found.stdout.str()
 
 

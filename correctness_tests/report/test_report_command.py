@@ -118,7 +118,7 @@ def test_what_is_no_file_among_the_results_is_one_line_and_2(
     assert main(asked) == 2
     out, error = capsys.readouterr()
     (line,) = error.splitlines()
-    assert f"'{path}': repair that file or take it away" in line
+    assert f"'{path}': repair or remove that file" in line
     assert not out
     assert not page.exists()
 

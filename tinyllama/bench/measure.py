@@ -1,9 +1,9 @@
-"""Measuring a group: every contender in a worker of its own, all of them in turn.
+"""Measure a group: every contender in a worker of its own, and all of them alternately.
 
-The order matters. Contenders are made side by side, since compiling leaves the device idle; from
-then on one works at a time. Memory is read before anything but a step has run; gradients are
-checked before a time is taken; then all are timed by turns; what disturbs (profiler, energy) is
-last.
+The order matters. Contenders are made side by side, since compiling leaves the device idle; after
+that only one works at a time. Memory is read before anything but a step has run, and gradients are
+checked before any time is taken. Then all contenders are timed alternately. What disturbs the
+device (profiler, energy) comes last.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ FLOOR = Contender(
     "floor", "products, attention, AdamW alone", "floor", "tinyllama.bench.floor:Floor", alone=True
 )
 BASELINE = V1.name  # over which every step's ratio is
-LONGEST = 400.0  # seconds until a contender is ready; a group is to take less than ten minutes
-LEARNED = 0.9  # of what V1 learned on the same batches; a tied embedding alone learns far less
+LONGEST = (
+    400.0  # seconds until a contender must be ready; a group should take less than ten minutes
+)
+LEARNED = (
+    0.9  # of what the baseline learned on the same batches; an embedding alone learns far less
+)
 
 
 def _tier(tier: Tier, memory: str = "fast") -> Contender:
@@ -56,8 +60,8 @@ CONTENDERS = (
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. turn: seconds of one turn of one contender, at least one step;
-    total: seconds of all turns, in as many rounds as fit, at most ``rounds``."""
+    """How long to measure. turn: seconds of one turn of one contender, which is at least one step.
+    total: seconds of all turns, in as many rounds as fit and at most ``rounds``."""
 
     warm_up: float
     turn: float
@@ -98,7 +102,7 @@ class Measured:
 def measure(
     group: Group, device: torch.device, contenders: tuple[Contender, ...] = CONTENDERS
 ) -> Measured:
-    """Measure a group; what fails in one contender is kept beside its name."""
+    """Measure a group. The failure of a contender is kept with its name."""
     measured = Measured(group)
     with _workers(contenders, device, measured) as workers:
         run = _Run(group, device, workers, measured)
@@ -112,7 +116,7 @@ def measure(
 def _workers(
     contenders: tuple[Contender, ...], device: torch.device, measured: Measured
 ) -> Iterator[dict[str, Worker]]:
-    """A started worker for each contender that can run; all of them end at the end."""
+    """A started worker for each contender that can run; all are closed at the end."""
     workers: dict[str, Worker] = {}
     try:
         for contender in contenders:
@@ -141,7 +145,7 @@ class _Run:
         self.effort = Effort.on(device)
 
     def prepare(self, contenders: tuple[Contender, ...]) -> None:
-        """Make each contender, and hold its gradients to the reference's."""
+        """Make each contender, and compare its gradients with the reference's."""
         able = [contender for contender in contenders if contender.name in self.workers]
         most = at_once(self.group)
         for lot in _lots(able, most):
@@ -154,7 +158,7 @@ class _Run:
         self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
 
     def _make(self, lot: Sequence[Contender], most: int) -> list[Future[None]]:
-        """Make contenders side by side; what went wrong with one is in its result."""
+        """Make contenders side by side; a failure is in the result of its contender."""
         where = {"group": str(self.group), "device": str(self.device)}
 
         def make(contender: Contender) -> None:
@@ -190,7 +194,7 @@ class _Run:
 
             return one
 
-        # Whoever is most compared stands side by side: V1 follows its own counterpart.
+        # Contenders that are compared most are neighbours: V1 follows its own counterpart.
         peers = [peer.name for peer in reversed(PEERS) if peer.name in calls]
         order = [*peers, *(name for name in calls if name not in peers)]
         fitting = int(self.effort.total / one_round) if one_round else FEWEST_ROUNDS
@@ -199,7 +203,7 @@ class _Run:
         self.measured.seconds = {n: s for n, s in seconds.items() if n in self.measured.entries}
 
     def look_closer(self) -> None:
-        """What is measured of one contender alone, and whether it learned."""
+        """What is measured of each contender alone, and whether it learned."""
         for name in list(self.measured.seconds):
             with self._kept(name):
                 if name != FLOOR.name:
@@ -220,12 +224,12 @@ class _Run:
         self.measured.losses[name] = self._ask(name, "loss_series")
 
     def _add(self, name: str, found: Mapping[str, Any]) -> None:
-        """Put fields into an entry that a worker has answered."""
+        """Put what a worker answered, fields of an entry by name, into the entry."""
         self.measured.entries[name] = replace(self.measured.entries[name], **found)
 
     def _must_learn(self) -> None:
-        """On the same batches each learns what the baseline learns, up to rounding; where that does
-        not run, what the first peer learns."""
+        """On the same batches each must learn what the baseline learns, up to rounding; where the
+        baseline does not run, what the first peer learns."""
         series = {n: s for n, s in self.measured.losses.items() if n in self.measured.entries}
         base = next((n for n in (BASELINE, *(peer.name for peer in PEERS)) if n in series), None)
         if base is None:
@@ -247,7 +251,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _kept(self, name: str) -> Iterator[None]:
-        """Whatever goes wrong with one contender is written down, and it is left out."""
+        """Keep the failure of a contender, and measure it no further."""
         try:
             yield
         except WorkerError as error:
@@ -260,7 +264,7 @@ class _Run:
 
 
 def _lots(contenders: Sequence[Contender], most: int) -> list[list[Contender]]:
-    """Those that are made at the same time; lots follow each other, each made and checked whole."""
+    """Contenders that are made at the same time. A lot is made and checked before the next one."""
     together = [contender for contender in contenders if not contender.alone and most > 1]
     return [together, *([contender] for contender in contenders if contender not in together)]
 
@@ -271,7 +275,7 @@ def _drop(losses: list[float]) -> float:
 
 
 def empty_entry(contender: Contender, group: Group) -> StepEntry:
-    """The entry of a contender of which nothing is measured yet."""
+    """The entry of a contender before anything is measured."""
     return StepEntry(
         name=f"step/{group}/{contender.name}",
         workload=group.workload,
@@ -316,8 +320,8 @@ def missed(
     entries: Mapping[str, StepEntry],
     device: str,
 ) -> list[str]:
-    """The targets of a group that its entries, by contender, do not hold on a device of that
-    name. One that nothing tells counts as missed, unless what it is over cannot run here."""
+    """The targets that a group's entries, by contender, miss on a device of that name. A target
+    without a measurement is missed, unless the contender that it is over cannot run here."""
     known = {contender.name for contender in CONTENDERS}
     lines = []
     for target in of_group(targets, measured.group.workload, measured.group.precision):

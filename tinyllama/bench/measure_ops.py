@@ -1,7 +1,7 @@
-"""Measuring ops: every provider of a case by turns, each kind of provider in its own process.
+"""Measure ops: all providers of a case alternately, each kind of provider in its own process.
 
-What is not timed is done side by side: compiling, and counting kernels and bytes. Caches are cold
-and inputs fresh in every round, and each timed call's outputs are checked; see
+What is not timed happens side by side: compiling, and counting kernels and bytes. In every round
+caches are cold, inputs are fresh, and the outputs of each timed call are checked; see
 `tinyllama.harness.measure.op_contender`.
 """
 
@@ -58,7 +58,7 @@ def ops_with(files: Sequence[str]) -> Registry:
 
 @dataclass
 class OpCaseRun:
-    """One case of an op: what each provider gave."""
+    """One case of an op, and what was measured of each provider."""
 
     op: Op
     case: int
@@ -94,7 +94,7 @@ def providers_of(op: Op) -> list[str]:
 
 
 class Bench:
-    """A worker for each kind of provider, and the cases one after the other."""
+    """Measures one case after the other, with a worker for each kind of provider."""
 
     def __init__(self, dtype: str, device: torch.device, files: Sequence[str] = ()) -> None:
         self.files = (*PEER_FILES, *files)
@@ -108,7 +108,7 @@ class Bench:
         self.workers: dict[str, Worker] = {}
 
     def measure(self) -> dict[str, OpCaseRun]:
-        """Every case of every op, by name; what fails is kept beside its provider."""
+        """Every case of every op, by name. A failure is kept with its provider."""
         try:
             with ThreadPoolExecutor(COMPILING) as pool:  # nothing is timed yet
                 list(pool.map(self._compile, self.runs))
@@ -177,7 +177,7 @@ class Bench:
         return reason is None
 
     def _guarded(self, run: OpCaseRun, name: str, do: Callable[[OpCaseRun, str], Any]) -> Any:
-        """A provider that fails is left out of its case; its process may be gone for good."""
+        """A provider that fails is measured no further in its case; its process may have died."""
         if name in run.failed:
             return None
         try:
@@ -238,8 +238,8 @@ def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
 def missed(
     targets: Iterable[OpTarget], runs: Mapping[str, OpCaseRun], found: Iterable[OpEntry]
 ) -> list[str]:
-    """The targets that entries do not hold, each at the cases that it covers. One that nothing
-    tells counts as missed, unless what it is over cannot run here."""
+    """The targets that entries miss, each at the cases that it covers. A target without a
+    measurement is missed, unless the providers that it is over cannot run here."""
     lines, calls = [], by_call(found)
     for target in targets:
         for call, entries in calls.items():
@@ -255,8 +255,8 @@ def missed(
 
 
 def _not_here(target: OpTarget, run: OpCaseRun) -> bool:
-    """Whether none of those that it is over can run here (not installed, say), which their
-    entries say. One that runs and fails is no reason."""
+    """Whether no provider that the target is over can run here, for example because it is not
+    installed. One that runs and fails is no excuse."""
     others = set(target.over or ()) & set(providers_of(run.op))
     return bool(others) and others <= set(run.cannot)
 

@@ -1,8 +1,8 @@
 """Training steps as contenders: each lives in a worker, is checked, and then timed.
 
-All of a group start from one seed's weights and take the same batches in the same order, so
-each must learn what the others learn. A step whose gradients are not those of the float64
-reference has no time.
+All contenders of a group start from the same weights and take the same batches in the same order,
+so each must learn what the others learn. A step whose gradients differ from the float64 reference's
+is not timed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import Tier, resolve
 from tinyllama.training.step import TrainStep
 
-BATCHES = 8  # different ones, taken in turn
+BATCHES = 8  # different ones, one after the other
 GRADIENT_SLACK = 8.0  # times V1's own error in the same precision; zeros would be 20 times that
 UNTIMED = 2  # steps ahead of each turn
-NOT_APART = "the step waits for the device, or fills its queue: the clocks are not told apart"
+NOT_APART = "the step waits for the device, or fills its queue: its time cannot be isolated"
 SCORES = 2**32  # bytes of one layer's scores in float64 that the reference may hold at once
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -98,7 +98,7 @@ class StepContender:
         self.losses.append(self.step(batch).detach().clone())
 
     def _give_back(self) -> None:
-        """What the allocator keeps of freed memory: others are on the device too."""
+        """Return freed memory that the allocator keeps: others use the device too."""
         if self.device.type != "cpu":
             torch.cuda.empty_cache()
 
@@ -116,9 +116,9 @@ class StepContender:
     # -- right or no time -------------------------------------------------------------------
 
     def verify(self) -> dict[str, int]:
-        """Hold the gradient of every parameter in one step to the float64 reference's.
+        """Compare the gradient of every parameter in one step with the float64 reference's.
 
-        Raises AssertionError that names those which are absent or wrong.
+        Raises AssertionError that names the parameters whose gradient is absent or wrong.
         """
         found = self.check_gradients()
         return {"gradients": len(found), "parameters": len(self.parameters)}
@@ -199,7 +199,7 @@ class StepContender:
         return statistics.median(wall_seconds(self.next, self.queue) for _ in range(calls))
 
     def clocks(self, readings: int) -> dict[str, Any]:
-        """Both clocks of the step, or why they cannot be told apart."""
+        """The step's device and host time, or why they cannot be isolated."""
         clock = Clock(self.queue, spin_seconds=1e-3)
         try:
             read = [clock.read(self.next) for _ in range(readings)]

@@ -154,7 +154,7 @@ def _selected(args: argparse.Namespace) -> list[tuple[Path, Record]]:
     try:
         every = list(results.records(root))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}: repair that file or take it away") from error
+        raise ConfigError(f"{error}: repair or remove that file") from error
     found = [
         (path, record)
         for path, record in every

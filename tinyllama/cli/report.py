@@ -47,7 +47,7 @@ def report(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except OSError as error:
-        raise ConfigError(f"{error}: repair that file or take it away") from error
+        raise ConfigError(f"{error}: repair or remove that file") from error
     check_writable(args.html, "--html")
     if aside:
         check_writable(aside, "--markdown")
@@ -76,7 +76,7 @@ def _records(root: Path, device: str | None) -> list[Any]:
     try:
         found = [record for _, record in records(root, device)]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}: repair that file or take it away") from error
+        raise ConfigError(f"{error}: repair or remove that file") from error
     if not found:
         of = f" of {device!r}" if device else ""
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a plot shows, in a sentence computed from the records it is made of."""
+"""What a plot shows, in a sentence computed from its records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ladder(found: Sequence[StepEntry]) -> str:
 
 
 def roofline(found: Sequence[OpEntry]) -> str:
-    """Which of ours come nearest to and stay farthest from the ceilings; after the pass's name."""
+    """Which of our providers reach most and least of their ceiling. It follows the pass's name."""
     shares = [(e.roofline_share, e) for e in found if e.roofline_share and e.role == "ours"]
     if not shares:
         return "."
@@ -46,7 +46,7 @@ def _op(entry: OpEntry) -> str:
 
 
 def sweep(found: Sequence[SweepEntry], axis: str, field: str) -> str:
-    """What each contender takes at the far end, and which ends before it."""
+    """What each contender takes at the far end, and which contenders end before it."""
     far = max(getattr(entry, axis) for entry in found)
     show = milliseconds if field == "seconds" else numbers.mebibytes
     unit = "ms" if field == "seconds" else "MiB"
@@ -62,7 +62,7 @@ def sweep(found: Sequence[SweepEntry], axis: str, field: str) -> str:
 
 
 def parts(found: Sequence[StepEntry]) -> str:
-    """The largest part of the fastest tier's step, and who waits most."""
+    """The largest part of the fastest tier's step, and the contender that is idle most."""
     tier = fastest(found, "tier")
     text = ""
     if tier and tier.time_by:

@@ -24,7 +24,7 @@ SIGNS = {">=": "≥", "<=": "≤"}
 
 
 def never_run(targets: Iterable[Target], records: Sequence[Record]) -> str:
-    """The devices of the published figures that no record is of, in words; empty without any."""
+    """The devices with published figures and without a record, in words; empty without any."""
     devices = [record.device for record in records]
     words = (target.never_run(devices) for target in targets if target.documented)
     return numbers.listed(list(dict.fromkeys(filter(None, words))))
@@ -33,7 +33,7 @@ def never_run(targets: Iterable[Target], records: Sequence[Record]) -> str:
 def beside(
     targets: Iterable[Target], found: Sequence[StepEntry], device: str, records: Sequence[Record]
 ) -> Table | None:
-    """The targets of one group, each beside the entry that it speaks of."""
+    """The targets of one group, each beside the entry that it is about."""
     rows = [
         _row(target, field, entry, device, records)
         for target in targets
@@ -99,7 +99,7 @@ def _scale(field: str) -> float:
 
 
 def _bound(target: Target, field: str) -> str:
-    """What is wanted or claimed, as it was given: it is not a measurement to be rounded."""
+    """The bound as it was given: it is not a measurement, and is not rounded like one."""
     bound = float(f"{target.bound * _scale(field):.6g}")
     return f"{bound:,.6f}".rstrip("0").rstrip(".")
 
@@ -124,7 +124,7 @@ def _row(
 
 
 def _verdict(target: Target, value: Ratio | float | None, device: str) -> str:
-    """By the whole interval of a ratio: one that holds the bound decides nothing."""
+    """By the whole interval of a ratio: an interval that contains the bound decides nothing."""
     if not target.concerns(device):
         return "none: another device"
     if value is None:

@@ -1,4 +1,4 @@
-"""What a reader must know to trust a device's figures: machine, versions, records, omissions."""
+"""What a reader needs to trust a device's figures: machine, versions, records, omissions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def machine(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def _clocks(megahertz: Mapping[str, float]) -> str:
-    """Each clock at the end of the run, of its highest."""
+    """Each clock at the end of the run, and its highest."""
     now = [name for name in megahertz if not name.endswith("_max")]
     highest = {name: megahertz.get(f"{name}_max", "?") for name in now}
     words = [f"{name} {megahertz[name]} of {highest[name]} MHz" for name in now]
@@ -63,7 +63,7 @@ def sources(used: Sequence[Record]) -> Table:
 
 
 def left_out(records: Sequence[Record], used: Sequence[Record]) -> tuple[str, ...]:
-    """What did not run or was not measured, and why; and the records that are not shown."""
+    """What did not run or was not measured, and why; then the records that are not shown."""
     words: dict[str, list[str]] = {}
     for record in used:
         for entry in record.entries:

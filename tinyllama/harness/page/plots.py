@@ -1,4 +1,4 @@
-"""Plots of a page: bars with their names above them, and lines. Points are the unit of layout."""
+"""Plots of a page: bars with their names above them, and lines. Lengths of layout are in points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES = (11, 9)  # of them, for the last figure of a row and for the one befor
 
 @dataclass(frozen=True)
 class Bar:
-    """A row: what it is called, its figures in words, its parts (colour, length) end to end.
+    """A row: its name, its figures as text, and its parts (colour, length) end to end.
 
     figures: up to two, each in a column of its own; spread: quartiles, drawn as a line over the
     end; strong: one of our tiers; aside: a peer, drawn hatched.

@@ -65,8 +65,8 @@ def fastest(found: Iterable[E], role: str) -> E | None:
 
 
 def names(records: Iterable[Record], like: Timed) -> list[str]:
-    """Every contender of the role of an entry, or every provider, by name: the order in which
-    colours and shapes are dealt."""
+    """The names of all contenders, or all providers, of an entry's role, sorted: the order in which
+    they get their colours and shapes."""
     kind = Contended if isinstance(like, Contended) else OpEntry
     return sorted({e.who for r in records for e in r.of(kind) if e.role == like.role})
 

@@ -1,7 +1,7 @@
 """A matplotlib figure as an inline SVG whose colours are those of the page.
 
-Figures are drawn in colours that stand for names; in the text of the SVG each is replaced by
-a CSS custom property, so that a plot follows the page from light to dark.
+Figures are drawn in placeholder colours. In the text of the SVG each is replaced by a CSS custom
+property, so that a plot follows the page from light to dark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-WIDTH = 312  # points; what a page 360 CSS pixels wide leaves to a plot
+WIDTH = 312  # points; the width of a plot on a page of 360 CSS pixels
 FONT = 11.0
 PARTS = ("products", "attention", "optimizer", "elementwise", "copies", "other", "idle")
 NAMES = (
@@ -38,7 +38,7 @@ SHAPES = {
 }
 OURS, THEIRS = ("o", "s", "D", "P"), ("^", "v", "<", ">")
 
-# Artists take these when they are made: a plot is made and written within this style.
+# Artists read these when they are made: a plot is drawn and written within this style.
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tinyllama",
@@ -67,7 +67,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Plot:
-    """label: what the plot shows, in words, for who cannot see it."""
+    """label: what the plot shows, in words, for readers who cannot see it."""
 
     svg: str
     label: str
@@ -75,12 +75,12 @@ class Plot:
 
 
 def colour(name: str) -> str:
-    """The colour that stands for a name while drawing."""
+    """The placeholder of a named colour."""
     return f"#5e{NAMES.index(name):02x}a7"
 
 
 def frame(height: float, left: float, bottom: float, right: float, top: float) -> Axes:
-    """Axes in a figure of the common width; all in points, so that nothing is left to chance."""
+    """Axes in a figure of the common width; all lengths are in points."""
     figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
     box = (left / WIDTH, bottom / height)
     size = ((WIDTH - left - right) / WIDTH, (height - bottom - top) / height)
@@ -99,8 +99,7 @@ def frame(height: float, left: float, bottom: float, right: float, top: float) -
 def to_svg(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
     """The figure of some axes as SVG text.
 
-    ident: makes the ids of this plot unique in a page; tips: gid of an artist -> what to say
-    when the pointer rests on it.
+    ident: makes the ids of this plot unique in a page. tips: gid of an artist -> its tooltip.
     """
     stream = io.StringIO()
     figure = axes.figure
@@ -129,7 +128,7 @@ def to_svg(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
 
 
 def _own_ids(text: str, ident: str) -> str:
-    """Keep the ids that something refers to, under names of this plot."""
+    """Keep only the ids that are referred to, each prefixed with this plot's."""
     used = set(re.findall(r"#([\w.-]+)\)|href=\"#([\w.-]+)\"", text))
     names = {name for pair in used for name in pair if name}
 
@@ -142,7 +141,7 @@ def _own_ids(text: str, ident: str) -> str:
 
 
 def _font(match: re.Match[str]) -> str:
-    """The size and the weight, out of the short form of older matplotlibs."""
+    """Size and weight, from the shorthand that older matplotlib versions write."""
     weight = "; font-weight: 700" if match[1] else ""
     return f"font-size: {match[2]}{weight}"
 

@@ -1,4 +1,4 @@
-"""A page as data: devices, their sections, the panels of each. No HTML."""
+"""A page as data: its devices, their sections, and the panels of each. No HTML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILL = "pytest perf_tests --record"
 
 @dataclass(frozen=True)
 class Section:
-    """empty: what is missing, when there are no panels; beside: a panel is a plot and a table."""
+    """empty: what to say without panels. beside: a panel's plot and table stand side by side."""
 
     title: str
     ident: str
@@ -160,12 +160,12 @@ def _device(
 
 
 def _changes(ident: str, records: Sequence[Record]) -> Section:
-    """Where figures moved; an empty section says why nothing was looked for."""
+    """Where figures moved; an empty section says why nothing was searched."""
     empty = history.unsearched(records)
     found = [] if empty else changes.panels(records, f"{ident}-changes")
     intro = (
         "Levels of a figure over the records of unchanged trees with the same versions, and the "
-        "commits between which it moved. It decides nothing: a merge is judged by the gate."
+        "commits between which it moved. It decides nothing: the gate judges merges."
     )
     return Section("Change points", f"{ident}-changes", intro, tuple(found), empty, True)
 

@@ -1,6 +1,6 @@
 """The pytest plugin for timings: a record for each group, judged and saved when the group ends.
 
-The tests measure through the fixture `recording`, in a fixture that is named ``group``::
+Tests measure through the fixture `recording`, in a fixture of their own that is named ``group``::
 
     @pytest.fixture(scope="module", params=GROUPS, ids=str)
     def group(request, recording):
@@ -8,9 +8,9 @@ The tests measure through the fixture `recording`, in a fixture that is named ``
             measured.add(StepEntry(name="step/small-bf16/v2", seconds=..., ...))
             yield measured
 
-and a conftest says in `pytest_tinyllama_groups` what must be measured. pytest-benchmark is not
-asked: its verdict fails open where a benchmark is new, missing, disabled or run under xdist.
-Here the set measured must be the set expected, and what cannot be compared has an exit status.
+A conftest says in `pytest_tinyllama_groups` what must be measured. The verdict is not left to
+pytest-benchmark, which passes where a benchmark is new, missing, disabled or run under xdist. Here
+the groups measured must be the groups expected, and what cannot be compared has an exit status.
 
 Exit status: pytest's own where that is neither 0 nor 5 (1: a test failed; 2: interrupted), else
 that of the worst verdict. Each verdict is a test case too, in the summary and in JUnit.
@@ -32,11 +32,11 @@ from tinyllama.harness.records.report import terminal
 RECORDING = pytest.StashKey[Recording]()
 # Options under which nothing is timed, or that end the session before its verdict is shown.
 REFUSED = {
-    "benchmark_disable": "--benchmark-disable measures nothing: leave it away",
-    "benchmark_skip": "--benchmark-skip measures nothing: leave it away",
-    "benchmark_histogram": "--benchmark-histogram draws no records: leave it away",
-    "collectonly": "--collect-only measures nothing: leave it away",
-    "setuponly": "--setup-only measures nothing: leave it away",
+    "benchmark_disable": "--benchmark-disable measures nothing: remove it",
+    "benchmark_skip": "--benchmark-skip measures nothing: remove it",
+    "benchmark_histogram": "--benchmark-histogram draws no records: remove it",
+    "collectonly": "--collect-only measures nothing: remove it",
+    "setuponly": "--setup-only measures nothing: remove it",
 }
 
 
@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--resume",
         action="store_true",
-        help="with --record or --benchmark-compare: leave out what this commit has recorded whole",
+        help="with --record or --benchmark-compare: skip groups that this commit recorded whole",
     )
 
 
@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     if getattr(option, "benchmark_compare_fail", None):
         raise pytest.UsageError(
-            "--benchmark-compare-fail: thresholds are declared by the benchmarks; leave it away"
+            "--benchmark-compare-fail: thresholds are declared by the benchmarks; remove it"
         )
     value = getattr(option, "benchmark_compare", [])
     if isinstance(value, str):
@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gated = getattr(option, "against", None) or getattr(option, "against_env", None)
     recording = Recording(config, _root(config), compare=compare and not gated)
     config.stash[RECORDING] = recording
-    config.pluginmanager.register(recording, "tinyllama-recording")  # it hears the reports
+    config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if hasattr(config, "workerinput"):
         return  # a worker of xdist: its controller has refused what is refused
     if recording.active:
@@ -104,10 +104,10 @@ def _root(config: pytest.Config) -> Path:
 
 
 def check_measuring(config: pytest.Config) -> None:
-    """Refuse what would measure nothing, or with others beside it."""
+    """Refuse options under which nothing is measured, or several tests at a time."""
     if getattr(config.option, "dist", "no") != "no":
         raise pytest.UsageError(
-            "--benchmark-compare and --record measure one test at a time: leave -n away"
+            "--benchmark-compare and --record measure one test at a time: remove -n"
         )
     for name, message in REFUSED.items():
         if getattr(config.option, name, False):
@@ -118,7 +118,7 @@ def _stored(root: Path) -> list[results.Record]:
     try:
         return [record for _, record in results.records(root)]
     except (OSError, ValueError) as error:
-        raise pytest.UsageError(f"{error}; repair that file or take it away") from error
+        raise pytest.UsageError(f"{error}; repair or remove that file") from error
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -145,7 +145,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Conclude before anyone else: another plugin's error must not keep the verdicts away."""
+    """Conclude before any other plugin: its error must not suppress the verdicts."""
     session.config.stash[RECORDING].conclude(session)
     return (yield)
 

@@ -1,9 +1,9 @@
 """The groups of a pytest session: what was measured of each, judged and saved when it ends.
 
 A group is saved before the next one starts, so that a crash loses only what was being measured.
-Its record is complete, and so may be a baseline, only if every one of its tests ran and passed,
-and no verdict on it stands against it. A test marked ``target`` holds what was measured to a bar:
-where it fails the run fails, and the record is whole and says what was missed.
+Its record is complete, and so may be a baseline, only if all of its tests ran and passed and no
+verdict speaks against it. A test marked ``target`` compares what was measured with a bar: where it
+fails the run fails, but the record stays complete and says what was missed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PHASES = {"setup", "call", "teardown"}
 
 
 class GroupRecord:
-    """What a group's tests add to: ``record`` holds what was added."""
+    """The record of a group while its tests add to it."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -57,8 +57,8 @@ class Group:
 
     name: str
     items: set[str] = field(default_factory=set)
-    slow: set[str] = field(default_factory=set)  # may be left out; must pass where they run
-    targets: set[str] = field(default_factory=set)  # say what the record misses
+    slow: set[str] = field(default_factory=set)  # may be skipped; must pass where they run
+    targets: set[str] = field(default_factory=set)  # say which bars the record misses
     reports: dict[str, list[pytest.TestReport]] = field(default_factory=lambda: defaultdict(list))
     measured: GroupRecord | None = None
     disturbed: str | None = None
@@ -67,7 +67,7 @@ class Group:
 
     @property
     def unrun(self) -> list[str]:
-        """Items that neither failed nor came to their end: deselected, or the run ended before."""
+        """Items that neither failed nor finished: deselected, or the run ended before."""
         return [
             item
             for item in sorted(self.items - self.slow)
@@ -103,7 +103,7 @@ class Group:
         return [line.strip() for line in said.splitlines()] if missed else []
 
     def problems(self) -> list[Verdict]:
-        """What keeps the group from being measured whole. A failed test fails by itself."""
+        """Why the group was not measured whole. A failed test is reported by pytest."""
         found = [
             Verdict(item, Outcome.MISSING, f"SKIPPED: {_reason(report)}")
             for item, reports in self.reports.items()
@@ -132,7 +132,7 @@ class Recording:
         self.config = config
         self.compare = compare
         self.root = root
-        self.stored: list[Record] = []  # as they were when the run began, oldest first
+        self.stored: list[Record] = []  # when the run began, oldest first
         self.declared: list[str] = []
         self.expected: list[str] = []
         self.groups: dict[str, Group] = {}
@@ -143,7 +143,7 @@ class Recording:
 
     @property
     def active(self) -> bool:
-        """Whether this run is compared or recorded; otherwise it is only looked at."""
+        """Whether this run is compared or recorded; otherwise it is only shown."""
         return self.compare or self.config.option.record
 
     @contextmanager
@@ -154,10 +154,10 @@ class Recording:
         """
         state = self.groups.setdefault(name, Group(name))
         if state.measured is not None:
-            raise ValueError(f"group {name!r} is measured twice: one fixture of one module owns it")
+            raise ValueError(f"group {name!r} is measured twice: measure it in one fixture only")
         if self.active and name not in self.expected:
             known = ", ".join(self.expected) or "none"
-            raise ValueError(f"group {name!r} is not expected here: {known} are")
+            raise ValueError(f"group {name!r} is not expected here: expected are {known}")
         device = worker_device(self.config)
         state.measured = GroupRecord(results.new_record(device, name))
         state.disturbed = machine.disturbance(device)
@@ -166,7 +166,9 @@ class Recording:
         finally:
             state.disturbed = state.disturbed or machine.disturbance(device)
             state.left = True
-            if self.group_of.get(self.current or "") != name:  # else its teardown may yet fail
+            if (
+                self.group_of.get(self.current or "") != name
+            ):  # otherwise its teardown may still fail
                 self.finish(state)
 
     def collected(self, items: list[pytest.Item]) -> None:
@@ -205,14 +207,14 @@ class Recording:
         return chosen
 
     def _resumed(self) -> dict[str, str]:
-        """Groups that a run of this very code has recorded whole, with where. They are judged
-        again, by what was stored before them."""
+        """Groups that a run of this code recorded whole, and where. They are judged again, by what
+        was stored before them."""
         found = {}
         device = worker_device(self.config)
         for name in self.expected:
             now = results.new_record(device, name)
             if now.dirty or now.commit == "unknown":
-                self.lines.append("--resume leaves nothing out: the tree is not that of a commit")
+                self.lines.append("--resume skips nothing: the tree is not that of a commit")
                 break
             for index, record in enumerate(self.stored):
                 same = (record.group, record.commit) == (name, now.commit)

@@ -42,15 +42,15 @@ Texts = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One measurement. Nothing is checked when it is made, since a figure that is NaN must come as
-    far as the verdict; a record is checked whole when it is written and when it is read.
+    """One measurement. It is not checked when it is made: a figure that is NaN must reach the
+    verdict. A record is checked as a whole when it is written and when it is read.
 
-    cannot: why it was not measured. unavailable: why a field is absent, by field.
+    cannot: why it was not measured. unavailable: field -> why it is absent.
     tolerances: metric -> the ratio that a comparison allows (`tinyllama.harness.records.verdict`).
     """
 
     kind: ClassVar[str]
-    held_by_tests: ClassVar[bool] = False  # to others of the same run, and not to a baseline
+    held_by_tests: ClassVar[bool] = False  # and not compared with a baseline
 
     name: str
     cannot: str | None = None
@@ -74,9 +74,9 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed(Entry):
-    """seconds_quartiles and rounds: of the readings whose median ``seconds`` is.
+    """``seconds`` is the median of so many ``rounds``, and seconds_quartiles are their quartiles.
 
-    over_baseline: the time of ``baseline`` over this one's. over: the same of each other one.
+    over_baseline: how many times as long ``baseline`` takes. over: the same for each other one.
     """
 
     role: str | None = None
@@ -103,7 +103,7 @@ class Timed(Entry):
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What was measured together with it."""
+        """What it has in common with all entries that are shown together with it."""
         raise NotImplementedError
 
 
@@ -111,8 +111,8 @@ class Timed(Entry):
 class Contended(Timed):
     """A training step of one contender.
 
-    plan: how the step ran. left_out: why it did not run in some way, by the way.
-    graph_bytes: of the other two, in the pool of a captured graph.
+    plan: how the step ran. left_out: how it could have run -> why it did not.
+    graph_bytes: what of the other two lies in the memory pool of a captured graph.
     """
 
     workload: str
@@ -295,7 +295,7 @@ _OVER = re.compile("over_(.+)")
 
 
 def entry_as_json(entry: Entry) -> dict[str, Any]:
-    """An entry as it is in a file."""
+    """An entry as a file holds it."""
     values = {each.name: getattr(entry, each.name) for each in fields(entry)}
     baseline, over = values.pop("baseline", None), values.pop("over_baseline", None)
     found = {"name": entry.name, "kind": entry.kind, **values, f"over_{baseline}": over}
@@ -303,9 +303,9 @@ def entry_as_json(entry: Entry) -> dict[str, Any]:
 
 
 def entry_from_json(where: str, data: Any) -> Entry:
-    """The entry that is so in a file. Raises ValueError, naming the entry and the field.
+    """Read an entry from a file. Raises ValueError that names the entry and the field.
 
-    where: what the entry is called where it has no name.
+    where: what to call an entry that has no name.
     """
     if not isinstance(data, dict):
         raise ValueError(f"{where} is {data!r:.80}, not an object of fields")
@@ -348,7 +348,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def _checked(where: str, hint: Any, value: Any) -> Any:
-    """A value as its class has it. Raises ValueError where it is of another type."""
+    """The value of a field of this type. Raises ValueError where it is of another one."""
     if get_origin(hint) is Mapping:
         if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
             raise ValueError(f"{where} is {value!r:.80}, not an object of fields")
@@ -360,12 +360,12 @@ def _checked(where: str, hint: Any, value: Any) -> Any:
 
 
 def baseline_of(entries: Iterable[Timed]) -> str | None:
-    """The contender over which the ratios of some entries are; None where they have no ratios."""
+    """The contender that some entries are compared with; None where they have no ratios."""
     return next((entry.baseline for entry in entries if entry.baseline), None)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number; a bool is none."""
+    """Whether a value is a finite number; a bool is not."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and abs(value) <= sys.float_info.max  # NaN is not less than anything
 

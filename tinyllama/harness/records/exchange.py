@@ -1,7 +1,7 @@
-"""Records in one file, to carry from a machine to another: export and import.
+"""Export records to one file, and import them on another machine.
 
 The file is a zip of ``<device>/<record>.json`` with a manifest of the SHA-256 of each. It comes
-from elsewhere, so nothing of it is written before all of it was checked.
+from elsewhere: all of it is checked before any of it is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[a-z0-9-]{1,200}/[A-Za-z0-9][A-Za-z0-9._+-]{0,250}\.json")
 def export(paths: Iterable[Path], output: Path) -> None:
     """Pack records into a new zip, whole or not at all.
 
-    Raises ValueError for a file that is no record, FileExistsError where ``output`` exists.
+    Raises ValueError for a file that is not a record, FileExistsError where ``output`` exists.
     """
     contents = {}
     for path in paths:
@@ -52,17 +52,17 @@ def export(paths: Iterable[Path], output: Path) -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """Where records went, and which were there already, byte for byte."""
+    """The records that were written, and those that were there already with the same content."""
 
     written: list[Path]
     present: list[Path]
 
 
 def load(archive: Path, root: Path) -> Imported:
-    """Write the records of an export under ``root``: all or none, and over no other record.
+    """Write the records of an export under ``root``: all or none, and never over another record.
 
-    Raises ValueError, naming the member, when anything in the file is not as an export is, or a
-    record of that name and other content exists.
+    Raises ValueError that names the member where the file is not a valid export, or where a record
+    of that name has other content.
     """
     contents = read(archive)
     present = []
@@ -70,7 +70,7 @@ def load(archive: Path, root: Path) -> Imported:
         path = root / name
         if path.exists():
             if path.read_bytes() != text:
-                raise ValueError(f"{path} exists with other content; move it away first")
+                raise ValueError(f"{path} exists with other content; rename or remove it first")
             present.append(path)
     new = {root / name: text for name, text in contents.items() if root / name not in present}
     _write(new)
@@ -97,7 +97,7 @@ def read(archive: Path) -> dict[str, bytes]:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, bytes]:
-    """What lies in a zip, read only when names and sizes are those of records."""
+    """The content of a zip, read only after names and sizes were found to be those of records."""
     members = archive.infolist()
     if len(members) > MOST_FILES or sum(m.file_size for m in members) > MOST_BYTES_IN_ALL:
         raise zipfile.BadZipFile(f"more than {MOST_FILES} files or {MOST_BYTES_IN_ALL} bytes")
@@ -131,7 +131,7 @@ def _digest(text: bytes) -> str:
 
 
 def _write(contents: dict[Path, bytes]) -> None:
-    """Write files that do not exist: all, or on an error none."""
+    """Write files that do not exist yet: all of them, or none where one fails."""
     written: list[Path] = []
     made: list[Path] = []
     try:

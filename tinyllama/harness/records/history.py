@@ -1,14 +1,14 @@
 """Change points in the stored records: where a figure moved, and between which commits.
 
-This looks back over weeks and decides nothing: no exit status follows from it, and steps that are
-smaller than the spread between runs stay unseen. A merge is judged by the gate.
+This looks back over weeks and decides nothing: no exit status follows from it, and changes that are
+smaller than the spread between runs are not found. The gate judges merges.
 
 A series is one metric of one entry, over the complete records of unchanged trees of one device and
 one set of versions, by date. The places of its changes are ruptures' optimal segmentation of the
 logarithms (least squares). Whether there is a change at all is an F test of that segmentation; its
-level is shared among all segmentations there are, which holds whatever their dependence. What lies
-between two changes is searched again. The test takes runs to scatter alike and independently of
-each other: where some are far off, as on a machine that others use, more changes are shown.
+level is divided among all possible segmentations, which is valid whatever their dependence. The
+parts between two changes are searched again. The test assumes that runs scatter alike and
+independently: with outliers, as on a machine that others use, it shows more changes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tinyllama.harness.records.results import Record
 
 METRICS = ("seconds", "over_baseline", "floor_share")
 LEAST_RECORDS = 6
-LEAST_APART = 3  # records of a level: one run that is far off is none
-LEVEL = 1e-3  # the chance of a change in a series that has none, at most
-LEAST_SPREAD = 1e-3  # of the logarithms; what a figure that seems exact may scatter by
+LEAST_APART = 3  # records of one level: a single outlier is not a level
+LEVEL = 1e-3  # at most: the probability that a series without a change shows one
+LEAST_SPREAD = 1e-3  # of the logarithms: a figure that seems exact may scatter so much
 MACHINE = ("processor", "cores", "system", "driver", "power_limit_watts")
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Change:
-    """From the reading at ``index`` on, a series is at another level: medians before and after,
+    """A series has another level from the reading at ``index`` on. before and after: the medians up
     to the neighbouring changes."""
 
     series: Series
@@ -96,7 +96,7 @@ class Change:
 
     @property
     def commits(self) -> str:
-        """The commits that it lies between, as git log takes them."""
+        """The range of commits in which it lies, as git log takes it."""
         before, after = (record.commit[:10] for record in self.records)
         if "unknown" in (before, after):
             return "commits unknown"
@@ -132,8 +132,8 @@ def every_series(records: Iterable[Record]) -> list[Series]:
 
 
 def _values(entry: Timed) -> Iterator[tuple[str, float]]:
-    """Metric, as it is called in a file, and value; of a ratio its median. A contender over itself
-    is no series."""
+    """Each metric by its name in a file, with its value; of a ratio the median. The ratio of a
+    contender over itself is skipped."""
     for metric in METRICS if entry.ran else ():
         found: Any = getattr(entry, metric, None)
         if isinstance(found, Ratio) and any(part != found.median for part in found):
@@ -179,8 +179,8 @@ def changes(series: Series) -> list[Change]:
 
 
 def _places(logs: Floats) -> list[int]:
-    """Indices at which a level begins. One change is tried before two: a level that comes and
-    goes is two changes, of which none may show alone."""
+    """The indices at which a level begins. One change is tried first, then two: of a level that
+    comes and goes, neither change may show alone."""
     for count in (1, 2):
         if len(logs) < (count + 1) * LEAST_APART:
             break
@@ -204,8 +204,8 @@ def _segmentation(logs: Floats, count: int) -> list[int]:
 
 
 def _log_p(logs: Floats, places: list[int]) -> float:
-    """The logarithm of a bound on the chance that some segmentation with as many changes fits a
-    series without changes so much better than its mean does."""
+    """The logarithm of a bound on the probability that, in a series without changes, some
+    segmentation with as many changes fits so much better than the mean."""
     size, count = len(logs), len(places)
     freedom = size - count - 1
     rest = _scatter(logs, places)
@@ -232,7 +232,7 @@ def markdown(records: Sequence[Record]) -> str:
 
 
 def told(series: int, found: int) -> str:
-    """How much was searched and found, and what that is worth."""
+    """How much was searched and found, and how far to trust it."""
     number = "No change" if not found else f"{found} change{'s' if found > 1 else ''}"
     searched = f"{series} series" if series > 1 else "one series"
     return (

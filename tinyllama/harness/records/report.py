@@ -29,7 +29,7 @@ Rows = list[list[str]]  # the first is the header
 def _number(value: float | None, scale: float = 1.0, form: str = ".3g", unit: str = "") -> str:
     if isinstance(value, (int, float)):
         return f"{value * scale:{form}}{unit}"
-    return _text(value)  # what a benchmark took for a figure and the verdict rejects
+    return _text(value)  # not a number: the verdict rejects it, the table shows it
 
 
 def _text(value: Ratio | str | float | None) -> str:
@@ -75,8 +75,8 @@ def _op_columns(entries: Sequence[OpEntry]) -> list[Column[OpEntry]]:
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """The newest record of each device and group, in the order of their dates: a complete one,
-    or where there is none the newest at all, whose source then says so."""
+    """The newest record of each device and group, by date: the newest complete one, or where none
+    is complete the newest of all, whose source says so."""
     newest: dict[tuple[str, str], Record] = {}
     for record in sorted(records, key=lambda record: (record.complete, record.date)):
         newest[record.device, record.group] = record
@@ -84,7 +84,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
 
 
 def last_passes(record: Record) -> list[OpEntry]:
-    """The op entries that are gated: forward and backward where an op has both."""
+    """The gated entries of ops: forward and backward where an op has both."""
     ops = record.of(OpEntry)
     both = {entry.op for entry in ops if entry.passes == "forward+backward"}
     return [entry for entry in ops if entry.op not in both or entry.passes != "forward"]
@@ -136,7 +136,7 @@ def _shown(rows: Rows) -> Rows:
 
 
 def left_out(records: Iterable[Record]) -> list[str]:
-    """What did not run, or not as it would, and why; each reason once."""
+    """What did not run, or ran otherwise than planned, and why; each reason once."""
     lines = []
     for entry in (entry for record in records for entry in record.entries):
         if isinstance(entry, Contended):

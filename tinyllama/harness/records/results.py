@@ -1,7 +1,7 @@
 """The record of a run: what was measured, on what, with which versions, by which command.
 
-A figure without its device, versions, commit and date is worth nothing later, so they are
-one file, written whole or not at all: ``results/<device>/<date>-<commit>-<group>.json``. The
+A figure without its device, versions, commit and date is worth nothing later. One file holds them
+all, and is written whole or not at all: ``results/<device>/<date>-<commit>-<group>.json``. Its
 schema is docs/RECORDS.md.
 """
 
@@ -38,8 +38,8 @@ Kind = TypeVar("Kind", bound=Entry)
 class Record:
     """What one run measured of one group: entries, each with a name of its own.
 
-    complete: the run ended by itself, nothing in it failed, was missing or slower; only such
-    a record may become a baseline. missed: the targets that what was measured does not hold.
+    complete: the run ended by itself, and nothing in it failed, was missing or was slower; only
+    such a record may become a baseline. missed: the targets that its figures miss.
     """
 
     group: str
@@ -90,9 +90,10 @@ def new_record(device: torch.device, group: str) -> Record:
 
 
 def versions() -> dict[str, str]:
-    """What decides a measurement beside the code: Python, torch, its toolkit, Triton, numpy.
+    """The software that decides a measurement beside the code: Python, torch, its toolkit, Triton,
+    numpy.
 
-    Triton is asked itself, since its distribution has another name in each build of torch.
+    Triton's module tells its version: the distribution is named differently by each build of torch.
     """
     found = {
         "python": platform.python_version(),
@@ -112,9 +113,9 @@ def folder(root: Path, device: str) -> Path:
 
 
 def save(record: Record, root: Path) -> Path:
-    """Write a record under ``root``: whole or not at all, and over no other record.
+    """Write a record under ``root``: whole or not at all, and never over another record.
 
-    Raises ValueError for a record that could not be read again, OSError where none can be written.
+    Raises ValueError for a record that could not be read back, OSError where it cannot be written.
     """
     content = as_json(record)
     from_json(content)
@@ -152,13 +153,13 @@ def parse(text: bytes, name: str) -> Record:
 
 
 def today(data: Any) -> Any:
-    """The content of an older file as it is written now: the one place that knows how it was."""
+    """The content of a file in today's form. No other code knows the older forms."""
     if not isinstance(data, dict) or data.get("schema") not in (1, SCHEMA):
         return data
-    data = {"missed": [], **data}  # records did not say so at first
+    data = {"missed": [], **data}  # the first records had no such field
     if data["schema"] == SCHEMA:
         return data
-    # The first schema had one record for all groups, no machine, tiers only, and milliseconds.
+    # The first schema: one record for all groups, no machine, only tiers, milliseconds.
     entries = []
     for old in data["entries"]:
         entry = {"kind": old["name"].partition("/")[0].replace("parts", "part"), **old}
@@ -175,7 +176,7 @@ def today(data: Any) -> Any:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """A record as it is in a file."""
+    """A record as a file holds it."""
     entries = [entry_as_json(entry) for entry in record.entries]
     return {**vars(record), "entries": entries}
 
@@ -198,7 +199,7 @@ _FIELDS: dict[str, type] = {
 
 
 def from_json(data: Any) -> Record:
-    """The record that is so in a file. Raises ValueError, naming the field."""
+    """Read a record from the content of a file. Raises ValueError that names the field."""
     if not isinstance(data, dict):
         raise ValueError("it is not an object of fields")
     if data.get("schema") != SCHEMA:

@@ -1,4 +1,4 @@
-"""Targets as data: claims of documents and bars of a project, held to a record's entries."""
+"""Targets as data: claims of documents and bars of a project, and whether entries meet them."""
 
 from __future__ import annotations
 
@@ -87,16 +87,16 @@ class Bounded:
         return self.asserted and self.concerns(device)
 
     def never_run(self, devices: Iterable[str]) -> str:
-        """What must stand by its figure while none of these devices is the one that it is about;
-        empty where one is."""
+        """The remark on its figure while none of these devices is the one that it is about; empty
+        where one is."""
         run = any(self.concerns(device) for device in devices)
         return "" if run else f"never run on {self.device} hardware"
 
     def measured(self, entries: Mapping[str, Timed]) -> Ratio | None:
-        """What entries, by contender, give for it; None where they lack it.
+        """Its metric in some entries, by contender; None where they lack it.
 
-        A ratio of times is measured round by round and has an interval; where entries hold
-        only medians, and for counts, both ends are the median.
+        A ratio of times is measured round by round and has an interval. Of counts, and where
+        entries hold only medians, both ends of the interval are the value itself.
         """
         own = entries.get(self.contender)
         if own is None:
@@ -123,8 +123,8 @@ class Bounded:
         return min(ran, key=lambda name: ran[name], default=None)
 
     def met(self, found: Ratio) -> bool:
-        """Whether a measurement holds the bound: at the worse end of its interval, or where
-        the target says so by its median."""
+        """Whether a measurement meets the bound: at the worse end of its interval, or by its median
+        where the target says so."""
         median, low, high = found
         if self.judged_by == MEDIAN:
             low = high = median
@@ -197,7 +197,7 @@ def _value(entry: Timed | None, metric: str) -> float | None:
 
 
 def shown(found: Ratio | None) -> str:
-    """What was measured of a target, with its interval where it has one."""
+    """A measurement as text, with its interval where it has one."""
     if found is None:
         return "nothing that tells"
     median, low, high = found
@@ -279,9 +279,10 @@ def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
 
 
 def _mistyped(name: str, value: Any, several: str | None) -> str | None:
-    """What a key takes, where this value is not of that kind; bounds are looked at apart.
+    """What a key takes, where this value is of another kind; None where it is not. Bounds are
+    checked elsewhere.
 
-    several: what it takes in words, where that may be a list of names.
+    several: what the key takes, in words, where that may be a list of names.
     """
     if name in ("at_least", "at_most"):
         return None

@@ -1,8 +1,8 @@
 """Whether a record is slower than its baseline: outcomes, and the comparison of two records.
 
-A stored baseline tells only large slowdowns apart: a threshold of 5% misses half of all
-slowdowns of 5%, small ones add up from baseline to baseline, and no number of rounds repairs
-what shifts between two sessions. That is left to an interleaved gate of two revisions.
+A stored baseline shows only large slowdowns: a threshold of 5% misses half of all slowdowns of 5%,
+small ones add up from baseline to baseline, and more rounds do not remove what shifts between two
+sessions. For small slowdowns there is the gate, which measures two revisions alternately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tinyllama.harness.records.entries import Entry, OpEntry, Timed, is_interval, is_number
 from tinyllama.harness.records.results import Record
 
-# By metric, how many times the baseline's it may be. An entry's own ``tolerances`` override it.
+# metric -> the ratio to the baseline that is allowed. An entry's own ``tolerances`` override it.
 TOLERANCES = {
     "seconds": 1.05,
     "device_seconds": 1.05,
@@ -31,7 +31,7 @@ _MAY_BE_ZERO = {"peak_bytes", "live_bytes", "kernels", "copies", "host_syncs"}
 
 
 class Outcome(Enum):
-    """What a comparison found, the worst last: a title, and a run's exit status."""
+    """What a comparison found, the worst last: its title, and the exit status of a run."""
 
     IDENTICAL = "IDENTICAL", 0
     SAME = "SAME", 0
@@ -56,7 +56,7 @@ class Outcome(Enum):
 
     @property
     def may_be_baseline(self) -> bool:
-        """Whether a record of this outcome may serve later ones: good, or the first of its kind."""
+        """Whether a record of this outcome may be a baseline: good, or the first of its kind."""
         return self.green or self in (Outcome.NO_BASELINE, Outcome.OTHER_DEVICE_OR_VERSION)
 
 
@@ -79,9 +79,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of an entry, or of what is wrong with a whole group, in words.
+    """The outcome of an entry, or of a whole group with which something is wrong.
 
-    gated: its figures decide; else they are shown, and the outcome is SAME.
+    gated: its figures decide; otherwise they are only shown, and the outcome is SAME.
     """
 
     name: str
@@ -97,8 +97,8 @@ class Verdict:
 def judge(record: Record, stored: Sequence[Record]) -> list[Verdict]:
     """Compare a record with its baseline among ``stored``, which are oldest first.
 
-    The baseline is the newest complete record of the same group, device and versions, of a tree
-    that was not changed. Without one, the reason comes first in the list.
+    The baseline is the newest complete record of the same group, device and versions from an
+    unchanged tree. Without one, the first verdict says why.
     """
     usable = [r for r in stored if r.complete and not r.dirty and r.group == record.group]
     settled = [r for r in usable if r.same_setting(record)]
@@ -145,8 +145,8 @@ def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
 def compare(baseline: Record, candidate: Record) -> list[Verdict]:
     """A verdict for each entry that either record measured, by name.
 
-    An entry that is new is NO_BASELINE; one that was measured before and is not now, or whose
-    figure is no positive number, is MISSING. Device and versions are the caller's to check.
+    A new entry is NO_BASELINE. One that was measured before and is not now, or whose figure is not
+    a positive number, is MISSING. The caller checks device and versions.
     """
     before, after = baseline.by_name, candidate.by_name
     found = [_entry(name, before.get(name), after.get(name)) for name in {**before, **after}]
@@ -163,7 +163,7 @@ def check_tolerances(entry: Entry) -> None:
 
 
 def _entry(name: str, before: Entry | None, after: Entry | None) -> Verdict | None:
-    """None where there is nothing to compare. What is not gated is SAME, and says so."""
+    """None where there is nothing to compare. An entry that is not gated is SAME, and says so."""
     verdict = _judged(name, before, after)
     reasons = [entry.not_gated for entry in (before, after) if entry]
     if verdict is None or not all(reasons):  # gated in one of the two is gated
@@ -200,8 +200,8 @@ def _judged(name: str, before: Entry | None, after: Entry | None) -> Verdict | N
 def _metrics(entry: Entry | None) -> dict[str, tuple[Any, Any]]:
     """Of each gated metric of an entry: its value, and low and high of it or None.
 
-    ``layouts`` becomes a metric for each layout. Whatever is timed has ``seconds``, be it None.
-    Values are as they were given, and checked later.
+    ``layouts`` becomes a metric for each layout. A timed entry always has ``seconds``, even where
+    they are None. Values are checked later.
     """
     if entry is None or entry.cannot is not None:
         return {}
@@ -248,7 +248,7 @@ def _figure(metric: str, before: Any, after: Any, allowed: float, allowed_before
 
 
 def _series(metric: str, value: Any, spread: Any) -> tuple[float, float, float]:
-    """Median, low and high of a metric. Raises ValueError for what is no measurement."""
+    """Median, low and high of a metric. Raises ValueError where it is not a measurement."""
     least = 0 if metric in _MAY_BE_ZERO else 5e-324  # the smallest number above zero
     if not is_number(value) or value < least:
         raise ValueError(f"{metric} is {value!r}, no measurement")
