@@ -84,10 +84,10 @@ def _load(path: Path) -> Record:
 
 
 def _differences(a: Record, b: Record) -> str:
-    pairs = {"device": (a.device, b.device)}
-    for name in sorted({**a.versions, **b.versions}):
-        pairs[name] = (a.versions.get(name, "none"), b.versions.get(name, "none"))
-    return ", ".join(f"{name} {x} and {y}" for name, (x, y) in pairs.items() if x != y)
+    pairs = dict(sorted(a.other_versions(b).items()))
+    if a.device != b.device:
+        pairs = {"device": (a.device, b.device), **pairs}
+    return ", ".join(f"{name} {x} and {y}" for name, (x, y) in pairs.items())
 
 
 def _print_sources(a: Record, b: Record) -> None:
@@ -182,7 +182,7 @@ def _list(args: argparse.Namespace) -> int:
             record.device,
             record.group,
             record.date,
-            record.commit[:10] + ("+dirty" if record.dirty else ""),
+            record.short_commit,
             "yes" if record.complete else "no",
             str(len(record.entries)),
             path.name,

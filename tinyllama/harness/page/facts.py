@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tinyllama.harness.page.panels import short
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
 from tinyllama.harness.records import numbers
 from tinyllama.harness.records.entries import Contended, SweepEntry
@@ -25,8 +24,8 @@ def machine(record: Record) -> tuple[tuple[str, str], ...]:
         "clocks": clocks,
         "power limit": f"{power:g} W" if power else None,
         "host": ", ".join(str(word) for word in host if word),
-        "versions": ", ".join(f"{name} {version}" for name, version in record.versions.items()),
-        "commit": short(record.commit),
+        "versions": record.software,
+        "commit": record.short_commit,
         "date": record.date.replace("T", " ").replace("Z", " UTC"),
         "command": record.command,
         "schema": str(record.schema),
@@ -50,8 +49,8 @@ def sources(used: Sequence[Record]) -> Table:
         texts = (
             record.group,
             record.date[:16].replace("T", " "),
-            short(record.commit),
-            ", ".join(f"{name} {version}" for name, version in record.versions.items()),
+            record.short_commit,
+            record.software,
             str(record.machine.get("driver", numbers.MISSING)),
             record.command,
             str(record.schema),

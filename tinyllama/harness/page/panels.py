@@ -52,12 +52,7 @@ class Context:
 
 
 def source(record: Record) -> str:
-    return f"{record.date[:16].replace('T', ' ')} UTC, commit {short(record.commit)}"
-
-
-def short(commit: str) -> str:
-    """A commit in ten letters, with its mark of changed files."""
-    return commit[:10] + ("+dirty" if commit.endswith("+dirty") else "")
+    return f"{record.date[:16].replace('T', ' ')} UTC, commit {record.short_commit}"
 
 
 def ladder(

@@ -69,13 +69,3 @@ def names(records: Iterable[Record], like: Timed) -> list[str]:
     they get their colours and shapes."""
     kind = Contended if isinstance(like, Contended) else OpEntry
     return sorted({e.who for r in records for e in r.of(kind) if e.role == like.role})
-
-
-def changes(before: Record, after: Record) -> list[str]:
-    """What differs between the versions of two records, in words."""
-    names = dict.fromkeys([*before.versions, *after.versions])
-    return [
-        f"{name} {before.versions.get(name, 'absent')} → {after.versions.get(name, 'absent')}"
-        for name in names
-        if before.versions.get(name) != after.versions.get(name)
-    ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tinyllama.harness.page import captions
 from tinyllama.harness.page.panels import Context, Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
-from tinyllama.harness.page.select import Key, changes, entries, measured
+from tinyllama.harness.page.select import Key, entries, measured
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.results import Record
 
@@ -24,7 +24,7 @@ def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> P
     differ = {
         place: found
         for place in range(1, len(runs))
-        if (found := changes(runs[place - 1], runs[place]))
+        if (found := runs[place - 1].other_versions(runs[place], "absent"))
     }
     drawn = [
         Line(
@@ -36,19 +36,22 @@ def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> P
     ]
     taken = {name: [e.time for _, e in points] for name, points in sorted(times.items())}
     caption = captions.history(runs, taken)
-    name = " ".join(group)
+    title = " ".join(group)
     days = _days(runs)
     plot = lines(
         drawn,
         "run, by date",
         "ms / step",
         ident,
-        f"{runs[0].device}, {name}: {caption}",
+        f"{runs[0].device}, {title}: {caption}",
         days,
         [place - 0.5 for place in differ],
     )
-    notes = tuple(f"{days[place]}, other versions: {', '.join(d)}" for place, d in differ.items())
-    return Panel(name, (Figure(plot, caption),), (), notes)
+    notes = []
+    for place, changed in differ.items():
+        words = (f"{name} {before} → {after}" for name, (before, after) in changed.items())
+        notes.append(f"{days[place]}, other versions: {', '.join(words)}")
+    return Panel(title, (Figure(plot, caption),), (), tuple(notes))
 
 
 def _days(runs: Sequence[Record]) -> list[str]:

@@ -92,10 +92,9 @@ def last_passes(record: Record) -> list[OpEntry]:
 
 def source(record: Record) -> str:
     """What a reader must know to trust a figure: device, versions, commit, date."""
-    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     whole = "" if record.complete else "; INCOMPLETE: something in that run failed"
     missed = f"; MISSED: {'; '.join(record.missed)}" if record.missed else ""
-    where = f"{record.device}; {versions}; commit {record.commit[:10]}; {record.date[:10]}"
+    where = f"{record.device}; {record.software}; commit {record.commit[:10]}; {record.date[:10]}"
     return where + whole + missed
 
 

@@ -67,6 +67,22 @@ class Record:
         """Whether tracked files differed from the commit."""
         return self.commit.endswith("+dirty")
 
+    @property
+    def short_commit(self) -> str:
+        """Ten letters of the commit, with its mark of changed files."""
+        return self.commit[:10] + ("+dirty" if self.dirty else "")
+
+    @property
+    def software(self) -> str:
+        """The versions in words."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
+    def other_versions(self, other: Record, absent: str = "none") -> dict[str, tuple[str, str]]:
+        """What differs between the versions of this and another record: name -> both."""
+        names = dict.fromkeys([*self.versions, *other.versions])
+        each = {n: (self.versions.get(n, absent), other.versions.get(n, absent)) for n in names}
+        return {name: pair for name, pair in each.items() if pair[0] != pair[1]}
+
     def same_setting(self, other: Record) -> bool:
         """Whether two records may be compared: one device, one set of versions."""
         return self.device == other.device and self.versions == other.versions

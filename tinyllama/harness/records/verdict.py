@@ -126,13 +126,9 @@ def _nothing(record: Record) -> Verdict:
 def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
     here = [r for r in usable if r.device == record.device]
     if here:
-        last = here[-1].versions
-        changed = [
-            f"{name} {last.get(name, 'none')} -> {record.versions.get(name, 'none')}"
-            for name in sorted({**last, **record.versions})
-            if last.get(name) != record.versions.get(name)
-        ]
-        text = f"the baselines are of other versions: {', '.join(changed)}"
+        changed = here[-1].other_versions(record).items()
+        words = ", ".join(f"{name} {last} -> {now}" for name, (last, now) in sorted(changed))
+        text = f"the baselines are of other versions: {words}"
     elif usable:
         others = ", ".join(sorted({r.device for r in usable}))
         text = f"the baselines are of other devices: {others}; this is {record.device}"
