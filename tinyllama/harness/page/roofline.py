@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from scipy.optimize import isotonic_regression
 
 from tinyllama.harness.page.plots import marker, name_axes
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
@@ -100,24 +102,11 @@ def _letters(axes: Axes, marks: Sequence[Mark]) -> None:
 def spread(wanted: Sequence[float], width: float, gap: float = GAP) -> list[float]:
     """Places for labels near the wanted ones (ascending), ``gap`` apart, within 0 and width.
 
-    Labels that collide become a block, centred on the mean of what they wanted.
+    They are the nearest in least squares: apart from the gaps, those of an isotonic regression.
     """
-    blocks: list[list[float]] = []
-    for place in wanted:
-        blocks.append([place])
-        while len(blocks) > 1 and _start(blocks[-2], width, gap) + gap * len(blocks[-2]) > _start(
-            blocks[-1], width, gap
-        ):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    return [
-        _start(block, width, gap) + gap * index for block in blocks for index in range(len(block))
-    ]
-
-
-def _start(block: Sequence[float], width: float, gap: float) -> float:
-    """Where the first label of a block lies."""
-    length = gap * (len(block) - 1)
-    return min(max(sum(block) / len(block) - length / 2, 0.0), max(0.0, width - length))
+    gaps = gap * np.arange(len(wanted))
+    places = isotonic_regression(np.asarray(wanted) - gaps).x
+    return list(np.clip(places, 0.0, max(0.0, width - gaps[-1])) + gaps)
 
 
 def _ticks(axes: Axes) -> None:
