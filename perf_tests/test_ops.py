@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tinyllama
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.measure_ops import (
     DTYPES,
@@ -23,13 +21,11 @@ from tinyllama.bench.measure_ops import (
     providers_of,
 )
 from tinyllama.bench.table import show
+from tinyllama.bench.targets import OF_OPS
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.records.entries import OpEntry
-from tinyllama.harness.records.targets import load_ops
-
-TARGETS = load_ops(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
 
 Measured = tuple[dict[str, OpCaseRun], list[OpEntry]]
 
@@ -93,5 +89,5 @@ def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
 @pytest.mark.target
 def test_targets(group: Measured, device: torch.device) -> None:
     """The bars of ops in targets.toml that hold on this device, at each case that they cover."""
-    here = [target for target in TARGETS if target.holds_on(device_name(device))]
+    here = [target for target in OF_OPS if target.holds_on(device_name(device))]
     assert not missed(here, *group), "\n".join(missed(here, *group))

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tinyllama
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.measure import CONTENDERS, Contender, Measured, entry_of, measure, missed
 from tinyllama.bench.table import show
+from tinyllama.bench.targets import OF_STEPS
 from tinyllama.bench.workloads import ALL, Group, not_here
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.measure.ceilings import CLEARANCE
 from tinyllama.harness.records.entries import StepEntry
-from tinyllama.harness.records.targets import load
-
-TARGETS = load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
 
 
 @dataclass
@@ -73,5 +69,5 @@ def test_no_step_is_faster_than_its_arithmetic(group: Run) -> None:
 @pytest.mark.target
 def test_targets(group: Run, device: torch.device) -> None:
     """The bars of targets.toml that hold on this device."""
-    lines = missed(TARGETS, group.measured, group.entries, device_name(device))
+    lines = missed(OF_STEPS, group.measured, group.entries, device_name(device))
     assert not lines, "\n".join(lines)

@@ -6,22 +6,18 @@ A bar without a measurement on its device has no row: nothing is known of it yet
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import tinyllama
+from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import (
     Bounded,
     by_call,
-    load,
-    load_ops,
     of_group,
     shown,
 )
 from tools.result_tables import newest
 
-TARGETS = Path(tinyllama.__file__).parent / "bench" / "targets.toml"
 Row = tuple[str, Bounded, Ratio | None, Record]
 
 
@@ -36,11 +32,10 @@ def ops() -> str:
 
 
 def _step_rows() -> Iterator[Row]:
-    targets = load(TARGETS)
     for record in (record for group in newest(StepEntry) for record in group):
         entries = {entry.contender: entry for entry in record.of(StepEntry)}
         (group,) = {entry.group for entry in entries.values()}
-        for target in of_group(targets, *group):
+        for target in of_group(OF_STEPS, *group):
             own = entries.get(target.contender)
             if target.holds_on(record.device) and own and own.ran:
                 yield record.group, target, target.measured(entries), record
@@ -48,7 +43,7 @@ def _step_rows() -> Iterator[Row]:
 
 def _op_rows() -> Iterator[Row]:
     for record in (record for group in newest(OpEntry) for record in group):
-        for target in load_ops(TARGETS):
+        for target in OF_OPS:
             for call, entries in by_call(record.of(OpEntry)).items():
                 own = entries.get(target.contender)
                 if target.holds_on(record.device) and target.covers(call) and own and own.ran:

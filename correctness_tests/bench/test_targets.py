@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-import tinyllama
 from correctness_tests.support.sample_records import bare_step
 from correctness_tests.support.target_files import written
 from tinyllama.bench.measure import Measured, missed
 from tinyllama.bench.measure_ops import DTYPES, PEERS
+from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.targets import OpTarget, Target, load, load_ops, of_group
+from tinyllama.harness.records.targets import OpTarget, Target, load, of_group
 from tinyllama.ops import OPS
 
-SHIPPED = load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
-SHIPPED_OF_OPS = load_ops(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
 H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
 
 
@@ -126,7 +124,7 @@ OP_BARS = [
 
 
 def test_every_documented_figure_is_there_with_a_caveat_and_no_other() -> None:
-    documented = [t for t in SHIPPED if t.documented]
+    documented = [t for t in OF_STEPS if t.documented]
     found = sorted((t.tier, t.metric, str(t.over), t.bound) for t in documented)
     assert found == sorted((tier, metric, str(o), b) for tier, metric, o, b in DOCUMENTED)
     for one in documented:
@@ -141,7 +139,7 @@ def test_a_bar_is_asserted_where_it_was_set(
 ) -> None:
     found = [
         one
-        for one in of_group(SHIPPED, workload, precision)
+        for one in of_group(OF_STEPS, workload, precision)
         if (one.tier, one.metric, one.over) == (tier, metric, over) and one.holds_on(H200)
     ]
     assert [one.bound for one in found] == [pytest.approx(bound, abs=5e-4)]
@@ -165,7 +163,7 @@ def test_a_bar_of_an_op_is_asserted_where_it_was_set(
 ) -> None:
     found = [
         one
-        for one in SHIPPED_OF_OPS
+        for one in OF_OPS
         if one.covers((op, case, dtype, passes))
         and (one.provider, one.metric, one.over) == ("triton", metric, over)
     ]
@@ -175,7 +173,7 @@ def test_a_bar_of_an_op_is_asserted_where_it_was_set(
     assert not found[0].holds_on(MI325X)
 
 
-@pytest.mark.parametrize("target", SHIPPED_OF_OPS, ids=str)
+@pytest.mark.parametrize("target", OF_OPS, ids=str)
 def test_a_bar_of_an_op_names_what_is_timed(target: OpTarget) -> None:
     """A name that is misspelt would be held by nothing."""
     named = [OPS[name] for name in target.op]
@@ -191,7 +189,7 @@ def test_a_bar_of_an_op_names_what_is_timed(target: OpTarget) -> None:
 
 
 def test_a_claim_is_asserted_on_its_own_device_and_only_where_that_is_said() -> None:
-    claims = [t for t in SHIPPED if t.documented]
+    claims = [t for t in OF_STEPS if t.documented]
     assert not any(claim.holds_on(H200) for claim in claims)
     asserted = [str(claim) for claim in claims if claim.holds_on(MI325X)]
     assert asserted == ["v3 speed over v1 >= 5.5"]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tinyllama
 from tinyllama.model.config import ConfigError
 
 PAGE = "report.html"
@@ -33,6 +32,7 @@ def add(commands: Any) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
+    from tinyllama.bench.targets import OF_STEPS
     from tinyllama.harness.gate.certificates import certificates
     from tinyllama.harness.machine.files import check_apart, check_writable, write_whole
     from tinyllama.harness.page import render
@@ -60,7 +60,7 @@ def report(args: argparse.Namespace) -> int:
     if aside:
         write_whole(aside, lambda part: part.write_text(text, encoding="utf-8"))
     try:
-        page = render(records, targets(), certificates=certified)
+        page = render(records, OF_STEPS, certificates=certified)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     write_whole(args.html, lambda part: part.write_text(page, encoding="utf-8"))
@@ -86,18 +86,13 @@ def _records(root: Path, device: str | None) -> list[Any]:
     return found
 
 
-def targets() -> Sequence[Any]:
-    """The targets of this project."""
-    from tinyllama.harness.records.targets import load
-
-    return load(Path(tinyllama.__file__).parent / "bench" / "targets.toml")
-
-
 def _claims(records: Sequence[Any]) -> str:
     """The documented figures, each with what must be known of it."""
+    from tinyllama.bench.targets import OF_STEPS
+
     devices = [record.device for record in records]
     lines = []
-    for target in (target for target in targets() if target.documented):
+    for target in (target for target in OF_STEPS if target.documented):
         never = target.never_run(devices)
         device = f"{target.device} ({never})" if never else target.device
         where = " and ".join((*target.workload, *target.precision))
