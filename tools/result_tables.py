@@ -6,6 +6,7 @@ Only records that git tracks count: what a reader measures must not make the doc
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tinyllama.harness.records.entries import (
@@ -19,6 +20,7 @@ from tinyllama.harness.records.entries import (
 from tinyllama.harness.records.report import (
     ladder_markdown,
     latest,
+    markdown_table,
     ops_markdown,
     parts_markdown,
     source,
@@ -47,12 +49,13 @@ def parts() -> str:
 def longest() -> str:
     """The longest sequence that each contender trains on one card, by the newest records."""
     head = ("workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB")
-    tables = []
-    for record in (record for group in newest(LongestEntry) for record in group):
-        lines = [head, ("---",) * len(head)]
-        lines += [_longest(entry) for entry in record.of(LongestEntry)]
-        shown = (f"| {' | '.join(line)} |" for line in lines)
-        tables.append("\n".join([*shown, "", f"{source(record)}."]))
+    records = [record for group in newest(LongestEntry) for record in group]
+    return _tables((r, [head, *map(_longest, r.of(LongestEntry))]) for r in records)
+
+
+def _tables(found: Iterable[tuple[Record, Sequence[Sequence[str]]]]) -> str:
+    """The rows of each record as a table, and their source below it."""
+    tables = [f"{markdown_table(rows)}\n\n{source(record)}." for record, rows in found]
     return "\n\n".join(tables) or "Nothing is recorded yet."
 
 
@@ -71,14 +74,9 @@ def _longest(entry: LongestEntry) -> tuple[str, ...]:
 
 def counted() -> str:
     """What the counters of each device counted of each op, from its last record of all ops."""
-    tables = []
-    for records in newest(FlopsEntry):
-        record = records[0]
-        head = ("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "of declared")
-        lines = [head, ("---",) * len(head), *rows(record)]
-        shown = (f"| {' | '.join(line)} |" for line in lines)
-        tables.append("\n".join([*shown, "", f"{source(record)}."]))
-    return "\n\n".join(tables) or "Nothing is recorded yet."
+    head = ("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "of declared")
+    last = [records[0] for records in newest(FlopsEntry)]
+    return _tables((record, [head, *rows(record)]) for record in last)
 
 
 def newest(kind: type[Entry]) -> list[list[Record]]:

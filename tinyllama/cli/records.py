@@ -143,18 +143,23 @@ def _shown(metric: str, value: float | None) -> str:
     return f"{value:g}"
 
 
+def stored(root: Path, device: str | None = None) -> list[tuple[Path, Record]]:
+    """The records under a folder, of one device or of all. Raises ConfigError."""
+    from tinyllama.harness.records import results
+
+    if not root.is_dir():
+        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
+    try:
+        return list(results.records(root, device))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error}: repair or remove that file") from error
+
+
 def _selected(args: argparse.Namespace) -> list[tuple[Path, Record]]:
     """The records that the options choose. Raises ConfigError where there are none."""
     from tinyllama.harness.machine.device import slug
-    from tinyllama.harness.records import results
 
-    root = args.results_dir
-    if not root.is_dir():
-        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name that of the records")
-    try:
-        every = list(results.records(root))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}: repair or remove that file") from error
+    every = stored(args.results_dir)
     found = [
         (path, record)
         for path, record in every
@@ -165,7 +170,7 @@ def _selected(args: argparse.Namespace) -> list[tuple[Path, Record]]:
         there = sorted({f"{record.device} {record.group}" for _, record in every})
         raise ConfigError(
             f"no record of --device {args.device or 'any'} --group {args.group or 'any'} in "
-            f"{str(root)!r}: there are {', '.join(there) or 'none'}"
+            f"{str(args.results_dir)!r}: there are {', '.join(there) or 'none'}"
         )
     return found
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tinyllama.cli.records import stored
 from tinyllama.model.config import ConfigError
 
 PAGE = "report.html"
@@ -69,14 +70,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _records(root: Path, device: str | None) -> list[Any]:
-    from tinyllama.harness.records.results import records
-
-    if not root.is_dir():
-        raise ConfigError(f"--results-dir {str(root)!r} is no folder: name one with records")
-    try:
-        found = [record for _, record in records(root, device)]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{error}: repair or remove that file") from error
+    found = [record for _, record in stored(root, device)]
     if not found:
         of = f" of {device!r}" if device else ""
         raise ConfigError(

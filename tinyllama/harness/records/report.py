@@ -153,7 +153,7 @@ def markdown(records: Sequence[Record]) -> str:
         tables = [_steps(record, ran=False), _ops(record, ran=False)]
         shown = [table for table in tables if len(table) > 1]
         for table in shown:
-            parts += [f"### {record.group}", "", _markdown(table), ""]
+            parts += [f"### {record.group}", "", markdown_table(table), ""]
         if shown:
             parts += [f"Measured on {source(record)}.", ""]
     return "\n".join([*parts, *left_out(records)]).rstrip()
@@ -170,7 +170,7 @@ def ladder_markdown(records: Sequence[Record]) -> str:
         *measured[:7],
         measured[-1],
     ]
-    return "\n".join([_markdown(_rows(columns, entries)), "", *_sources(records)])
+    return "\n".join([markdown_table(_rows(columns, entries)), "", *_sources(records)])
 
 
 def _by_size(steps: Sequence[StepEntry]) -> list[StepEntry]:
@@ -197,7 +197,7 @@ def parts_markdown(records: Sequence[Record]) -> str:
         cells.setdefault(entry.contender, {})[entry.group] = text
     rows = [[(baseline_of(entries) or "").capitalize(), *map(" ".join, groups)]]
     rows += [[name, *(row.get(group, "") for group in groups)] for name, row in cells.items()]
-    return "\n".join([_markdown(rows), "", *_sources(records)])
+    return "\n".join([markdown_table(rows), "", *_sources(records)])
 
 
 def ops_markdown(records: Sequence[Record]) -> str:
@@ -213,7 +213,7 @@ def ops_markdown(records: Sequence[Record]) -> str:
     providers = sorted(dict.fromkeys(e.provider for e in entries), key=lambda p: p != baseline)
     rows = [["op", "case", "dtype", *providers]]
     rows += [[*call, *(row.get(name, "") for name in providers)] for call, row in cells.items()]
-    return "\n".join([_markdown(rows), "", *_sources(records)])
+    return "\n".join([markdown_table(rows), "", *_sources(records)])
 
 
 def _sources(records: Sequence[Record]) -> list[str]:
@@ -224,7 +224,8 @@ def _sources(records: Sequence[Record]) -> list[str]:
     return [f"{', '.join(names)}: measured on {text}.\n" for text, names in groups.items()]
 
 
-def _markdown(rows: Rows) -> str:
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first row is the header."""
     header, *others = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     lines = [header, ["---"] * len(header), *others]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
