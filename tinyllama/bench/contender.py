@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.bench.workloads import not_beside
+from tinyllama.bench.workloads import Group, not_beside
 from tinyllama.harness.machine.device import cannot
 
 
@@ -33,6 +33,10 @@ class Contender:
     preload: tuple[str, ...] = ()
     only: tuple[tuple[str, ...], str] | None = None
     alone: bool = False
+
+    def about(self, group: Group) -> dict[str, Any]:
+        """The fields that every entry of this contender has."""
+        return {**vars(group), "contender": self.name, "role": self.role}
 
     def cannot(self, device: torch.device, group: str) -> str | None:
         """Why it does not run on a device; None when it does."""

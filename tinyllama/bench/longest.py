@@ -68,14 +68,8 @@ def _entry(
     grown: list[int] | WorkerError | None,
     enough: float,
 ) -> LongestEntry:
-    entry = LongestEntry(
-        name=f"longest/{BASE}/{contender.name}",
-        workload=BASE.workload,
-        precision=BASE.precision,
-        contender=contender.name,
-        role=contender.role,
-        batch_size=1,
-    )
+    name = f"longest/{BASE}/{contender.name}"
+    entry = LongestEntry(name=name, batch_size=1, **contender.about(BASE))
     if grown is None:
         return replace(entry, cannot=contender.cannot(device, GROUP))
     if isinstance(grown, WorkerError):

@@ -93,11 +93,6 @@ class Measured:
         """How many times longer one contender takes than another."""
         return ratio(self.seconds[slow], self.seconds[fast])
 
-    def fastest_peer(self) -> str | None:
-        """The name of the peer with the least median time; None where none ran."""
-        peers = [peer.name for peer in PEERS if peer.name in self.seconds]
-        return min(peers, key=lambda name: statistics.median(self.seconds[name]), default=None)
-
 
 def measure(
     group: Group, device: torch.device, contenders: tuple[Contender, ...] = CONTENDERS
@@ -276,14 +271,8 @@ def _drop(losses: list[float]) -> float:
 
 def empty_entry(contender: Contender, group: Group) -> StepEntry:
     """The entry of a contender before anything is measured."""
-    return StepEntry(
-        name=f"step/{group}/{contender.name}",
-        workload=group.workload,
-        precision=group.precision,
-        contender=contender.name,
-        role=contender.role,
-        title=contender.title,
-    )
+    name = f"step/{group}/{contender.name}"
+    return StepEntry(name=name, title=contender.title, **contender.about(group))
 
 
 def entry_of(contender: Contender, measured: Measured, product_flops: float) -> StepEntry:

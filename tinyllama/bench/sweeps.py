@@ -75,10 +75,7 @@ def _point(
         for tier in TIERS:
             entry = SweepEntry(
                 name=f"sweep/{sweep.base}/{tier.name}/B{batch_size}T{seq_len}/{axis}",
-                workload=sweep.base.workload,
-                precision=sweep.base.precision,
-                contender=tier.name,
-                role=tier.role,
+                **tier.about(sweep.base),
                 batch_size=batch_size,
                 seq_len=seq_len,
                 axis=axis,

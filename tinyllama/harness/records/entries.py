@@ -168,7 +168,10 @@ class StepEntry(Contended):
 
 @dataclass(frozen=True, kw_only=True)
 class PartEntry(Contended):
-    """A tier with one of its parts switched off, or as it is."""
+    """A tier with one of its parts switched off, or as it is.
+
+    over_baseline: how many times as long it takes as the tier as it is.
+    """
 
     kind = "part"
 
