@@ -3,6 +3,9 @@ PYTHON ?= python3
 PYTHON310 ?= python3.10
 
 RUN := .venv/bin/python -m
+# Made again when one of these changes, or with another PYTHON.
+SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
+SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
 .PHONY: help test test-slow soak bench mutants sanitize counters lint floor clean bootstrap
 
@@ -32,13 +35,13 @@ sanitize: bootstrap ## the kernels under compute-sanitizer (needs a GPU and the 
 counters: bootstrap ## operations that kernels execute (needs a GPU and Nsight Compute)
 	$(RUN) tools.count_flops
 
-lint: bootstrap ## style, formatting and types
+lint: bootstrap ## style, formatting, types and workflows
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
+	.venv/bin/zizmor --offline --quiet .github
 
-floor: ## the core tests on the oldest supported Python, torch and triton
-	$(PYTHON310) tools/bootstrap.py --venv .venv-floor --constraints constraints/floor.txt --extras test,peers
+floor: .venv-floor/made ## the core tests on the oldest supported Python, torch and triton
 	.venv-floor/bin/python -m pytest -n auto -m "not slow" \
 		$(addprefix correctness_tests/,ops/test_ops.py \
 			$(addprefix model/,test_gradients.py test_tiers.py test_model.py) kernels/test_compiled.py \
@@ -48,5 +51,12 @@ clean: ## remove what the other targets made
 	rm -rf .venv .venv-floor build report.html *.egg-info .pytest_cache .benchmarks .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-bootstrap:
-	@$(PYTHON) tools/bootstrap.py
+bootstrap: $(SET_UP)
+
+$(SET_UP): $(SET_UP_FROM)
+	$(PYTHON) tools/set_up.py .venv test,peers,report,sensors,dev
+	touch $@
+
+.venv-floor/made: $(SET_UP_FROM)
+	$(PYTHON310) tools/set_up.py .venv-floor test,peers constraints/floor.txt
+	touch $@

@@ -91,7 +91,7 @@ def versions() -> str:
 
     rows = [["Python", f"{first} to {last}", oldest, newer, measured("python")]]
     for name, needed in (("torch", torch), ("triton", triton)):
-        least = f"{needed.removeprefix(f'{name}>=')} or later"
+        least = f"{needed.removeprefix(f'{name}>=').partition(';')[0]} or later"
         rows.append([name, least, floor[name], latest[name], measured(name)])
     devices = ", ".join(dict.fromkeys(record.device for record in records))
     rows.append(["device", "CPU, CUDA or ROCm GPU", "CPU", "CPU", devices])
