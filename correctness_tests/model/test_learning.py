@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from correctness_tests.support.faults import zero_gradient_norm_tier
+from correctness_tests.support.runs import ON_CPU
 from correctness_tests.support.steps import leave_to_gpu
 from tinyllama.model.config import PRESETS, TrainConfig
 from tinyllama.model.tiers import TIERS, StepPlan, Tier
@@ -19,9 +20,10 @@ from tinyllama.training.result import Result
 from tinyllama.training.train import train
 
 MODEL = PRESETS["tiny"]
-CONFIG = TrainConfig(batch_size=8, seq_len=64, num_steps=200)
+CONFIG = TrainConfig(batch_size=8, seq_len=64, num_steps=100)
 TEXT = Path(__file__).parents[2] / "README.md"
-GAP = 0.3  # measured on a CPU: 0.6
+GAP = 0.3  # measured on a CPU: 0.55
+KERNELS = [tier for tier in TIERS if tier not in ON_CPU]
 
 
 def learn(tier: str | Tier, device: torch.device) -> Result:
@@ -46,24 +48,19 @@ def ends_at(result: Result) -> float:
     return sum(result.losses[-20:]) / 20
 
 
-@pytest.mark.parametrize("tier", TIERS)
-def test_the_loss_falls_by_more_than_lost_gradients_allow(tier: str, device: torch.device) -> None:
-    leave_to_gpu(tier, device)
-    result = learned(tier, device)
-    assert result.losses[0] == pytest.approx(6.9, abs=0.15)
-    assert ends_at(result) < ends_at(control(device)) - GAP
-    assert all(result.gradients.values())
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_every_tier_follows_one_curve(tier: str, device: torch.device) -> None:
-    leave_to_gpu(tier, device)
-    baseline = learned("v1", device)
-    assert learned(tier, device).losses == pytest.approx(baseline.losses, abs=1e-3)
-
-
-def test_the_control_falls_and_is_found_out(device: torch.device) -> None:
-    """What makes it dangerous: its loss falls. What gives it away: the count of gradients."""
-    result = control(device)
-    assert ends_at(result) < result.losses[0] - 2
-    assert [name for name, received in result.gradients.items() if received] == ["embedding"]
+# Those of one process share the curves of V1 and of the control.
+@pytest.mark.parametrize("tiers", [ON_CPU, KERNELS], ids="-".join)
+def test_the_loss_falls_by_more_than_lost_gradients_allow(
+    tiers: list[str], device: torch.device
+) -> None:
+    for tier in tiers:
+        leave_to_gpu(tier, device)
+        result = learned(tier, device)
+        assert result.losses[0] == pytest.approx(6.9, abs=0.15)
+        assert ends_at(result) < ends_at(control(device)) - GAP
+        assert all(result.gradients.values())
+        assert result.losses == pytest.approx(learned("v1", device).losses, abs=1e-3)
+    if "v1" in tiers:  # what makes the control dangerous is that its loss falls
+        assert ends_at(control(device)) < control(device).losses[0] - 2
+        reached = [name for name, received in control(device).gradients.items() if received]
+        assert reached == ["embedding"]
