@@ -1,6 +1,5 @@
 """A declaration is data, checked before it is registered; discovery refuses duplicates."""
 
-import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
@@ -211,7 +211,9 @@ def theirs(x, weight, eps=1e-5):
 def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
     """Their references and providers are tested; a provider on an op of the tree is, too."""
     (tmp_path / "double.py").write_text(FILE + PROVIDER.replace(", dtypes=()", ""))
-    found = collected("--ops", str(tmp_path / "double.py"))
+    tests = [f"correctness_tests/ops/{name}.py" for name in ("test_ops", "test_references")]
+    options = ("--collect-only", "-q", "--ops", str(tmp_path / "double.py"))
+    found = python("-m", "pytest", *(str(ROOT / test) for test in tests), *options)
     assert "test_is_as_accurate_as_eager[double-added-B2D3-fp32" in found.stdout
     assert "test_is_as_accurate_as_eager[rms_norm-theirs-" in found.stdout
     assert "test_every_reference_is_checked[double]" in found.stdout
@@ -227,30 +229,8 @@ def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_join_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "wrong.py").write_text(text)
-    found = collected("--ops", str(tmp_path / "wrong.py"))
-    assert found.returncode == pytest.ExitCode.USAGE_ERROR
-    assert message in found.stderr
-
-
-def collected(*options: str) -> subprocess.CompletedProcess[str]:
-    tests = ["correctness_tests/ops/test_ops.py", "correctness_tests/ops/test_references.py"]
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "--collect-only",
-            "-q",
-            "-p",
-            "no:xdist",
-            *tests,
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
+    with pytest.raises(DeclarationError, match=message):
+        load_file(tmp_path / "wrong.py", OPS)
 
 
 def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
-"""``--ops FILE`` of a file that cannot be imported: one line with its place, and no test runs."""
+"""``--ops FILE`` of a file that cannot be used: one line with its place, and no test runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from correctness_tests import conftest
 from correctness_tests.support.commands import ROOT, python
 
 
@@ -24,8 +27,16 @@ def test_a_file_that_cannot_be_imported_is_refused_with_its_place(
 ) -> None:
     path = tmp_path / "wrong.py"
     path.write_text(text)
-    tests = str(ROOT / "correctness_tests" / "ops" / "test_ops.py")
-    found = python("-m", "pytest", "--collect-only", "-q", tests, "--ops", str(path))
+    config: Any = SimpleNamespace(option=SimpleNamespace(ops=[str(path)]))
+    with pytest.raises(pytest.UsageError) as caught:
+        conftest.pytest_configure(config)
+    assert str(caught.value).startswith(f"--ops {path}{message}")
+
+
+def test_a_run_with_such_a_file_ends_before_any_test(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("from tinyllama.harness import Op\nOp('Name', inputs={}, outputs={}, cases=[])")
+    found = python("-m", "pytest", "-q", str(ROOT / "correctness_tests"), "--ops", str(path))
     assert found.returncode == pytest.ExitCode.USAGE_ERROR, found.stdout + found.stderr
     (line,) = found.stderr.strip().splitlines()
-    assert line.startswith(f"ERROR: --ops {path}{message}")
+    assert line.startswith(f"ERROR: --ops {path}: op 'Name'")

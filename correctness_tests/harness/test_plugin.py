@@ -21,25 +21,41 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
+CASES = """
+import pytest
+@pytest.mark.slow("takes an hour")
+@pytest.mark.parametrize("i", range(3))
+def test_slow(i): pass
+@pytest.mark.skip(reason="no such device")
+def test_skipped(seed): pass
+def test_quick(seed): pass
+"""
+
+
 def test_left_out_cases_are_counted_by_reason(suite: pytest.Pytester) -> None:
-    suite.makepyfile(
-        """
-        import pytest
-        @pytest.mark.slow("takes an hour")
-        @pytest.mark.parametrize("i", range(3))
-        def test_slow(i): pass
-        @pytest.mark.skip(reason="no such device")
-        def test_skipped(): pass
-        def test_quick(): pass
-        """
+    suite.makepyfile(CASES)
+    found = suite.runpytest_inprocess()
+    found.assert_outcomes(passed=1, skipped=1, deselected=3)
+    found.stdout.fnmatch_lines(
+        ["4 cases left out", "*3  slow, run with -m slow: takes an hour", "*1  no such device"]
     )
-    for args in ([], ["-n", "2"]):
-        found = suite.runpytest_subprocess(*args)
-        found.assert_outcomes(passed=1, skipped=1)
-        found.stdout.fnmatch_lines(
-            ["4 cases left out", "*3  slow, run with -m slow: takes an hour", "*1  no such device"]
-        )
-    suite.runpytest_subprocess("-m", "slow").assert_outcomes(passed=3)
+    suite.runpytest_inprocess("-m", "slow").assert_outcomes(passed=3, deselected=2)
+
+
+def test_workers_leave_out_the_same_and_take_the_seed_that_was_drawn(
+    suite: pytest.Pytester,
+) -> None:
+    suite.makepyfile(CASES)
+    options = ("-q", "--device", "cpu", "--soak-seeds", "4")
+    found = suite.runpytest_subprocess(*options, "-n", "2", "-v", "-rA")
+    found.assert_outcomes(passed=4, skipped=4)
+    found.stdout.fnmatch_lines(
+        ["7 cases left out", "*4  no such device", "*3  slow, run with -m slow: takes an hour"]
+    )
+    passed = re.findall(r"^PASSED.*test_quick\[seed(\d+)\]", str(found.stdout), re.M)
+    assert len(set(passed)) == 4
+    seeds = sorted(map(int, set(passed)))
+    assert seeds[-1] - seeds[0] == 3
 
 
 def test_a_slow_case_without_a_reason_is_an_error(suite: pytest.Pytester) -> None:
@@ -54,17 +70,6 @@ def test_a_soak_repeats_random_cases_with_fresh_seeds(suite: pytest.Pytester) ->
     found = suite.runpytest_inprocess("--soak-seeds", "3", "--soak-base", "40", "-v")
     found.assert_outcomes(passed=3, deselected=1)
     found.stdout.fnmatch_lines(["*test_random?seed42?*", "*1  not in a soak: takes no random*"])
-
-
-def test_all_workers_of_a_soak_take_the_seed_that_was_drawn(suite: pytest.Pytester) -> None:
-    suite.makepyfile("def test_random(seed): pass")
-    found = suite.runpytest_subprocess("--soak-seeds", "4", "-n", "2", "-v")
-    found.assert_outcomes(passed=4)
-    seeds = {
-        int(seed) for seed in re.findall(r"PASSED.*test_random\[seed(\d+)\]", str(found.stdout))
-    }
-    assert len(seeds) == 4
-    assert max(seeds) - min(seeds) == 3
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,6 @@ def test_a_device_that_is_not_there_is_refused_where_nothing_uses_it(
 ) -> None:
     """Quiet runs have no header, which asks for the device too."""
     suite.makepyfile("def test_nothing(): pass")
-    found = suite.runpytest_subprocess("--device", "warp", *quiet)
+    found = suite.runpytest_inprocess("--device", "warp", *quiet)
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     assert "--device warp: " in found.stderr.str()
-    suite.runpytest_subprocess("--device", "cpu", *quiet).assert_outcomes(passed=1)
