@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.ops.test_references import disagreements
+from correctness_tests.support.references import disagreements
 from correctness_tests.support.saboteurs import EAGER, Saboteur, everyone
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, run

@@ -12,24 +12,20 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.references import disagreements
 from tinyllama.bench.peers.hugging_face import (
     as_hugging_face,
     hugging_face_llama,
     hugging_face_names,
 )
 from tinyllama.harness import Case, Op
-from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.correct.evaluate import evaluate, make_inputs
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tinyllama.ops.adamw import adamw
 from tinyllama.ops.attention import attention
 from tinyllama.ops.rope import rope_tables
-
-# Two float64 computations of one formula in another order differ by some thousand roundings
-# at most; a wrong formula is off by percents.
-RELATIVE = 1e-11
-ROUNDING = 8 * torch.finfo(torch.float64).eps
 
 
 def references() -> list:
@@ -40,20 +36,6 @@ def references() -> list:
         for case in op.cases
         for extreme in (None, *op.extremes)
     ]
-
-
-def disagreements(op: Op, source: str, inputs: Inputs) -> list[str]:
-    """The results on which the reference and an independent implementation disagree."""
-    ours = evaluate(op, op["eager"].call, inputs)
-    theirs = evaluate(op, op.independents[source], inputs)
-    scale = max(value.norm().item() for value in theirs.values())
-    wrong = [] if set(ours) == set(theirs) else [f"results {sorted(set(ours) ^ set(theirs))}"]
-    for name in set(ours) & set(theirs):
-        error, size = (x.norm().item() for x in (ours[name] - theirs[name], theirs[name]))
-        # A result that cancels (nearly) to zero keeps the rounding of the terms that cancel.
-        if not error <= RELATIVE * size + ROUNDING * scale < math.inf:
-            wrong.append(f"{name}: differs by {error:.3g} of {size:.3g}")
-    return wrong
 
 
 @pytest.mark.parametrize(("op", "source", "case", "extreme"), references())

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from correctness_tests.ops.test_references import disagreements
+from correctness_tests.support.references import disagreements
 from correctness_tests.support.sample_records import record, step
 from tinyllama.cli import main
 from tinyllama.harness import Registry, load_file
