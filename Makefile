@@ -3,6 +3,8 @@ PYTHON ?= python3
 PYTHON310 ?= python3.10
 
 RUN := .venv/bin/python -m
+# Stealing keeps the tests of a file in one process, where they share what is made once.
+WORKERS := -n auto --dist worksteal
 # Made again when one of these changes, or with another PYTHON.
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
@@ -13,13 +15,13 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 test: bootstrap ## the correctness tests
-	$(RUN) pytest correctness_tests -n auto
+	$(RUN) pytest correctness_tests $(WORKERS)
 
 test-slow: bootstrap ## the correctness tests that `test` leaves out
-	$(RUN) pytest correctness_tests -n auto -m slow
+	$(RUN) pytest correctness_tests $(WORKERS) -m slow
 
 soak: bootstrap ## the correctness tests over many more random seeds
-	$(RUN) pytest correctness_tests -n auto --soak-seeds 20
+	$(RUN) pytest correctness_tests $(WORKERS) --soak-seeds 20
 
 bench: bootstrap ## a short training run, then the performance tests: the ladder and a page
 	$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md
