@@ -57,7 +57,7 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
     def launcher(timed: int) -> Iterator[Any]:
         yield made.script.pairs
 
-    def listed(root: Path, device: Any) -> Any:
+    def listed(root: Path, device: Any, registered: Any) -> Any:
         tree = type("Side", (), {"tree": made.script.setting().base})()
         return made.script._benchmarks(tree)
 

@@ -15,7 +15,15 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.gate_fakes import CPU, SIDES, Script, ScriptedPair, ScriptedWorker
+from correctness_tests.support.gate_fakes import (
+    CPU,
+    REGISTERED,
+    SIDES,
+    Script,
+    ScriptedPair,
+    ScriptedWorker,
+)
+from tinyllama.bench import gated
 from tinyllama.harness.gate import pair as module
 from tinyllama.harness.gate.pair import (
     BASE,
@@ -72,7 +80,7 @@ def alive(pid: int) -> bool:
 def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     trees: list[Tree],
 ) -> None:
-    with opened(trees, CPU, "ops") as pair:
+    with opened(trees, CPU, REGISTERED) as pair:
         assert pair.each("identity") == {one.name: str(one.root) for one in trees}
         assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
         pids = pair.pids()
@@ -93,7 +101,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
     """With the sides that are gated, on one op of the tree."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     both = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
-    with opened(both, CPU, "tinyllama.ops") as pair:
+    with opened(both, CPU, gated.REGISTERED) as pair:
         who = pair.each("identity")
         assert who[BASE] == who[CANDIDATE]
         assert who[BASE]["root"] == str(ROOT)
@@ -113,7 +121,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
 def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) -> None:
     processor = timing_processor(CPU)
     free = [os.sched_getaffinity(0)] * 2
-    with opened(trees, CPU, "ops") as pair:
+    with opened(trees, CPU, REGISTERED) as pair:
         pair.processor = processor
         for _ in range(2):
             block(pair, "a")
@@ -153,7 +161,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
     ahead = Ahead(max(before), 1)
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
-            with ahead(trees, CPU, "ops") as pair:
+            with ahead(trees, CPU, REGISTERED) as pair:
                 pair.each("begin", "a")
                 assert pair.each("seen")[BASE]["begin"] == [beside] * 2
         assert os.sched_getaffinity(0) == before
@@ -167,7 +175,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
 def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
     trees: list[Tree],
 ) -> None:
-    with opened(trees, CPU, "ops") as pair:
+    with opened(trees, CPU, REGISTERED) as pair:
         pair.leading = CANDIDATE  # so that the base has the turn that does not count, ahead of all
         with pytest.raises(SideError, match=r"base: the process .* ended with status 9") as error:
             block(pair, "turn dies")
@@ -190,7 +198,7 @@ def test_a_base_that_does_not_import_is_an_error_of_the_base(trees: list[Tree]) 
     package = trees[0].root / "tinyllama"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('this base is broken')\n")
-    with pytest.raises(SideError, match="base: ") as error, opened(trees, CPU, "ops"):
+    with pytest.raises(SideError, match="base: ") as error, opened(trees, CPU, REGISTERED):
         pytest.fail("it opened")
     assert "this base is broken" in error.value.details
 
@@ -199,7 +207,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_error_of_its_side(tmp_path:
     script = tmp_path / "python"
     script.write_text("no interpreter")
     for python in (script, tmp_path / "nowhere"):
-        pair = Pair([tree(BASE, tmp_path, str(python)), tree(CANDIDATE, tmp_path)], CPU, "ops")
+        pair = Pair([tree(BASE, tmp_path, str(python)), tree(CANDIDATE, tmp_path)], CPU, REGISTERED)
         assert not pair.workers, "nobody waits for the other side"
         with pytest.raises(SideError, match="base: base cannot be started"):
             pair.open()
@@ -238,7 +246,7 @@ def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
     opener, script = ahead
     setting = script.setting()
     for number in (1, 2):
-        with opener((setting.base, setting.candidate), CPU, "ops") as pair:
+        with opener((setting.base, setting.candidate), CPU, REGISTERED) as pair:
             assert pair.preload == ((), Ahead.PRELOAD)[number > 1]
             assert events(script)[-1] == (number + opener.pairs, "start")
     opener.close()
@@ -265,9 +273,9 @@ def test_a_pair_ends_while_the_next_one_begins_and_before_that_ends(
         close(pair)
 
     monkeypatch.setattr(ScriptedPair, "close", late)
-    with opener(sides, CPU, "ops"):
+    with opener(sides, CPU, REGISTERED):
         pass
-    with opener(sides, CPU, "ops"):
+    with opener(sides, CPU, REGISTERED):
         assert (1, "close") not in events(script)
         begun.set()
     assert (1, "close") in events(script)
@@ -278,7 +286,7 @@ def test_an_error_closes_the_pair_that_was_used(ahead: tuple[Ahead, Script]) -> 
     opener, script = ahead
     setting = script.setting()
     with pytest.raises(KeyError) as error:  # noqa: SIM117
-        with opener((setting.base, setting.candidate), CPU, "ops"):
+        with opener((setting.base, setting.candidate), CPU, REGISTERED):
             raise KeyError
     assert error.traceback, "which holds the frames"
     opener.close()
@@ -319,7 +327,7 @@ def test_only_what_the_check_raised_is_a_wrong_result(message: str, wrong: bool)
 def test_a_pair_is_closed_twice_without_harm() -> None:
     script = Script()
     setting = script.setting()
-    pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, "ops")
+    pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, REGISTERED)
     pair.close()
     pair.close()
 
@@ -336,7 +344,7 @@ def test_both_sides_hash_alike_and_another_start_otherwise(
         return ScriptedWorker(script, tree, 1)
 
     monkeypatch.setattr(module, "_worker", worker)
-    pair = Pair(trees, CPU, "ops")
+    pair = Pair(trees, CPU, REGISTERED)
     pair.restart()
     assert len(seen) == 4
     assert seen[0] == seen[1] != seen[2] == seen[3]

@@ -122,6 +122,8 @@ def test_comments_docstrings_and_formatting_do_not_matter(
 ) -> None:
     for path in closure(tree, [NORM]):
         text = path.read_text(encoding="utf-8")
+        if not text:
+            continue  # of a folder of modules
         path.write_text(rewrite(text), encoding="utf-8")
         assert path.read_text(encoding="utf-8") != text
     assert differing(unchanged, tree) == []

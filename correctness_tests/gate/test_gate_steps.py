@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from tinyllama.bench import gated as module
-from tinyllama.bench.gated import StepSubject, TimedStep, Verified, benchmarks
-from tinyllama.harness.gate.comparison import STEPS
+from tinyllama.bench.gated import REGISTERED, StepSubject, TimedStep, Verified, benchmarks
 from tinyllama.harness.gate.side import ON_CPU, Side
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.measure.op_contender import WrongResultError
@@ -49,8 +48,8 @@ def turns(made: StepSubject) -> None:
 def test_a_cpu_times_one_step_beside_the_ops() -> None:
     (one,) = benchmarks(CPU)
     assert (one.name, one.timed, one.slowdowns) == (NAME, TIMED, ON_CPU)
-    assert NAME in [each.name for each in Side("cpu", more=STEPS).benchmarks()]
-    assert NAME not in [each.name for each in Side("cpu").benchmarks()]
+    side = Side("cpu", REGISTERED.package, more=REGISTERED.factory)
+    assert NAME in [each.name for each in side.benchmarks()]
 
 
 def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(

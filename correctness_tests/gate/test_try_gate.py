@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
+from tinyllama.bench.gated import REGISTERED
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.gate.pair import Tree
@@ -44,7 +45,7 @@ def branch(request: pytest.FixtureRequest, base: Path) -> tuple[str, Path]:
 
 @pytest.fixture(scope="module")
 def declared() -> list[Benchmark]:
-    return benchmarks_of(ROOT, CPU)
+    return benchmarks_of(ROOT, CPU, REGISTERED)
 
 
 def tree(root: Path) -> Tree:

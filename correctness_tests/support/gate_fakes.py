@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tinyllama.harness.gate.accepted import Accepted, Entry
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
+from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.session import Session, Setting
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
@@ -34,6 +36,14 @@ from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SIDES = (BASE, CANDIDATE)
+
+
+def none(device: torch.device) -> list[Benchmark]:
+    """The benchmarks beside those of ops."""
+    return []
+
+
+REGISTERED = Registered(ModuleType("ops"), none)
 VERSIONS = {"torch": "3.1", "triton": "4.2"}
 COUNTS = {"peak_bytes": 1000, "kernels": 3, "copies": 1, "host_syncs": 2}
 QUIET = 0.002  # between blocks: 3% is found, and equal sides are told in a few
@@ -154,7 +164,7 @@ class Script:
             "base": _tree(BASE),
             "candidate": _tree(CANDIDATE),
             "device": self.device,
-            "package": "ops",
+            "registered": REGISTERED,
             "noise": Noise("a device"),
             "accepted": Accepted(
                 Path("accepted.toml"), tuple(self.accepted), tuple(self.accepted_by_base)
@@ -168,9 +178,11 @@ class Script:
         return Setting(**{**usual, **changes})
 
     @contextmanager
-    def pairs(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
+    def pairs(
+        self, trees: Sequence[Tree], device: torch.device, registered: Registered
+    ) -> Iterator[Pair]:
         """In the place of `opened`."""
-        pair = ScriptedPair(self, trees, device, package)
+        pair = ScriptedPair(self, trees, device, registered)
         try:
             pair.open()
             yield pair

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from correctness_tests.support.gate_fakes import CPU, Script
+from correctness_tests.support.gate_fakes import CPU, REGISTERED, Script
 from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
@@ -40,6 +40,12 @@ pytest_plugins = [
 
 def pytest_tinyllama_groups(config):
     return ["steps"]
+
+
+def pytest_tinyllama_benchmarks(config):
+    from correctness_tests.support.gate_fakes import REGISTERED
+
+    return REGISTERED
 
 
 def pytest_benchmark_generate_machine_info(config):
@@ -91,7 +97,7 @@ class GatedSuite:
             "addopts = -p no:cacheprovider -p no:hypothesispytest -p no:anyio\n"
             "markers =\n    slow: left out\n"
         )
-        for name in comparison.instrument(ROOT):
+        for name in comparison.instrument(ROOT, REGISTERED):
             self.write(name, "")
         self.write(".gitignore", "*.xml\nresults/\n.benchmarks/\n__pycache__/\nout.json\n")
         git("init", "--quiet", "--initial-branch=main")

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 
 import torch
 
+from tinyllama import ops
+from tinyllama.bench import steps, workloads
 from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.gate.digests import digest
+from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST, linger
 from tinyllama.harness.kernels.launch import Launched, launched
@@ -56,6 +59,9 @@ def benchmarks(device: torch.device) -> list[Benchmark]:
             name = f"step-{tier}-{group}/forward+backward+update"
             found.append(Benchmark(name, TimedStep(tier, group), __name__, dict(usual), FACTORY))
     return found
+
+
+REGISTERED = Registered(ops, benchmarks, instrument=(steps, workloads))
 
 
 @dataclass(frozen=True)

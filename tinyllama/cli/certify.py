@@ -70,8 +70,6 @@ def _certify(args: argparse.Namespace) -> int:
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.machine.files import check_results_dir
 
-    if str(ROOT) not in sys.path:  # what workers answer of the steps in perf_tests is read here
-        sys.path.append(str(ROOT))
     for name, value, least in (("blocks", args.blocks, 0), ("merges", args.merges, 1000)):
         if value < least:
             raise ConfigError(f"--{name} is {value}: use {least} or more")
@@ -209,9 +207,10 @@ class Certifying:
 
     def _chosen(self) -> list[Benchmark]:
         """The benchmarks of this tree whose names match."""
+        from tinyllama.bench.gated import REGISTERED
         from tinyllama.harness.gate.comparison import benchmarks_of
 
-        every = benchmarks_of(ROOT, self.device)
+        every = benchmarks_of(ROOT, self.device, REGISTERED)
         found = [one for one in every if fnmatchcase(one.name, self.only)]
         if not found:
             raise ConfigError(f"--only {self.only!r}: no benchmark of {self.device} is named so")
@@ -220,15 +219,16 @@ class Certifying:
     @contextmanager
     def _session(self, slowed: Mapping[str, float]) -> Iterator[Session]:
         """Both sides are this tree. Raises BusyError where the device is not ours alone."""
+        from tinyllama.bench.gated import REGISTERED
         from tinyllama.harness.gate.accepted import Accepted
-        from tinyllama.harness.gate.comparison import PACKAGE, STEPS, sources
+        from tinyllama.harness.gate.comparison import sources
         from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher, timing_processor
         from tinyllama.harness.gate.session import Session
         from tinyllama.harness.gate.setting import Setting
         from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
-            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, STEPS)
+            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed)
 
         processor = timing_processor(self.device)
         with (
@@ -244,7 +244,7 @@ class Certifying:
                     base=tree(BASE, {}),
                     candidate=tree(CANDIDATE, slowed),
                     device=self.device,
-                    package=PACKAGE,
+                    registered=REGISTERED,
                     noise=self.noise,
                     accepted=Accepted(ROOT),
                     watch=watch,

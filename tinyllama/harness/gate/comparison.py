@@ -1,7 +1,8 @@
 """From what a user names, a revision or an interpreter, to a `Session` with both sides beside.
 
-Both sides are measured with one instrument: the candidate's clock, its workers and the gate itself
-are laid over the base's tree. What is compared is the ops, and the harness that calls them.
+Both sides are measured with one instrument: the candidate's clock, its workers, the gate itself and
+what is registered with it replace the base's files. What is compared is the ops, and the harness
+that calls them.
 """
 
 from __future__ import annotations
@@ -16,36 +17,30 @@ from pathlib import Path
 
 import torch
 
+from tinyllama.harness import gate
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import (
     BASE,
     CANDIDATE,
-    FACTORY,
     Effort,
     Tree,
     launcher,
+    make_side,
     timing_processor,
 )
+from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources
+from tinyllama.harness.gate.sources import Sources, module_file
 from tinyllama.harness.gate.watch import Watch
+from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
-from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.measure import cache, clock, launches, op_contender
 
-PACKAGE = "tinyllama.ops"
-STEPS = "tinyllama.bench.gated:benchmarks"
-INSTRUMENT = (
-    "machine/worker",
-    "measure/cache",
-    "measure/clock",
-    "measure/launches",
-    "measure/op_contender",
-)
-INSTRUMENT_OF_STEPS = ("gated", "steps", "workloads")
+INSTRUMENT = (worker, cache, clock, launches, op_contender)  # and every module of the gate
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class Request:
     another interpreter. label: as the user named it. version: of the project, by which what is
     accepted expires."""
 
+    registered: Registered
     root: Path
     label: str
     commit: str | None
@@ -74,37 +70,34 @@ def prepared(request: Request) -> Iterator[Session]:
 
     Raises RevisionError, and ValueError at the end where the candidate is no longer what it was.
     """
-    before = contents(request.root)
+    before = contents(request.root, request.registered)
     processor = timing_processor(request.device)
     with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
         folder = Path(name)
         base_root = request.root
         if request.commit is not None:
             base_root = check_out(request.commit, request.root, folder / "base")
-            overlay(request.root, base_root, instrument(request.root))
+            overlay(request.root, base_root, instrument(request.root, request.registered))
         allowed = accepted.load(
             request.root / accepted.FILE,
             request.version,
             base_root / accepted.FILE,
             device="cpu" if request.device.type == "cpu" else "gpu",
         )
-        base = Tree(
-            BASE, base_root, request.python, request.label, folder / "base-caches", more=STEPS
-        )
+        base = Tree(BASE, base_root, request.python, request.label, folder / "base-caches")
         candidate = Tree(
             CANDIDATE,
             request.root,
             request.candidate_python,
             request.candidate_label,
             folder / "candidate-caches",
-            more=STEPS,
         )
         yield Session(
             Setting(
                 base=base,
                 candidate=candidate,
                 device=request.device,
-                package=PACKAGE,
+                registered=request.registered,
                 noise=Noise.load(request.results, device_name(request.device)),
                 accepted=allowed,
                 watch=request.watch,
@@ -116,35 +109,40 @@ def prepared(request: Request) -> Iterator[Session]:
                 pairs=pairs,
             )
         )
-    if contents(request.root) != before:
+    if contents(request.root, request.registered) != before:
         raise ValueError(f"{request.root} was edited while it was compared: repeat it on one tree")
 
 
-def contents(root: Path) -> str:
+def contents(root: Path, registered: Registered) -> str:
     """A digest of the files of a tree that workers may run."""
     found = hashlib.sha256()
-    folders = [root / name for name in ("tinyllama", "perf_tests")]
+    modules = (gate.__name__, registered.package, *registered.modules)
+    folders = [root / name for name in sorted({name.partition(".")[0] for name in modules})]
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
         if path.suffix in (".py", ".json", ".toml") and path.is_file():
             found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
 
 
-def benchmarks_of(root: Path, device: torch.device) -> list[Benchmark]:
+def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
     """What a tree declares for a device, asked in a process of its own."""
-    with Worker("benchmarks", cwd=root) as worker:
-        worker.make("side", FACTORY, device=str(device), package=PACKAGE, more=STEPS)
-        found: list[Benchmark] = worker.call("side", "benchmarks")
+    with worker.Worker("benchmarks", cwd=root) as asked:
+        make_side(asked, device, registered)
+        found: list[Benchmark] = asked.call("side", "benchmarks")
     return found
 
 
-def instrument(root: Path) -> list[str]:
-    """The files of a tree that measure, relative to it."""
-    harness = root / "tinyllama" / "harness"
-    files = [harness / f"{name}.py" for name in INSTRUMENT]
-    files += sorted((harness / "gate").glob("*.py"))
-    files += [root / "tinyllama" / "bench" / f"{name}.py" for name in INSTRUMENT_OF_STEPS]
-    return [str(path.relative_to(root)) for path in files]
+def instrument(root: Path, registered: Registered) -> list[str]:
+    """The files of a tree that measure, relative to it. Raises RevisionError where one lacks."""
+    names = [*(module.__name__ for module in INSTRUMENT), *registered.modules]
+    files = {name: module_file(root, name) for name in (*names, gate.__name__)}
+    for name, path in files.items():
+        if path is None:
+            raise RevisionError(f"{root} has no module {name!r}: both sides are measured with it")
+    folder = files.pop(gate.__name__)
+    assert folder is not None
+    found = [*filter(None, files.values()), *sorted(folder.parent.glob("*.py"))]
+    return [str(path.relative_to(root)) for path in found]
 
 
 def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.decision import of_block
+from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
@@ -45,7 +46,7 @@ TURN = 60.0  # seconds of anything else
 class Tree:
     """A side before it runs: its name, its code, its interpreter, its caches of compiled code.
 
-    label: what a user calls it (a commit). slowed, more: see `Side`.
+    label: what a user calls it (a commit). slowed: see `Side`.
     """
 
     name: str
@@ -54,7 +55,6 @@ class Tree:
     label: str
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
-    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Pair:
         self,
         trees: Sequence[Tree],
         device: torch.device,
-        package: str,
+        registered: Registered,
         preload: Sequence[str] = (),
     ) -> None:
         self.trees = {tree.name: tree for tree in trees}
-        self.device, self.package, self.preload = device, package, preload
+        self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
         self.failed = False
@@ -123,7 +123,7 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        return _worker(tree, self.package, self.device, self.hash_seed, self.preload)
+        return _worker(tree, self.registered.package, self.device, self.hash_seed, self.preload)
 
     def restart(self) -> None:
         """Other processes in the place of those of which one failed."""
@@ -139,10 +139,8 @@ class Pair:
             raise self.unstarted
 
         def make(name: str) -> None:
-            tree = self.trees[name]
-            arguments: dict[str, Any] = {"device": str(self.device), "package": self.package}
-            arguments |= {"slowed": dict(tree.slowed), "more": tree.more}
-            self.workers[name].make("side", FACTORY, timeout=READY, **arguments)
+            slowed = self.trees[name].slowed
+            make_side(self.workers[name], self.device, self.registered, slowed)
 
         self._both(make)
 
@@ -248,6 +246,24 @@ class Pair:
             worker.close()
 
 
+def make_side(
+    worker: Worker,
+    device: torch.device,
+    registered: Registered,
+    slowed: Mapping[str, float] | None = None,
+) -> None:
+    """Make a worker's `Side`, under the key ``side``."""
+    worker.make(
+        "side",
+        FACTORY,
+        timeout=READY,
+        device=str(device),
+        package=registered.package,
+        more=registered.factory,
+        slowed=dict(slowed or {}),
+    )
+
+
 def _log_ratio(metric: str, candidate: float, base: float) -> float:
     if not all(is_number(seconds) and seconds > 0 for seconds in (candidate, base)):
         raise ValueError(f"{metric}: {candidate!r} s over {base!r} s is no ratio of times")
@@ -279,9 +295,9 @@ _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first back
 
 
 @contextmanager
-def opened(trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
+def opened(trees: Sequence[Tree], device: torch.device, registered: Registered) -> Iterator[Pair]:
     """A fresh pair, ready; it ends with the block. Raises SideError."""
-    pair = Pair(trees, device, package)
+    pair = Pair(trees, device, registered)
     try:
         pair.open()
         yield pair
@@ -307,13 +323,15 @@ class Ahead:
         self._ending: Future[None] | None = None
 
     @contextmanager
-    def __call__(self, trees: Sequence[Tree], device: torch.device, package: str) -> Iterator[Pair]:
-        pair = self._next.popleft() if self._next else Pair(trees, device, package)
+    def __call__(
+        self, trees: Sequence[Tree], device: torch.device, registered: Registered
+    ) -> Iterator[Pair]:
+        pair = self._next.popleft() if self._next else Pair(trees, device, registered)
         try:
             pair.open()
             with _without(self._timed):
                 while len(self._next) < self.pairs:
-                    self._next.append(Pair(trees, device, package, self.PRELOAD))
+                    self._next.append(Pair(trees, device, registered, self.PRELOAD))
             yield pair
         finally:
             self._wait()

@@ -321,7 +321,8 @@ class Session:
     def _pair(self) -> Iterator[Pair]:
         """A fresh pair. A base that cannot even begin is no base."""
         try:
-            with self.setting.pairs(self.trees, self.setting.device, self.setting.package) as pair:
+            setting = self.setting
+            with setting.pairs(self.trees, setting.device, setting.registered) as pair:
                 yield pair
         except SideError as error:
             raise Stopped(Verdict(error.side, unable(error.side), _words(error))) from error

@@ -13,6 +13,7 @@ from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
+from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.records.verdict import Figure, Verdict
@@ -56,7 +57,7 @@ class Setting:
     base: Tree
     candidate: Tree
     device: torch.device
-    package: str
+    registered: Registered
     noise: Noise
     accepted: Allowing
     watch: Watching

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import platform
 import sys
@@ -140,15 +139,15 @@ def _name(op: Op, timed: Timed) -> str:
 class Side:
     """One side of the comparison, in its worker.
 
-    more: ``module:name`` of a function that gives a device's benchmarks beside those of ops; a tree
-    without that module has none. slowed: benchmark -> share of its device time that is added to
-    each call as real work, to see the gate find it; never used in a comparison.
+    package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
+    those of ops. slowed: benchmark -> share of its device time that is added to each call as real
+    work, to see the gate find it; never used in a comparison.
     """
 
     def __init__(
         self,
         device: str,
-        package: str = "tinyllama.ops",
+        package: str,
         files: Sequence[str] = (),
         slowed: Mapping[str, float] | None = None,
         more: str = "",
@@ -170,10 +169,7 @@ class Side:
 
     def benchmarks(self) -> list[Benchmark]:
         found = declared(self.device, self.package, self.files)
-        module = self.more.partition(":")[0]
-        if not self.more or importlib.util.find_spec(module) is None:
-            return found
-        return [*found, *_imported(self.more)(self.device)]
+        return [*found, *_imported(self.more)(self.device)] if self.more else found
 
     def left_out(self) -> dict[str, int]:
         """Why providers are no benchmarks here, and how many."""

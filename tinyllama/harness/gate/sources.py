@@ -43,7 +43,7 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
     provider that another file registers, name that file too.)
     """
     for name in modules:
-        if _file(root, name) is None:
+        if module_file(root, name) is None:
             raise RevisionError(f"no module {name!r} in {root}: renamed, or not there yet?")
     files: set[Path] = set()
     done: set[tuple[str, bool]] = set()
@@ -55,7 +55,7 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
         done.add((name, asked))
         if package := name.rpartition(".")[0]:
             waiting.append((package, False))
-        path = _file(root, name)
+        path = module_file(root, name)
         if path is None:
             continue
         files.add(path)
@@ -148,7 +148,7 @@ def _parsed(path: Path) -> ast.Module:
         raise RevisionError(f"{path} cannot be read as Python: {error}") from error
 
 
-def _file(root: Path, module: str) -> Path | None:
+def module_file(root: Path, module: str) -> Path | None:
     """Where a module is; None for one of elsewhere, or a folder without ``__init__``."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -195,9 +195,9 @@ def _imported_from(node: ast.ImportFrom, root: Path, package: str) -> Iterator[s
     base = ".".join([*above, *([node.module] if node.module else [])])
     for alias in node.names:
         inner = f"{base}.{alias.name}"
-        if alias.name == "*" and (path := _file(root, base)) and path.name == "__init__.py":
+        if alias.name == "*" and (path := module_file(root, base)) and path.name == "__init__.py":
             yield from (f"{base}.{module}" for module in _modules(path.parent))
-        yield base if _file(root, inner) is None else inner
+        yield base if module_file(root, inner) is None else inner
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:

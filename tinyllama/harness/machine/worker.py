@@ -5,7 +5,7 @@ code, allocator pools and peaks of memory belong to a process too. So each conte
 a worker of its own, holds its objects there, and works only while it is asked to:
 
     with Worker("v1") as worker:
-        worker.make("step", "tinyllama.bench.steps:TierStep", group="small-bf16", tier="v1")
+        worker.make("step", "package.steps:Step", tier="v1")
         seconds = worker.call("step", "turn")
 
 Compiler caches of a worker start empty, so that the time to compile is a measurement.

@@ -1,7 +1,8 @@
-"""The pytest plugin of the gate: ``pytest perf_tests --benchmark-compare --against REV``.
+"""The pytest plugin of the gate: ``pytest --benchmark-compare --against REV``.
 
 No test of the session is run: the gate times both sides itself, all benchmarks that either side
-declares. Each verdict is a test case in the summary and in JUnit, and the worst is the exit status.
+has. A conftest says in `pytest_tinyllama_benchmarks` what those are. Each verdict is a test case in
+the summary and in JUnit, and the worst is the exit status.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 
 import tinyllama
 from tinyllama.harness.gate.comparison import Request, prepared
+from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.files import replace_text
@@ -41,6 +43,16 @@ REFUSED = {
     "benchmark_save": "--benchmark-save",
     "benchmark_json": "--benchmark-json",
 }
+
+
+class Hooks:
+    @pytest.hookspec
+    def pytest_tinyllama_benchmarks(self, config: pytest.Config) -> Registered:  # type: ignore[empty-body]
+        """What the gate compares, beside the tests; one conftest of a session says so."""
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(Hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -158,6 +170,7 @@ class Gating:
 
     def run(self) -> None:
         """Compare with each base in turn, with the device to ourselves."""
+        self.registered = self._registered()
         try:
             with device_lock(self.device, WAIT):
                 for rev, commit in self.commits.items():
@@ -167,6 +180,17 @@ class Gating:
         except BusyError as error:
             self.verdicts.append(("device", Verdict("device", Outcome.BUSY, str(error))))
         self.ended = True
+
+    def _registered(self) -> Registered:
+        """What one conftest registered. Raises pytest.UsageError for none, and for several."""
+        found = self.config.hook.pytest_tinyllama_benchmarks(config=self.config)
+        if len(found) != 1:
+            raise pytest.UsageError(
+                f"{len(found)} conftests implement pytest_tinyllama_benchmarks, which says what "
+                "the gate compares: name the one folder of timings that is gated"
+            )
+        registered: Registered = found[0]
+        return registered
 
     def _against(self, label: str, commit: str | None, python: str) -> None:
         watch = Watch(self.device)
@@ -183,6 +207,7 @@ class Gating:
             return
         try:
             request = Request(
+                registered=self.registered,
                 root=self.root,
                 label=label,
                 commit=commit,

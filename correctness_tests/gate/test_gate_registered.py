@@ -1,0 +1,71 @@
+"""The gate learns of benchmarks by registration; the harness names nothing that lies above it."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+import pytest
+
+from correctness_tests.support.commands import ROOT
+from correctness_tests.support.gate_fakes import none
+from correctness_tests.support.gated_suite import CONFTEST, GatedSuite, lines
+from tinyllama.bench import gated as steps
+from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.revision import RevisionError
+
+pytest_plugins = ["pytester"]
+
+ABOVE = re.compile(r"tinyllama[./](bench|cli|model|training)\b|perf_tests/|\bTinyLlama\b|TierStep")
+SECOND = """
+class Second:
+    def pytest_tinyllama_benchmarks(self, config):
+        return 3
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Second())
+"""
+
+
+def test_the_harness_names_nothing_that_lies_above_it() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sorted((ROOT / "tinyllama/harness").rglob("*.py"))
+        for match in ABOVE.finditer(path.read_text())
+    ]
+    assert found == []
+
+
+def test_what_is_registered_names_its_function_and_its_modules() -> None:
+    assert steps.REGISTERED.package == "tinyllama.ops"
+    assert steps.REGISTERED.factory == "tinyllama.bench.gated:benchmarks"
+    names = [f"tinyllama.bench.{name}" for name in ("gated", "steps", "workloads")]
+    assert list(steps.REGISTERED.modules) == names
+
+
+def test_a_function_that_workers_cannot_import_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"benchmarks is .*<lambda>.*: define it at the top level"):
+        Registered(ModuleType("ops"), lambda device: [])
+
+
+def test_a_registered_module_that_the_candidate_lacks_is_an_error() -> None:
+    gone = Registered(ModuleType("ops"), none, instrument=(ModuleType("tinyllama.gone"),))
+    with pytest.raises(RevisionError, match=r"has no module 'tinyllama\.gone'"):
+        comparison.instrument(ROOT, gone)
+
+
+@pytest.mark.parametrize(
+    ("conftest", "number"),
+    [(CONFTEST.replace("pytest_tinyllama_benchmarks", "nothing"), 0), (CONFTEST + SECOND, 2)],
+    ids=["none", "two"],
+)
+def test_a_gate_takes_what_one_conftest_registers(
+    gated: GatedSuite, conftest: str, number: int
+) -> None:
+    gated.write("conftest.py", conftest)
+    found = gated.run()
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    lines(found, f"{number} conftests implement pytest_tinyllama_benchmarks")
+    assert gated.script.launches == 0

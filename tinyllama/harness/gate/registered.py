@@ -1,0 +1,53 @@
+"""What the layers above the harness register with the gate.
+
+A conftest returns it from the hook `pytest_tinyllama_benchmarks`; a command passes it on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from tinyllama.harness.gate.side import Benchmark
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What is gated.
+
+    ops: the package whose ops are benchmarks. benchmarks: gives the further benchmarks of a device;
+    workers import it by its name. instrument: the modules that time those, beside the one in which
+    ``benchmarks`` is defined. Both sides run the candidate's files of these.
+
+    Raises ValueError for a function that cannot be imported by its name.
+    """
+
+    ops: ModuleType
+    benchmarks: Callable[[torch.device], Sequence[Benchmark]]
+    instrument: tuple[ModuleType, ...] = ()
+
+    def __post_init__(self) -> None:
+        module = sys.modules.get(self.benchmarks.__module__)
+        if getattr(module, self.benchmarks.__qualname__, None) is not self.benchmarks:
+            raise ValueError(
+                f"benchmarks is {self.factory}, which workers cannot import: define it at the top "
+                "level of a module"
+            )
+
+    @property
+    def package(self) -> str:
+        return self.ops.__name__
+
+    @property
+    def factory(self) -> str:
+        """``module:name`` of the function."""
+        return f"{self.benchmarks.__module__}:{self.benchmarks.__qualname__}"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of the modules that time the further benchmarks."""
+        return (self.benchmarks.__module__, *(module.__name__ for module in self.instrument))
