@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from tinyllama.harness import gate
-from tinyllama.harness.gate import accepted
+from tinyllama.harness.gate import accepted, side
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import (
     BASE,
@@ -34,7 +34,7 @@ from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources, module_file
+from tinyllama.harness.gate.sources import Sources, imports_of, module_file
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
@@ -77,7 +77,9 @@ def prepared(request: Request) -> Iterator[Session]:
         base_root = request.root
         if request.commit is not None:
             base_root = check_out(request.commit, request.root, folder / "base")
-            overlay(request.root, base_root, instrument(request.root, request.registered))
+            files = instrument(request.root, request.registered)
+            check_base(base_root, request.root, files, request.registered)
+            overlay(request.root, base_root, files)
         allowed = accepted.load(
             request.root / accepted.FILE,
             request.version,
@@ -143,6 +145,31 @@ def instrument(root: Path, registered: Registered) -> list[str]:
     assert folder is not None
     found = [*filter(None, files.values()), *sorted(folder.parent.glob("*.py"))]
     return [str(path.relative_to(root)) for path in found]
+
+
+def check_base(base: Path, candidate: Path, files: Sequence[str], registered: Registered) -> None:
+    """Raise RevisionError for a base without a module that the candidate's instrument imports.
+
+    files: of the instrument, which the base need not have.
+    """
+    waiting, done = [side.__name__, registered.package, registered.modules[0]], set()
+    while waiting:
+        name = waiting.pop()
+        path = module_file(candidate, name)
+        if name in done or path is None:
+            continue
+        done.add(name)
+        file = path.relative_to(candidate)
+        if str(file) in files:
+            waiting += imports_of(candidate, name)
+        elif module_file(base, name) is None:
+            moved = not (base / file).parent.is_dir()
+            since = "the harness was moved into folders" if moved else "that file was added"
+            raise RevisionError(
+                f"the base has no {file}, which the gate's instrument imports: it is from before "
+                f"{since}. Compare with a commit that has it; git log --diff-filter=A -- {file} "
+                "names the first"
+            )
 
 
 def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mapping[str, str]]:

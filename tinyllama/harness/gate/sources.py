@@ -59,9 +59,8 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
         if path is None:
             continue
         files.add(path)
-        tree = _parsed(path)
-        waiting += [(found, True) for found in _imported(tree, root, _package(path, name))]
-        if asked and path.name == "__init__.py" and _called(tree) & _SEARCHES:
+        waiting += [(found, True) for found in imports_of(root, name)]
+        if asked and path.name == "__init__.py" and _called(_parsed(path)) & _SEARCHES:
             waiting += [(f"{name}.{module}", True) for module in _modules(path.parent)]
     return sorted(files)
 
@@ -158,6 +157,12 @@ def module_file(root: Path, module: str) -> Path | None:
         if path.is_file():
             return path
     return None
+
+
+def imports_of(root: Path, module: str) -> list[str]:
+    """The modules that a module of a tree asks for, those of elsewhere too."""
+    path = module_file(root, module)
+    return [] if path is None else list(_imported(_parsed(path), root, _package(path, module)))
 
 
 def _package(path: Path, module: str) -> str:
