@@ -14,7 +14,7 @@ from tinyllama.harness.gate.accepted import FILE, METRICS
 
 REST = 'reason = "sums are compensated now"\nrelease = "0.3.0"\n'
 NORM = f'[[accepted]]\nbenchmark = "norm"\namount = 0.03\n{REST}'
-NEW = f'[[accepted]]\nbenchmark = "rope"\nnew = true\n{REST}'
+GONE = f'[[accepted]]\nbenchmark = "rope"\nremoved = true\n{REST}'
 
 load = partial(accepted.load, device="gpu")
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_an_amount_of_one_metric_of_one_benchmark(path: Path) -> None:
     kernels = NORM.replace("amount = 0.03", 'metric = "kernels"\namount = 1')
-    path.write_text(NORM + kernels + NEW)
+    path.write_text(NORM + kernels + GONE)
     found = load(path, "0.2.0")
     found.check(["norm", "rope", "other"])
     assert found.amount("norm", "device_seconds") == pytest.approx(0.03)
@@ -34,8 +34,8 @@ def test_an_amount_of_one_metric_of_one_benchmark(path: Path) -> None:
     assert not any(found.amount("norm", m) for m in (*METRICS[1:], "live_bytes"))
     assert not any(found.more("norm", m) for m in METRICS if m != "kernels")
     assert not any(found.amount(name, m) for name in ("nor", "Norm", "rope") for m in METRICS)
-    assert found.is_new("rope")
-    assert not found.is_new("norm")
+    assert found.is_removed("rope")
+    assert not found.is_removed("norm")
     assert found.entries[0].reason == "sums are compensated now"
 
 
@@ -46,7 +46,7 @@ def test_without_an_entry_nothing_is_accepted(path: Path, text: str | None) -> N
     found = load(path, "0.2.0", path.with_name("no base.toml"))
     found.check([])
     assert found.amount("norm", "device_seconds") == 0
-    assert not found.is_new("norm")
+    assert not found.is_removed("norm")
 
 
 WRONG = {
@@ -57,13 +57,13 @@ WRONG = {
     "no benchmark": (NORM.replace("benchmark", "#"), "lacks 'benchmark': add it"),
     "no reason": (NORM.replace("reason", "#"), "lacks 'reason'"),
     "no release": (NORM.replace("release", "#"), "lacks 'release'"),
-    "no amount": (NORM.replace("amount", "#"), "give one of amount, new, removed"),
-    "amount and new": (NORM + "new = true\n", "give one of amount, new, removed"),
-    "new and removed": (NEW + "removed = true\n", "give one of amount, new, removed"),
-    "removed = 1": (NEW.replace("new = true", "removed = 1"), "removed is 1: use true"),
+    "no amount": (NORM.replace("amount", "#"), "give either amount or removed"),
+    "amount and removed": (NORM + "removed = true\n", "give either amount or removed"),
+    "removed = 1": (GONE.replace("true", "1"), "removed is 1: use true"),
+    "removed = false": (GONE.replace("true", "false"), "removed is False: use true, or an amount"),
     "removed in one metric": (
-        NEW.replace("new = true", 'removed = true\nmetric = "kernels"'),
-        "what is removed is so in every metric: take metric out",
+        GONE + 'metric = "kernels"\n',
+        "what is removed has no metric any more: remove metric",
     ),
     "an unknown device": (NORM + 'device = "tpu"\n', "device is 'tpu': use cpu or gpu"),
     "a count that is no number of them": (
@@ -80,14 +80,11 @@ WRONG = {
     "a candidate as release": (NORM.replace("0.3.0", "0.3rc1"), "release is '0.3rc1'"),
     "an unknown metric": (NORM + 'metric = "speed"\n', "unknown metric 'speed': use device_"),
     "several metrics": (NORM + 'metric = ["kernels"]\n', r"unknown metric \['kernels'\]"),
-    "new = false": (NEW.replace("true", "false"), "new is False: use true, or an amount"),
-    "new = 1": (NEW.replace("true", "1"), "new is 1"),
-    "new in one metric": (NEW + 'metric = "kernels"\n', "take metric out"),
     "the same twice": (NORM + NORM, "twice: delete one"),
     "the default named": (NORM + NORM + 'metric = "device_seconds"\n', "twice"),
-    "new and slower": (NEW + NORM.replace("norm", "rope") + 'metric = "kernels"\n', "twice"),
-    "slower and new": (NORM.replace("norm", "rope") + 'metric = "kernels"\n' + NEW, "twice"),
-    "new twice": (NEW + NEW, "twice"),
+    "removed and slower": (GONE + NORM.replace("norm", "rope") + 'metric = "kernels"\n', "twice"),
+    "slower and removed": (NORM.replace("norm", "rope") + 'metric = "kernels"\n' + GONE, "twice"),
+    "removed twice": (GONE + GONE, "twice"),
     **{
         f"amount = {amount}": (NORM.replace("0.03", amount), f"amount is {amount}: use a share")
         for amount in ("0", "-0.1", "1.001", "3", "nan", "inf", "'3%'")
@@ -132,7 +129,7 @@ def test_a_file_that_cannot_be_read_is_an_error(path: Path) -> None:
         load(path, "0.2.0")
 
 
-@pytest.mark.parametrize("text", [NORM, NEW])
+@pytest.mark.parametrize("text", [NORM, GONE])
 def test_an_entry_of_a_benchmark_that_is_gone_is_an_error(path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"accepted 1 .* no such benchmark here: rename or delete"):
@@ -160,7 +157,7 @@ def test_an_entry_of_a_benchmark_that_is_gone_is_an_error(path: Path, text: str)
         ("1", "0.9.0", False),
     ],
 )
-@pytest.mark.parametrize("entry", [NORM, NEW])
+@pytest.mark.parametrize("entry", [NORM, GONE])
 def test_an_entry_ends_with_its_release(
     path: Path, version: str, release: str, holds: bool, entry: str
 ) -> None:
@@ -182,11 +179,11 @@ def test_a_version_that_is_none_accepts_nothing(path: Path, version: str) -> Non
 
 def test_what_the_base_accepted_is_in_its_figures_already(path: Path) -> None:
     base = path.with_name("base.toml")
-    base.write_text(NORM + NEW)
-    path.write_text(NORM + NEW)
+    base.write_text(NORM + GONE)
+    path.write_text(NORM + GONE)
     found = load(path, "0.2.0", base)
     assert found.amount("norm", "device_seconds") == 0
-    assert not found.is_new("rope"), "the base has it, or something is wrong"
+    assert not found.is_removed("rope")
     path.write_text(NORM.replace("0.03", "0.05").replace("sums", "more sums"))
     more = load(path, "0.2.0", base)
     assert more.amount("norm", "device_seconds") == pytest.approx(1.05 / 1.03 - 1)
@@ -195,6 +192,14 @@ def test_what_the_base_accepted_is_in_its_figures_already(path: Path) -> None:
     path.unlink()
     assert load(path, "0.2.0", base).amount("norm", "device_seconds") == 0
     assert load(base, "0.2.0", path).amount("norm", "device_seconds") == pytest.approx(0.03)
+
+
+def test_a_benchmark_is_new_without_an_entry_and_a_base_may_still_have_one(path: Path) -> None:
+    base = path.with_name("base.toml")
+    base.write_text(NORM + GONE.replace("removed", "new"))
+    assert len(load(path, "0.2.0", base).of_base) == 1
+    with pytest.raises(ValueError, match="that the base lacks is NEW: delete the entry"):
+        load(base, "0.2.0")
 
 
 def test_a_base_of_before_the_release_may_have_what_expired_since(path: Path) -> None:
@@ -229,10 +234,9 @@ def test_of_counts_a_whole_number_is_how_many_more(path: Path) -> None:
 
 
 def test_what_is_removed_may_be_unknown_once_the_base_says_so_too(path: Path) -> None:
-    path.write_text(NEW.replace("new", "removed"))
+    path.write_text(GONE)
     found = load(path, "0.2.0")
     assert found.is_removed("rope")
-    assert not found.is_new("rope")
     found.check(["rope"])
     with pytest.raises(ValueError, match="no such benchmark"):
         found.check(["norm"])

@@ -3,10 +3,20 @@ tolerances that a change widens, and the device's own noise."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from correctness_tests.support.gate_answers import died, history, wrong
-from correctness_tests.support.gate_fakes import COUNTS, CPU, QUIET, SECONDS, SIDES, Script
+from correctness_tests.support.gate_fakes import (
+    COUNTS,
+    CPU,
+    QUIET,
+    SECONDS,
+    SIDES,
+    Script,
+    outcomes,
+)
 from tinyllama.harness.gate.accepted import Entry
 from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -195,36 +205,76 @@ def test_what_the_base_accepted_is_in_its_figures_already() -> None:
 # -- missing and new --------------------------------------------------------------------------
 
 
-def test_a_new_benchmark_is_green_only_where_it_is_accepted() -> None:
+def test_a_new_benchmark_is_verified_measured_and_shown() -> None:
     script = Script("a")
-    script.names[CANDIDATE] += ["new", "other"]
-    script.accept("new")
+    script.names[CANDIDATE] += ["new"]
     found = script.run()
-    assert found["new"].outcome is Outcome.SAME
-    assert found["other"].outcome is Outcome.NO_BASELINE
-    assert script.status == 12
+    assert outcomes(found) == {"a": Outcome.SAME, "new": Outcome.NEW}
+    assert script.status == 0
+    counts = "peak_bytes 1,000; kernels 3; copies 1; host_syncs 2"
+    times = r"device_seconds 5.0 us; host_seconds \d+.\d us"
+    assert re.fullmatch(f"{times}; {counts}", found["new"].text)
+    shown = script.session.report()["benchmarks"]["new"]
+    assert shown["outcome"] == "NEW"
+    assert {figure["metric"] for figure in shown["figures"]} == {DEVICE, HOST, *COUNTED}
     asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
-    assert asked == [(CANDIDATE, method) for method in ("begin", "verify", "end")]
+    once = ("begin", "counted", "verify", "expect")
+    assert asked[:4] == [(CANDIDATE, method) for method in once]
+    assert set(asked[4:]) == {(CANDIDATE, "turn"), (CANDIDATE, "end")}
+    rules = [script.session.found["a"].series[DEVICE].rule.tests]
+    assert rules == [2], "it takes no alpha from what is compared"
+
+
+@pytest.mark.parametrize("how", ["renamed", "its counts", "accepted"])
+def test_a_new_benchmark_is_green_only_where_nothing_is_missing(how: str) -> None:
+    script = Script("a", "old")
+    script.names[CANDIDATE] = ["a", "new"] if how != "its counts" else ["a", "old", "new"]
+    if how == "its counts":
+        script.on(CANDIDATE, "counted", {}, "a")
+    if how == "accepted":
+        script.accepted.append(Entry("old", "why", "9.0", removed=True))
+    found = script.run()
+    assert found["new"].outcome is (Outcome.NEW if how == "accepted" else Outcome.NO_BASELINE)
+    assert ("restore its name" in found["new"].text) is (how != "accepted")
+    assert script.session.report()["benchmarks"]["new"]["outcome"] == found["new"].outcome.title
+    assert script.status == (0 if how == "accepted" else 15)
 
 
 @pytest.mark.parametrize(
-    ("method", "error", "outcome"),
-    [("verify", wrong("new"), Outcome.WRONG_RESULT), ("begin", died(), Outcome.WORKER_DIED)],
+    ("method", "answer", "outcome"),
+    [
+        ("verify", wrong("new"), Outcome.WRONG_RESULT),
+        ("turn", wrong("new"), Outcome.WRONG_RESULT),
+        ("begin", died(), Outcome.WORKER_DIED),
+        ("turn", {DEVICE: 1.0}, Outcome.MISSING),
+        ("turn", {DEVICE: 1.0, HOST: 0.0}, Outcome.MISSING),
+    ],
 )
-def test_a_new_benchmark_that_is_wrong_is_not_accepted(
-    method: str, error: Exception, outcome: Outcome
+def test_a_new_benchmark_that_is_not_measured_right_is_not_green(
+    method: str, answer: object, outcome: Outcome
 ) -> None:
     script = Script("a")
     script.names[CANDIDATE] += ["new", "newer"]
-    for name in ("new", "newer"):
-        script.accept(name)
-    script.on(CANDIDATE, method, error, "new")
+    script.on(CANDIDATE, method, answer, "new")
     found = script.run()
-    assert [found[name].outcome for name in ("new", "newer", "a")] == [
-        outcome,
-        Outcome.SAME,
-        Outcome.SAME,
-    ]
+    assert found["new"].outcome is outcome
+    assert found["a"].outcome is Outcome.SAME
+    beside = Outcome.NO_BASELINE if outcome is Outcome.MISSING else Outcome.NEW
+    assert found["newer"].outcome is beside
+
+
+def test_what_only_one_interpreter_has_is_not_new() -> None:
+    script = Script("a")
+    script.names[CANDIDATE] += ["new"]
+    script.identity[BASE]["python"] = "3.10 /other"
+    assert script.run(toolchains=True)["new"].outcome is Outcome.NO_BASELINE
+    assert script.status == 12
+
+
+def test_a_base_without_any_benchmark_is_none() -> None:
+    script = Script("a")
+    script.names[BASE] = []
+    assert outcomes(script.run()) == {BASE: Outcome.NO_BASE}
 
 
 def test_a_benchmark_may_go_only_where_that_is_accepted() -> None:

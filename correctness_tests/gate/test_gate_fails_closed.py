@@ -46,12 +46,6 @@ def test_a_benchmark_that_the_candidate_lacks_is_missing() -> None:
     held(script, Outcome.MISSING, 15, text="the base has it, the candidate does not")
 
 
-def test_a_benchmark_that_the_base_lacks_has_no_baseline() -> None:
-    script = Script("a", "b")
-    script.names[BASE].remove("a")
-    held(script, Outcome.NO_BASELINE, 12, text="the base does not have it")
-
-
 def test_sides_without_benchmarks_compare_nothing() -> None:
     script = Script()
     for side in SIDES:

@@ -47,12 +47,13 @@ def test_a_slowdown_ends_with_10_and_a_failed_case(gated: GatedSuite) -> None:
 def test_the_summary_names_what_is_not_identical_and_the_status(gated: GatedSuite) -> None:
     gated.script.slower("a", **SLOWER)
     gated.script.alike("b")
+    gated.script.names[CANDIDATE].append("c")
     found = gated.run()
     lines(
         found,
-        "= gate =",
+        r"= gate =+\n1 IDENTICAL, 1 NEW, 1 SLOWER; the worst verdict is SLOWER \(10\)\n",
         "^against main~1: SLOWER a: device_seconds",
-        r"^1 IDENTICAL, 1 SLOWER; the worst verdict is SLOWER \(10\)$",
+        "^against main~1: NEW c: device_seconds",
     )
     assert "IDENTICAL b" not in found.stdout.str()
 

@@ -61,6 +61,7 @@ def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
         "IDENTICAL": 0,
         "SAME": 0,
         "FASTER": 0,
+        "NEW": 0,
         "SLOWER": 10,
         "INCONCLUSIVE": 11,
         "NO_BASELINE": 12,

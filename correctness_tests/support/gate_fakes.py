@@ -132,9 +132,8 @@ class Script:
         counted = {name: n + more.get(name, 0) for name, n in COUNTS.items()}
         self.on(CANDIDATE, "counted", counted, benchmark)
 
-    def accept(self, benchmark: str, metric: str = DEVICE, amount: float = 0.0) -> None:
-        """Accept an amount, or where none is given that the benchmark is new."""
-        self.accepted.append(Entry(benchmark, "why", "9.0", metric, amount, new=not amount))
+    def accept(self, benchmark: str, metric: str, amount: float) -> None:
+        self.accepted.append(Entry(benchmark, "why", "9.0", metric, amount))
 
     @property
     def confirming(self) -> bool:

@@ -16,12 +16,6 @@
     release = "0.3.0"
 
     [[accepted]]
-    benchmark = "rope/triton/..."
-    new = true                          # the base does not have it: nothing to compare
-    reason = "the first benchmark of its kind"
-    release = "0.3.0"
-
-    [[accepted]]
     benchmark = "rope/naive/..."
     removed = true                      # the candidate has it no more
     reason = "nobody uses it"
@@ -50,15 +44,14 @@ FILE = "accepted_slowdowns.toml"
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
 METRICS = ("device_seconds", "host_seconds", "compile_seconds", *COUNTED)
 DEVICES = ("cpu", "gpu")
-_FLAGS = ("new", "removed")
-_KEYS = ("benchmark", "device", "metric", "amount", *_FLAGS, "reason", "release")
+_KEYS = ("benchmark", "device", "metric", "amount", "removed", "reason", "release")
 _RELEASE = re.compile(r"\d+(\.\d+)*")
 _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is accepted of one benchmark: an amount of a metric, or that it is new, or removed.
+    """What is accepted of one benchmark: an amount of a metric, or that it is removed.
 
     amount: a share; a whole number of one of `COUNTED` is how many more. device: of `DEVICES`, or
     both."""
@@ -68,7 +61,6 @@ class Entry:
     release: str
     metric: str = METRICS[0]
     amount: float = 0.0
-    new: bool = False
     removed: bool = False
     device: str = ""
     number: int = field(default=0, compare=False)  # its place in the file
@@ -108,17 +100,10 @@ class Accepted:
         )
         return max(0, now - before)
 
-    def is_new(self, benchmark: str) -> bool:
-        """Whether the base need not have it."""
-        return self._flagged("new", benchmark)
-
     def is_removed(self, benchmark: str) -> bool:
         """Whether the candidate need not have it."""
-        return self._flagged("removed", benchmark)
-
-    def _flagged(self, flag: str, benchmark: str) -> bool:
         now, before = (
-            any(getattr(e, flag) and e.benchmark == benchmark for e in entries)
+            any(e.removed and e.benchmark == benchmark for e in entries)
             for entries in (self.entries, self.of_base)
         )
         return now and not before
@@ -152,12 +137,12 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
             )
     here, of_base = (
         tuple(entry for entry in read if entry.device in ("", device))
-        for read in (entries, () if base is None else _read(base))
+        for read in (entries, () if base is None else _read(base, of_base=True))
     )
     return Accepted(path, here, of_base)
 
 
-def _read(path: Path) -> tuple[Entry, ...]:
+def _read(path: Path, *, of_base: bool = False) -> tuple[Entry, ...]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -169,10 +154,12 @@ def _read(path: Path) -> tuple[Entry, ...]:
         raise ValueError(f"{path}: use [[accepted]] tables and nothing else")
     found: list[Entry] = []
     for number, table in enumerate(tables, 1):
+        if of_base and "new" in table:
+            continue  # of before NEW was an outcome
         where = _where(path, number, table.get("benchmark"))
         entry = replace(_entry(where, table), number=number)
         for earlier in found:
-            same = earlier.metric == entry.metric or _flag(earlier) or _flag(entry)
+            same = earlier.metric == entry.metric or earlier.removed or entry.removed
             apart = {earlier.device, entry.device} == set(DEVICES)
             if earlier.benchmark == entry.benchmark and same and not apart:
                 raise ValueError(f"{where}: it is there twice: delete one of the entries")
@@ -185,6 +172,8 @@ def _where(path: Path, number: int, benchmark: object) -> str:
 
 
 def _entry(where: str, table: Mapping[str, Any]) -> Entry:
+    if "new" in table:
+        raise ValueError(f"{where}: a benchmark that the base lacks is NEW: delete the entry")
     for name in table:
         if name not in _KEYS:
             raise ValueError(f"{where}: unknown key {name!r}: use {', '.join(_KEYS)}")
@@ -197,15 +186,12 @@ def _entry(where: str, table: Mapping[str, Any]) -> Entry:
         raise ValueError(f"{where}: release is {table['release']!r}: use numbers, as in '0.3.0'")
     if table.get("device", DEVICES[0]) not in DEVICES:
         raise ValueError(f"{where}: device is {table['device']!r}: use {' or '.join(DEVICES)}")
-    if sum(name in table for name in ("amount", *_FLAGS)) != 1:
-        raise ValueError(f"{where}: give one of amount, {', '.join(_FLAGS)}")
-    for flag in _FLAGS:
-        if flag not in table:
-            continue
-        if table[flag] is not True:
-            raise ValueError(f"{where}: {flag} is {table[flag]!r}: use true, or an amount")
-        if "metric" in table:
-            raise ValueError(f"{where}: what is {flag} is so in every metric: take metric out")
+    if ("amount" in table) == ("removed" in table):
+        raise ValueError(f"{where}: give either amount or removed")
+    if table.get("removed", True) is not True:
+        raise ValueError(f"{where}: removed is {table['removed']!r}: use true, or an amount")
+    if "removed" in table and "metric" in table:
+        raise ValueError(f"{where}: what is removed has no metric any more: remove metric")
     metric = table.get("metric", METRICS[0])
     if metric not in METRICS:
         raise ValueError(f"{where}: unknown metric {metric!r}: use {', '.join(METRICS)}")
@@ -218,10 +204,6 @@ def _entry(where: str, table: Mapping[str, Any]) -> Entry:
             "bytes also a whole number: so many more)"
         )
     return Entry(**table)
-
-
-def _flag(entry: Entry) -> bool:
-    return entry.new or entry.removed
 
 
 def _is_before(version: str, release: str) -> bool:

@@ -42,6 +42,18 @@ def count_figures(
     return [blind if figure.metric == "kernels" else figure for figure in figures]
 
 
+def new_figures(seconds: Mapping[str, float], counted: Mapping[str, int]) -> list[Figure]:
+    """What a benchmark takes that the base lacks: nothing decides on it."""
+    figures = [
+        Figure(metric, Outcome.NEW, f"{metric} {value * 1e6:.1f} us", after=value)
+        for metric, value in seconds.items()
+    ]
+    return figures + [
+        Figure(metric, Outcome.NEW, f"{metric} {value:,}", after=value)
+        for metric, value in counted.items()
+    ]
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 

@@ -22,11 +22,11 @@ class Stopped(Exception):  # noqa: N818
 
 @dataclass
 class Listed:
-    """found: what both sides have; new: what only the candidate has, and is accepted so; others:
-    verdicts on what cannot be compared."""
+    """found: what both sides have; new: what the base's tree lacks; others: verdicts on what cannot
+    be compared."""
 
     found: dict[str, Found] = field(default_factory=dict)
-    new: list[Benchmark] = field(default_factory=list)
+    new: dict[str, Found] = field(default_factory=dict)
     others: list[Verdict] = field(default_factory=list)
 
 
@@ -63,10 +63,15 @@ def check_identities(
 def matched(
     setting: Setting, base: Mapping[str, Benchmark], candidate: Mapping[str, Benchmark]
 ) -> Listed:
-    """The benchmarks of both sides by name. Raises Stopped where there are none, or where what is
-    accepted names one that there is not."""
+    """The benchmarks of both sides by name.
+
+    Two interpreters run one tree: what only one of them has is not new. Raises Stopped where a base
+    has no benchmark at all, and where an accepted entry names one that neither side has.
+    """
     if not candidate and not base:
         raise Stopped(Verdict("benchmarks", Outcome.MISSING, "neither side has a benchmark"))
+    if not base:
+        raise Stopped(Verdict(BASE, Outcome.NO_BASE, "it has no benchmark: nothing is compared"))
     try:
         setting.accepted.check([*base, *candidate])
     except ValueError as error:
@@ -80,10 +85,11 @@ def matched(
             listed.others.append(Verdict(name, Outcome.MISSING, text))
         elif name in base:
             listed.found[name] = Found(_stricter(base[name], candidate[name]))
-        elif setting.accepted.is_new(name):
-            listed.new.append(candidate[name])
+        elif setting.toolchains:
+            text = "the base's interpreter does not have it"
+            listed.others.append(Verdict(name, Outcome.NO_BASELINE, text))
         else:
-            listed.others.append(Verdict(name, Outcome.NO_BASELINE, "the base does not have it"))
+            listed.new[name] = Found(candidate[name])
     return listed
 
 

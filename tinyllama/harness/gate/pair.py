@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import log
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -193,6 +195,24 @@ class Pair:
         self.end(benchmark)
         return {metric: float(of_block(values)) for metric, values in logs.items()}
 
+    def alone(
+        self, benchmark: Benchmark, effort: Effort
+    ) -> tuple[dict[str, float], dict[str, int]]:
+        """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
+        each of which was held to float64; and what is counted.
+
+        Raises SideError, or ValueError where a turn does not give a time of every metric.
+        """
+        ask = partial(self.ask, CANDIDATE)
+        ask("begin", benchmark.name, timeout=READY)
+        counted = ask("counted", benchmark.name)
+        proofs = ask("verify", benchmark.name, timeout=READY)
+        ask("expect", benchmark.name, proofs, effort.first, timeout=READY)
+        taken = [self._turn(CANDIDATE, benchmark) for _ in range(1 + effort.of(benchmark))][1:]
+        ask("end", benchmark.name)
+        metrics = benchmark.slowdowns
+        return {m: median(seconds[m] for seconds in taken) for m in metrics}, counted
+
     @contextmanager
     def _held(self) -> Iterator[None]:
         """Both sides stay on one processor: only now, since what comes before a turn works on
@@ -210,20 +230,28 @@ class Pair:
     def _turns(self, benchmark: Benchmark, pairs: int) -> dict[str, list[float]]:
         logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
         for name in reversed(self.order):  # the first turn of a process is colder than any other
-            self.ask(name, "turn", benchmark.name)
+            self._turn(name, benchmark)
         began = time.monotonic()
         for index in range(pairs):
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
                 break
             order = self.order[:: 1 if index % 2 == 0 else -1]
-            took = {name: self.ask(name, "turn", benchmark.name) for name in order}
-            for name, seconds in took.items():
-                if seconds.keys() != logs.keys():
-                    text = f"{', '.join(seconds) or 'nothing'}, not {', '.join(logs)}"
-                    raise ValueError(f"a turn of the {name} gave {text}")
+            took = {name: self._turn(name, benchmark) for name in order}
             for metric, ratios in logs.items():
-                ratios.append(_log_ratio(metric, took[CANDIDATE][metric], took[BASE][metric]))
+                ratios.append(log(took[CANDIDATE][metric] / took[BASE][metric]))
         return logs
+
+    def _turn(self, name: str, benchmark: Benchmark) -> dict[str, float]:
+        """The seconds of a turn of one side. Raises ValueError for anything else."""
+        seconds: dict[str, float] = self.ask(name, "turn", benchmark.name)
+        if seconds.keys() != benchmark.slowdowns.keys():
+            given = ", ".join(seconds) or "nothing"
+            wanted = ", ".join(benchmark.slowdowns)
+            raise ValueError(f"a turn of the {name} gave {given}, not {wanted}")
+        for metric, value in seconds.items():
+            if not (is_number(value) and value > 0):
+                raise ValueError(f"{metric}: {value!r} s in a turn of the {name} is no time")
+        return seconds
 
     @property
     def order(self) -> list[str]:
@@ -262,12 +290,6 @@ def make_side(
         more=registered.factory,
         slowed=dict(slowed or {}),
     )
-
-
-def _log_ratio(metric: str, candidate: float, base: float) -> float:
-    if not all(is_number(seconds) and seconds > 0 for seconds in (candidate, base)):
-        raise ValueError(f"{metric}: {candidate!r} s over {base!r} s is no ratio of times")
-    return log(candidate / base)
 
 
 def _worker(

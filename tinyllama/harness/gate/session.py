@@ -1,8 +1,8 @@
 """The whole comparison of a candidate with a base: what is identical, slower, or cannot be told.
 
-    listed     both sides say what they have            -> missing, new
+    listed     both sides say what they have            -> MISSING
     sources    what each benchmark runs, as source      -> IDENTICAL, without a GPU
-    prepared   compiled from cold, inputs, counts       -> IDENTICAL kernels; exact figures
+    prepared   compiled from cold, inputs, counts       -> IDENTICAL kernels; exact figures; NEW
     verified   results held to float64, once a side     -> WRONG RESULT
     blocks     fresh pairs, a look after every fourth   -> SAME, FASTER, SLOWER, INCONCLUSIVE
     confirmed  SLOWER once more in fresh pairs          -> SLOWER, or INCONCLUSIVE
@@ -20,23 +20,27 @@ from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Call, Rule
-from tinyllama.harness.gate.exact import COUNTED_ON_GPU, compile_figure, count_figures
+from tinyllama.harness.gate.exact import (
+    COUNTED_ON_GPU,
+    compile_figure,
+    count_figures,
+    new_figures,
+)
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped, check_identities, matched, unable
 from tinyllama.harness.gate.pair import (
     BASE,
     CANDIDATE,
-    READY,
     WARM_UP,
     Effort,
     Pair,
     SideError,
 )
 from tinyllama.harness.gate.setting import Found, Setting, margin_of
-from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
+RENAMED = "MISSING: if it is one of them, renamed, restore its name"
 DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
 
 
@@ -48,7 +52,7 @@ class Session:
         self.trees = (setting.base, setting.candidate)
         self.effort = setting.effort or Effort.on(setting.device)
         self.found: dict[str, Found] = {}
-        self.new: list[Benchmark] = []  # accepted as such
+        self.new: dict[str, Found] = {}  # what the base lacks
         self.left_out: dict[str, int] = {}  # why providers are no benchmarks here, and how many
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
@@ -72,7 +76,11 @@ class Session:
             self.others.append(stop.verdict)
             for one in self._open():
                 self._settle(one, stop.verdict.outcome, f"not measured: {stop.verdict.text}")
-        return [*self.others, *self._verdicts()]
+        if any(verdict.outcome is Outcome.MISSING for verdict in self._verdicts()):
+            for one in self.new.values():
+                if _is(one, Outcome.NEW):
+                    self._settle(one, Outcome.NO_BASELINE, f"new, while others are {RENAMED}")
+        return list(self._verdicts())
 
     def blocks(self) -> Iterator[dict[str, dict[str, float]]]:
         """The statistics of one block after another, without end, of what can be timed.
@@ -105,7 +113,7 @@ class Session:
             "blocks": self.launches,
             "discarded": self.disturbed,
             "left_out": self.left_out,
-            "benchmarks": {one.name: one.report() for one in self.found.values()},
+            "benchmarks": {n: one.report() for n, one in {**self.found, **self.new}.items()},
             "others": [str(verdict) for verdict in self.others],
         }
 
@@ -140,15 +148,11 @@ class Session:
                 seconds = pair.begin(one.benchmark)
                 self._prepare_one(pair, one, seconds)
                 pair.end(one.benchmark)  # the next one has the memory
-        for benchmark in self.new:
-            one = Found(benchmark)
+        for one in self.new.values():
             with self._kept(one):
                 pair = self._alive(pair)
-                for method in ("begin", "verify", "end"):
-                    pair.ask(CANDIDATE, method, one.name, timeout=READY)
-                self._settle(one, Outcome.SAME, "new, right, and accepted as such")
-            assert one.verdict is not None
-            self.others.append(one.verdict)
+                one.figures = new_figures(*pair.alone(one.benchmark, self.effort))
+                self._settle(one, Outcome.NEW, "; ".join(figure.text for figure in one.figures))
 
     def _prepare_one(self, pair: Pair, one: Found, seconds: Mapping[str, float]) -> None:
         inputs = pair.each("inputs", one.name)
@@ -295,7 +299,8 @@ class Session:
         one.verdict = Verdict(one.name, outcome, text, tuple(one.figures))
 
     def _verdicts(self) -> Iterator[Verdict]:
-        for one in self.found.values():
+        yield from self.others
+        for one in (*self.found.values(), *self.new.values()):
             yield one.verdict or Verdict(one.name, Outcome.MISSING, "it came to no verdict")
 
     def _allowed(self, one: Found) -> Callable[[str], tuple[float, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -269,9 +270,6 @@ class Gating:
         replace_text(self.json, json.dumps(content, indent=1) + "\n")
 
     def lines(self) -> list[str]:
-        outcome = worst(verdict.outcome for _, verdict in self.verdicts)
-        counted = {o: sum(1 for _, v in self.verdicts if v.outcome is o) for o in Outcome}
-        shown = ", ".join(f"{count} {o.title}" for o, count in counted.items() if count)
         each = [
             f"against {label}: {verdict}"
             for label, verdict in self.verdicts
@@ -279,8 +277,14 @@ class Gating:
         ]
         if self.blind:
             each.append(f"unwatched, busy or throttled or not: {self.blind}")
-        verdict = f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"
-        return [*each, *map(_effort, self.reports), verdict]
+        return [self.counted(), *each, *map(_effort, self.reports)]
+
+    def counted(self) -> str:
+        """How many verdicts there are of each outcome, and the worst."""
+        counts = Counter(verdict.outcome for _, verdict in self.verdicts)
+        shown = ", ".join(f"{counts[o]} {o.title}" for o in Outcome if counts[o])
+        outcome = worst(counts)
+        return f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"
 
     def _say(self, line: str) -> None:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")

@@ -36,6 +36,7 @@ class Outcome(Enum):
     IDENTICAL = "IDENTICAL", 0
     SAME = "SAME", 0
     FASTER = "FASTER", 0
+    NEW = "NEW", 0
     SLOWER = "SLOWER", 10
     INCONCLUSIVE = "INCONCLUSIVE", 11
     NO_BASELINE = "NO BASELINE", 12
