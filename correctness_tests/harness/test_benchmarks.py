@@ -94,7 +94,12 @@ def test_a_missed_target_fails_the_run_and_the_record_says_so(suite: Suite) -> N
     assert sum(r["missed"] == [] for r in suite.records()) == 2
 
 
-@pytest.mark.parametrize("statement", ["raise ValueError('no entry')", "pytest.skip('not here')"])
+ALIKE = "raise type('AssertionError', (Exception,), {'__module__': 'builtins'})('no entry')"
+
+
+@pytest.mark.parametrize(
+    "statement", ["raise ValueError('no entry')", "pytest.skip('not here')", ALIKE]
+)
 def test_a_target_that_cannot_be_told_leaves_no_whole_record(suite: Suite, statement: str) -> None:
     suite.target(statement)
     assert suite.run("--record").ret != 0

@@ -115,12 +115,16 @@ def test_an_exception_arrives_with_message_and_traceback(shared: Worker) -> None
     assert str(caught.value) == "ValueError: the first line"
     assert "in raises" in caught.value.details
     assert "and the second" in caught.value.details
+    assert caught.value.raised(ValueError)
+    assert caught.value.raised(Exception)
+    assert not caught.value.raised(TypeError)
     with pytest.raises(WorkerError, match="RuntimeError: no such thing"):
         shared.make("none", f"{__name__}:Thing", fails=True)
     with pytest.raises(WorkerError, match="ModuleNotFoundError"):
         shared.make("none", "no_such_module:Thing")
-    with pytest.raises(WorkerError, match="AttributeError"):
+    with pytest.raises(WorkerError, match="AttributeError") as caught:
         shared.call("thing", "no_such_method")
+    assert not caught.value.raised(ValueError)
     assert isinstance(shared.call("thing", "pid"), int), "the worker goes on"
 
 

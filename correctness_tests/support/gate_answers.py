@@ -6,6 +6,7 @@ from correctness_tests.support.gate_fakes import QUIET, VERSIONS
 from tinyllama.harness.gate.noise import Block, Noise
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.measure.op_contender import WrongResultError
 
 
 def history(*names: str, spread: float = QUIET, blocks: int = 40) -> Noise:
@@ -21,7 +22,8 @@ def history(*names: str, spread: float = QUIET, blocks: int = 40) -> Noise:
 
 def wrong(benchmark: str = "a") -> WorkerError:
     """What a worker says of a wrong result."""
-    return WorkerError(f"WrongResultError: {benchmark}-eager: y: error 1 > 0.1")
+    types = [f"{WrongResultError.__module__}.{WrongResultError.__qualname__}"]
+    return WorkerError(f"WrongResultError: {benchmark}-eager: y: error 1 > 0.1", types=types)
 
 
 def died() -> WorkerError:

@@ -69,6 +69,7 @@ def _certify(args: argparse.Namespace) -> int:
     from tinyllama.harness.gate.watch import BusyError
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.machine.files import check_results_dir
+    from tinyllama.harness.records.verdict import Outcome
 
     for name, value, least in (("blocks", args.blocks, 0), ("merges", args.merges, 1000)):
         if value < least:
@@ -98,7 +99,7 @@ def _certify(args: argparse.Namespace) -> int:
         print(f"tinyllama: {error}", file=sys.stderr)
         return BUSY
     except Stopped as stop:
-        if stop.verdict.outcome.status == BUSY:
+        if stop.verdict.outcome is Outcome.BUSY:
             print(f"tinyllama: {stop}", file=sys.stderr)
             return BUSY
         raise ConfigError(str(stop)) from stop

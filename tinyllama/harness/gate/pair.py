@@ -34,6 +34,7 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.results import is_number
 
 FACTORY = "tinyllama.harness.gate.side:Side"
@@ -86,7 +87,7 @@ class SideError(RuntimeError):
     def __init__(self, side: str, error: WorkerError) -> None:
         super().__init__(f"{side}: {error}")
         self.side = side
-        self.wrong = str(error).startswith("WrongResultError")
+        self.wrong = error.raised(WrongResultError)
         self.details = error.details
 
 

@@ -35,11 +35,19 @@ _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in a worker, in one line; ``details`` is its traceback or last output."""
+    """What went wrong in a worker, in one line.
 
-    def __init__(self, message: str, details: str = "") -> None:
+    details: its traceback or last output. types: the qualified names of the class of what was
+    raised there, and of its bases; none where the process itself failed.
+    """
+
+    def __init__(self, message: str, details: str = "", types: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.details = details
+        self.details, self.types = details, tuple(types)
+
+    def raised(self, kind: type[BaseException]) -> bool:
+        """Whether the worker raised an error of that class."""
+        return _qualified(kind) in self.types
 
 
 class Worker:
@@ -139,11 +147,11 @@ class Worker:
                 f"the process of {self.name} ended with status {self._ended()}", self._tail()
             ) from error
         try:
-            kind, value, details = pickle.loads(answer)
+            kind, value, *rest = pickle.loads(answer)
         except Exception as error:
             raise WorkerError(f"the answer of {self.name} cannot be read: {error}") from error
         if kind == "error":
-            raise WorkerError(value, details)
+            raise WorkerError(value, *rest)
         return value
 
     def _ended(self) -> int:
@@ -157,6 +165,10 @@ class Worker:
     def _tail(self, characters: int = 4000) -> str:
         output = self._folder / "output"  # gone when the worker was closed
         return output.read_text(errors="replace")[-characters:] if output.exists() else ""
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _python_path() -> list[str]:
@@ -174,11 +186,12 @@ def serve(connection: Connection) -> None:
         try:
             # Plain pickles: those of a Connection would share the memory of tensors, which
             # processes that do not descend from one another's pools cannot.
-            answer = pickle.dumps(("ok", _answer(kept, *pickle.loads(request)), ""))
+            answer = pickle.dumps(("ok", _answer(kept, *pickle.loads(request))))
         except Exception as error:
             first = str(error).strip().splitlines()[:1]
             message = f"{type(error).__name__}: {first[0] if first else 'no message'}"
-            answer = pickle.dumps(("error", message, traceback.format_exc()))
+            types = [_qualified(kind) for kind in type(error).__mro__]
+            answer = pickle.dumps(("error", message, traceback.format_exc(), types))
         connection.send_bytes(answer)
 
 

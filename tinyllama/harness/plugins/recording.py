@@ -9,7 +9,7 @@ fails the run fails, but the record stays complete and says what was missed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,13 +94,10 @@ class Group:
 
     def _misses(self, report: pytest.TestReport) -> list[str]:
         """What a report says was missed; nothing where it failed otherwise."""
-        crash = getattr(report.longrepr, "reprcrash", None)
-        if report.nodeid not in self.targets or not report.failed or crash is None:
+        if report.nodeid not in self.targets or not report.failed:
             return []
-        kind, _, text = crash.message.partition(": ")
-        said = text.partition("\nassert ")[0]  # pytest appends the expression
-        missed = report.when == "call" and kind == "AssertionError"
-        return [line.strip() for line in said.splitlines()] if missed else []
+        said = getattr(report, "missed", "").partition("\nassert ")[0]  # pytest adds the expression
+        return [line.strip() for line in said.splitlines()]
 
     def problems(self) -> list[Verdict]:
         """Why the group was not measured whole. A failed test is reported by pytest."""
@@ -228,6 +225,16 @@ class Recording:
             name: f"--resume: {name} was recorded at {self.stored[index].date}"
             for name, index in found.items()
         }
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Keep what a failed assertion of a test said; any other error misses no target."""
+        report = yield
+        if call.when == "call" and call.excinfo and call.excinfo.type is AssertionError:
+            report.missed = str(call.excinfo.value)  # type: ignore[attr-defined]
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a phase of a test went."""
