@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import weighed
-from correctness_tests.support.gate_subjects import Make, nudged, ready
+from correctness_tests.support.gate_subjects import Make, nudged, reads_device_time, ready
 from tinyllama.harness.gate import digests
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate.digests import digest
@@ -126,8 +126,8 @@ def test_work_that_is_added_takes_a_share_of_each_call(
     assert all(1e-3 <= seconds < 1 for seconds in added)
 
 
-@pytest.mark.gpu
-@pytest.mark.usefixtures("gpu", "own_gpu")
+@reads_device_time
+@pytest.mark.usefixtures("gpu")
 def test_work_on_the_device_takes_the_share_that_it_says(subject: Make) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         torch.cuda._sleep(400_000)  # some 200 us

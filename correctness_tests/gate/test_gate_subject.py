@@ -13,23 +13,31 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import Call, weighed
-from correctness_tests.support.gate_subjects import Make, Turning, nudged, ready
+from correctness_tests.support.gate_subjects import (
+    Make,
+    Turning,
+    nudged,
+    reads_device_time,
+    ready,
+)
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, SEEDS, Subject
 from tinyllama.harness.measure.op_contender import WrongResultError
 
+BOTH = (DEVICE, HOST)
 RESULTS = {"y", "grad x", "grad weight"}
 
 
 # -- right ------------------------------------------------------------------------------------
 
 
+@reads_device_time
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
     subject: Make, device: torch.device, dtype: str
 ) -> None:
-    made = subject(dtype=dtype)
+    made = subject(dtype=dtype, metrics=BOTH)
     proofs = made.verify()
     assert [set(proof) for proof in proofs] == [RESULTS] * SEEDS
     assert proofs[0]["y"] != proofs[1]["y"], "the seeds give other inputs"
@@ -45,6 +53,7 @@ def test_two_subjects_prove_the_same(subject: Make) -> None:
     subject().expect(subject().verify())
 
 
+@reads_device_time
 def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
     seen: list[torch.Tensor] = []
 
@@ -52,7 +61,7 @@ def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
         seen.append(x.detach().sum())  # and nobody waits for it here
         return weighed(x, weight)
 
-    made = ready(subject(call))
+    made = ready(subject(call, metrics=BOTH))
     seen.clear()
     for _ in range(6):
         made.gated_turn()
@@ -68,7 +77,7 @@ def test_inputs_of_repeated_calls_lie_where_they_lay_in_the_turn_before(subject:
         seen.append((x.data_ptr(), weight.data_ptr()))
         return weighed(x, weight)
 
-    made = ready(subject(call, metrics=(HOST,)))
+    made = ready(subject(call))
     turns = []
     for _ in range(3):
         seen.clear()
@@ -97,7 +106,8 @@ def test_a_call_that_spoils_its_inputs_is_wrong_and_does_not_spoil_the_next(
         made.verify()
 
 
-@pytest.mark.parametrize("metrics", [(DEVICE,), (HOST,), (DEVICE, HOST)], ids=" ".join)
+@reads_device_time
+@pytest.mark.parametrize("metrics", [(DEVICE,), (HOST,), BOTH], ids=" ".join)
 def test_it_gives_the_times_it_was_asked_for(
     subject: Make, device: torch.device, metrics: tuple[str, ...]
 ) -> None:
@@ -118,7 +128,7 @@ def test_of_repeated_calls_the_fastest_counts_but_for_the_first(
 
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    made = ready(subject(call, metrics=(HOST,)))
+    made = ready(subject(call))
     left[:] = [0.06, 0.05, 0.025, 0.02, 0.04, 0.03, 0.0]  # the last one first
     assert len(left) == 1 + CALLS
     (seconds,) = made.gated_turn().values()
@@ -135,7 +145,7 @@ def test_what_is_slow_on_the_inputs_of_one_seed_alone_is_seen(subject: Make) -> 
             time.sleep(rests[0])
         return weighed(x, weight)
 
-    made = ready(subject(call, metrics=(HOST,)))
+    made = ready(subject(call))
     made.round = 0
     sums.append(made._drawn().args["x"].sum().item())
     rests.append(0.02)
@@ -157,6 +167,7 @@ class _Passing(torch.autograd.Function):
         return gradients[0], None
 
 
+@reads_device_time
 def test_the_backward_pass_works_in_the_thread_of_its_caller(subject: Make) -> None:
     """On a CPU it does anyway: what would start another thread is switched off."""
     threads: list[int] = []
@@ -166,7 +177,7 @@ def test_the_backward_pass_works_in_the_thread_of_its_caller(subject: Make) -> N
         switches.append(torch._C._is_multithreading_enabled())
         return weighed(_Passing.apply(x, threads), weight)
 
-    made = ready(subject(call))
+    made = ready(subject(call, metrics=BOTH))
     threads.clear()
     switches.clear()  # of what is verified, which is not timed
     made.warm_up(0.0)
@@ -187,7 +198,7 @@ def test_inputs_are_ready_before_the_first_of_repeated_calls(
         happened.append("call")
         return weighed(x, weight)
 
-    made = ready(subject(call, metrics=(HOST,)))
+    made = ready(subject(call))
     draw = made._drawn
 
     def drawn() -> Inputs:
@@ -251,11 +262,14 @@ def test_an_error_that_overflows_allows_nothing(
 # -- wrong where it is timed ------------------------------------------------------------------
 
 
+@reads_device_time
 @pytest.mark.parametrize("fault", WRONG)
-@pytest.mark.parametrize("right", [0, 3], ids=["the first", "a later"])
-def test_a_timed_call_that_is_wrong_gives_no_time(subject: Make, fault: str, right: int) -> None:
+@pytest.mark.parametrize(("metric", "right"), [(DEVICE, 0), (DEVICE, 3), (HOST, 3)])
+def test_a_timed_call_that_is_wrong_gives_no_time(
+    subject: Make, fault: str, metric: str, right: int
+) -> None:
     call = Turning(WRONG[fault])
-    made = ready(subject(call))
+    made = ready(subject(call, metrics=(metric,)))
     for _ in range(right):
         made.gated_turn()
     call.turned = True
@@ -296,7 +310,7 @@ def test_a_result_kept_for_the_address_of_its_input_is_wrong(subject: Make, betw
         return y + (kept.setdefault(x.data_ptr(), y.detach()) - y.detach())
 
     call = Turning(by_address)
-    made = ready(subject(call, metrics=(HOST,)))
+    made = ready(subject(call))
     call.turned = True
     made.gated_turn()
     for _ in range(between):
@@ -314,7 +328,7 @@ def test_each_of_the_repeated_calls_is_checked(subject: Make, place: int) -> Non
         wrong = bool(begun) and next(count) == place
         return weighed(x, weight) * (1.02 if wrong else 1.0)
 
-    made = ready(subject(call, metrics=(HOST,)))
+    made = ready(subject(call))
     begun.append(True)
     with pytest.raises(WrongResultError, match="of a timed call is not, bit for bit"):
         made.gated_turn()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,6 +18,14 @@ from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 
 Make = Callable[..., Subject]
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def reads_device_time(test: Test) -> Test:
+    """Marks a test of subjects that give DEVICE: of a GPU it would be other workers' time too, so
+    it runs where the GPU is its own, as with ``-m gpu``; on a CPU always."""
+    marked: Test = pytest.mark.gpu(pytest.mark.usefixtures("own_gpu")(test))
+    return marked
 
 
 class Turning:
@@ -32,8 +40,13 @@ class Turning:
 
 
 @pytest.fixture
-def subject(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes the subject of a call, ready to be asked, as a provider with these traits."""
+def subject(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Make]:
+    """Makes the subject of a call, ready to be asked, as a provider with these traits.
+
+    It gives host time, unless a test that `reads_device_time` asks for others.
+    """
     monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
     op = ops_of(PACKAGE, FILES)["weigh_rows"]
 
@@ -41,9 +54,10 @@ def subject(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
         call: Call = weighed,
         dtype: str = "fp32",
         case: int = 0,
-        metrics: Sequence[str] = (DEVICE, HOST),
+        metrics: Sequence[str] = (HOST,),
         **traits: Any,
     ) -> Subject:
+        assert DEVICE not in metrics or "own_gpu" in request.fixturenames, "mark the test"
         op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
         timed = Timed("weigh_rows", "tried", case, dtype)
         made = Subject(timed, str(device), PACKAGE, FILES, metrics)
