@@ -1,4 +1,4 @@
-"""What the gate finds on each device, from the certificates under results/."""
+"""Tables of what the gate finds on each device, from the files under results/."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _figures(data: dict[str, Any]) -> str:
 
 
 def validation() -> str:
-    """For each device what the gate said of benchmarks with real work added to each call."""
+    """For each device, the verdicts on benchmarks with real work added to each call."""
     paths = sorted(tracked("results/*/gate/validation.json"))
     return "\n\n".join(_validated(json.loads(path.read_bytes())) for path in paths) or (
         "Nothing is recorded yet."
@@ -92,7 +92,7 @@ def _validated(data: dict[str, Any]) -> str:
 
 
 def tried() -> str:
-    """For each device what the gate said of branches whose worth is known."""
+    """For each device, the verdicts on branches whose verdicts are known."""
     found = [try_gate.load(path) for path in sorted(tracked(f"results/*/gate/{try_gate.FILE}"))]
     return "\n\n".join(map(_tried, filter(None, found))) or "Nothing is recorded yet."
 

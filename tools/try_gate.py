@@ -1,10 +1,10 @@
-"""The gate on branches whose worth is known, and what it says of them.
+"""Gates branches whose verdicts are known, and checks the verdicts.
 
     python -m tools.try_gate [--only slower-kernel] [--times 10] [--record] [--results-dir DIR]
 
 Each branch changes a few lines of this tree, in a copy with a history of its own, and is gated
-against the tree as it is. Exit status: 0 every branch got its verdict in its time, 1 one did not,
-2 no GPU, or an edit that fits this tree no more.
+against the unchanged tree. Exit status: 0 every branch got its verdict in its time, 1 one did not,
+2 no GPU, or an edit that no longer fits this tree.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Edit:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         times = text.count(self.old)
         if times == 0 or (times > 1 and not self.first):
-            raise EditError(f"{self.file} has {self.old!r:.80} {times} times: mend the edit")
+            raise EditError(f"{self.file} has {self.old!r:.80} {times} times: fix the edit")
         path.write_text(text.replace(self.old, self.new, 1), encoding="utf-8")
 
 
@@ -160,13 +160,13 @@ BRANCHES = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", default=",".join(BRANCHES), metavar="BRANCH,BRANCH")
-    parser.add_argument("--times", type=int, default=1, help="gate each branch so often")
-    parser.add_argument("--record", action="store_true", help="store what was said")
+    parser.add_argument("--times", type=int, default=1, help="how often each branch is gated")
+    parser.add_argument("--record", action="store_true", help="store the runs")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args(argv)
     names = args.only.split(",")
     if unknown := [name for name in names if name not in BRANCHES]:
-        return _say(f"--only {unknown[0]!r} is no branch: use some of {', '.join(BRANCHES)}")
+        return _say(f"--only {unknown[0]!r} is not a branch: use some of {', '.join(BRANCHES)}")
     if args.times < 1:
         return _say(f"--times is {args.times}: use 1 or more")
     device = default_device()
@@ -259,10 +259,10 @@ def _git(copy: Path, *args: str) -> None:
 
 def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
     """One comparison of the branch that is checked out with the tree as it is."""
-    told = copy.with_name("told.json")
-    told.unlink(missing_ok=True)
+    report = copy.with_name("report.json")
+    report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "--benchmark-compare"]
-    command += ["--against", BASE, "--gate-json", str(told), "--results-dir", str(results)]
+    command += ["--against", BASE, "--gate-json", str(report), "--results-dir", str(results)]
     path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": path}
     env.pop("TINYLLAMA_COMMIT", None)  # of this tree, not of the copy's
@@ -274,9 +274,9 @@ def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"{name}: no end after {SECONDS:.0f} s") from error
     seconds = time.monotonic() - began
-    if not told.is_file():
+    if not report.is_file():
         raise ValueError(f"{name}: the gate wrote nothing: {_last(done.stdout + done.stderr)}")
-    data = json.loads(told.read_text())
+    data = json.loads(report.read_text())
     return {
         "branch": name,
         "commit": current_commit(),

@@ -71,7 +71,10 @@ WRONG = {
         "amount is 1.5: use a share",
     ),
     "a whole number of seconds": (NORM.replace("0.03", "2"), "amount is 2: use a share"),
-    "the same twice, on both devices and one": (NORM + NORM + 'device = "cpu"\n', "twice"),
+    "the same twice, on both devices and one": (
+        NORM + NORM + 'device = "cpu"\n',
+        "two such entries",
+    ),
     "an empty reason": (NORM.replace("sums are compensated now", " \\t"), r"reason is ' \\t'"),
     "a benchmark of no name": (NORM.replace('"norm"', '""'), "benchmark is ''"),
     "a number as a name": (NORM.replace('"norm"', "3"), "benchmark is 3: use a text"),
@@ -80,11 +83,17 @@ WRONG = {
     "a candidate as release": (NORM.replace("0.3.0", "0.3rc1"), "release is '0.3rc1'"),
     "an unknown metric": (NORM + 'metric = "speed"\n', "unknown metric 'speed': use device_"),
     "several metrics": (NORM + 'metric = ["kernels"]\n', r"unknown metric \['kernels'\]"),
-    "the same twice": (NORM + NORM, "twice: delete one"),
-    "the default named": (NORM + NORM + 'metric = "device_seconds"\n', "twice"),
-    "removed and slower": (GONE + NORM.replace("norm", "rope") + 'metric = "kernels"\n', "twice"),
-    "slower and removed": (NORM.replace("norm", "rope") + 'metric = "kernels"\n' + GONE, "twice"),
-    "removed twice": (GONE + GONE, "twice"),
+    "the same twice": (NORM + NORM, "two such entries: delete one"),
+    "the default named": (NORM + NORM + 'metric = "device_seconds"\n', "two such entries"),
+    "removed and slower": (
+        GONE + NORM.replace("norm", "rope") + 'metric = "kernels"\n',
+        "two such entries",
+    ),
+    "slower and removed": (
+        NORM.replace("norm", "rope") + 'metric = "kernels"\n' + GONE,
+        "two such entries",
+    ),
+    "removed twice": (GONE + GONE, "two such entries"),
     **{
         f"amount = {amount}": (NORM.replace("0.03", amount), f"amount is {amount}: use a share")
         for amount in ("0", "-0.1", "1.001", "3", "nan", "inf", "'3%'")
@@ -217,7 +226,9 @@ def test_what_only_one_device_has_is_no_error_on_the_other(path: Path) -> None:
         found.check([name])
         assert found.amount(name, "device_seconds") == pytest.approx(amount)
         assert len(found.entries) == 1
-    with pytest.raises(ValueError, match=r"accepted 2 \('norm-fp32'\): .* which device has it"):
+    with pytest.raises(
+        ValueError, match=r"accepted 2 \('norm-fp32'\): .* name the device that has it"
+    ):
         accepted.load(path, "0.2.0", device="cpu").check(["norm-bf16"])
     path.write_text(NORM + 'device = "gpu"\n' + NORM + 'device = "cpu"\n')
     assert len(accepted.load(path, "0.2.0", device="cpu").entries) == 1

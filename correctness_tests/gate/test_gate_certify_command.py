@@ -74,7 +74,7 @@ def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
     assert certify.run("--blocks=3") == USAGE
     assert [set(block) for block in certify.blocks()] == [{"a", "b"}] * 5
     assert len({block["a"][DEVICE] for block in certify.blocks()}) == 5
-    settled = {args for *_, method, args in certify.script.asked if method == "settle"}
+    settled = {args for *_, method, args in certify.script.asked if method == "pin"}
     assert settled == {(pair.timing_processor(CPU),), (None,)}
 
 
@@ -158,7 +158,7 @@ def test_a_name_of_nothing_is_an_error(
     certify: Certify, capsys: pytest.CaptureFixture[str], args: list[str]
 ) -> None:
     assert certify.run("--only=nothing*", *args) == USAGE
-    assert "--only 'nothing*': no benchmark of cpu is named so" in capsys.readouterr().err
+    assert "--only 'nothing*': no benchmark of cpu has such a name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_it_may_be_asked_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True
     )
-    assert "--only 'nobody': no benchmark of cpu is named so" in done.stderr
+    assert "--only 'nobody': no benchmark of cpu has such a name" in done.stderr
     assert done.returncode == USAGE
 
 

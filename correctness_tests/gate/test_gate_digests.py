@@ -110,14 +110,14 @@ def test_work_that_is_added_takes_a_share_of_each_call(
             pass
         return weighed(x, weight)
 
-    made, linger = ready(subject(call)), module.linger
+    made, keep_busy = ready(subject(call)), module.keep_busy
     added: list[float] = []
 
     def noted(seconds: float) -> None:
         added.append(seconds)
-        linger(seconds)
+        keep_busy(seconds)
 
-    monkeypatch.setattr(module, "linger", noted)
+    monkeypatch.setattr(module, "keep_busy", noted)
     assert made.gated_turn()[DEVICE] >= 2e-3
     assert not added
     made.slow_down(0.5)

@@ -378,5 +378,5 @@ def test_what_is_slower_for_sure_is_not_hidden_by_what_cannot_be_told() -> None:
     verdict = script.run()["a"]
     assert verdict.outcome is Outcome.SLOWER
     assert "kernels" in verdict.text
-    assert "neither under" in verdict.text
+    assert "neither certainly under" in verdict.text
     assert script.status == 10

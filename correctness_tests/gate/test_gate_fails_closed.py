@@ -137,7 +137,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 @pytest.mark.parametrize("side", SIDES)
 def test_who_dies_of_its_first_product_leaves_a_benchmark_without_its_bytes(side: str) -> None:
     script = Script("a", "b")
-    script.on(side, "multiply", died(), launch=1)
+    script.on(side, "warm_up_blas", died(), launch=1)
     held(script, Outcome.WORKER_DIED, 17, text=str(died()))
     assert settled(script, "b").outcome is Outcome.SAME
 

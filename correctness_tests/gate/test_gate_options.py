@@ -37,7 +37,7 @@ REFUSED = [
     (["--resume"], ""),
     (["--benchmark-compare-fail=mean:5%"], "thresholds are declared by the benchmarks"),
     (["--ops", "test_timed.py"], "--ops: the gate times every benchmark"),
-    (["test_timed.py::test_one"], "tests are chosen one by one"),
+    (["test_timed.py::test_one"], "tests are named one by one"),
 ]
 
 

@@ -29,9 +29,9 @@ from tinyllama.harness.gate import pair as module
 from tinyllama.harness.gate.pair import (
     BASE,
     CANDIDATE,
-    Ahead,
     Effort,
     Pair,
+    PairPool,
     SideError,
     Tree,
     opened,
@@ -159,7 +159,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")
-    ahead = Ahead(max(before), 1)
+    ahead = PairPool(max(before), 1)
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
             with ahead(trees, CPU, REGISTERED) as pair:
@@ -227,10 +227,10 @@ def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> Non
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[Ahead, Script]:
+def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[PairPool, Script]:
     script = Script()
     monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
-    return Ahead(0, 2), script
+    return PairPool(0, 2), script
 
 
 def events(script: Script) -> list[tuple[int, str]]:
@@ -242,13 +242,13 @@ def events(script: Script) -> list[tuple[int, str]]:
 
 
 def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
-    ahead: tuple[Ahead, Script],
+    ahead: tuple[PairPool, Script],
 ) -> None:
     opener, script = ahead
     setting = script.setting()
     for number in (1, 2):
         with opener((setting.base, setting.candidate), CPU, REGISTERED) as pair:
-            assert pair.preload == ((), Ahead.PRELOAD)[number > 1]
+            assert pair.preload == ((), PairPool.PRELOAD)[number > 1]
             assert events(script)[-1] == (number + opener.pairs, "start")
     opener.close()
     started = [event for event in events(script) if event[1] not in ("close", "kill")]
@@ -261,7 +261,7 @@ def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
 
 
 def test_a_pair_ends_while_the_next_one_begins_and_before_that_ends(
-    ahead: tuple[Ahead, Script], monkeypatch: pytest.MonkeyPatch
+    ahead: tuple[PairPool, Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opener, script = ahead
     setting = script.setting()
@@ -283,7 +283,7 @@ def test_a_pair_ends_while_the_next_one_begins_and_before_that_ends(
     opener.close()
 
 
-def test_an_error_closes_the_pair_that_was_used(ahead: tuple[Ahead, Script]) -> None:
+def test_an_error_closes_the_pair_that_was_used(ahead: tuple[PairPool, Script]) -> None:
     opener, script = ahead
     setting = script.setting()
     with pytest.raises(KeyError) as error:  # noqa: SIM117
@@ -294,7 +294,7 @@ def test_an_error_closes_the_pair_that_was_used(ahead: tuple[Ahead, Script]) -> 
     assert [at for at, method in events(script) if method == "close"] == [1, 2, 3]
 
 
-def test_a_comparison_with_pairs_started_ahead_is_the_same(ahead: tuple[Ahead, Script]) -> None:
+def test_a_comparison_with_pairs_started_ahead_is_the_same(ahead: tuple[PairPool, Script]) -> None:
     opener, script = ahead
     script.slower("a", device_seconds=1.05)
     assert script.run(pairs=opener)["a"].outcome.title == "SLOWER"
@@ -313,7 +313,7 @@ def test_a_machine_with_few_processors_starts_nothing_ahead(
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=processors: set(range(n)))
         with ExitStack() as stack:
             opener = stack.enter_context(module.launcher(0))
-            assert isinstance(opener, Ahead)
+            assert isinstance(opener, PairPool)
             assert opener.pairs == pairs
 
 

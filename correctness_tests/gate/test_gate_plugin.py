@@ -126,7 +126,7 @@ def test_a_run_that_does_not_come_to_its_end_is_not_green(
     found, cases = gated.cases("--gate-json", "out.json")
     assert found == status
     assert all(cases.values()), "no benchmark passed"
-    assert "it did not come to its end" in str(cases["gate gate"])
+    assert "the run did not end" in str(cases["gate gate"])
     assert gated.report()["status"] == status
     (comparison,) = gated.report()["comparisons"]
     assert not comparison["ended"]
@@ -141,7 +141,7 @@ def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(
     gated.scripts["other"].on(BASE, "turn", KeyboardInterrupt())
     status, cases = gated.cases("--against=other", "--gate-json", "out.json")
     assert status == 2
-    assert "it did not come to its end" in str(cases.pop("gate gate"))
+    assert "the run did not end" in str(cases.pop("gate gate"))
     assert cases == {"main~1 a": None, "main~1 b": None}
     assert gated.report()["status"] == 2
 
@@ -151,7 +151,7 @@ def test_tests_that_cannot_be_collected_are_no_0(gated: GatedSuite, args: list[s
     gated.write("test_broken.py", "import nothing_of_that_name")
     found = gated.run("test_broken.py", *args)
     assert found.ret in (1, 2)
-    lines(found, "it did not come to its end")
+    lines(found, "the run did not end")
 
 
 # -- sides and the device ---------------------------------------------------------------------
@@ -199,13 +199,13 @@ def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(
     gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
     status, cases = gated.cases()
     assert status == 14
-    assert "no sensor (pip install it); mend that, or gate it --unwatched" in str(
-        cases["main~1 device"]
-    )
+    assert "no sensor (pip install it); fix that, or add --unwatched" in str(cases["main~1 device"])
     assert gated.script.launches == 0
     found = gated.run("--unwatched")
     assert found.ret == 0
-    lines(found, r"unwatched, busy or throttled or not: no sensor \(pip install it\)")
+    lines(
+        found, r"unwatched, since load and throttling cannot be read: no sensor \(pip install it\)"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["py", "json", "toml"])

@@ -110,7 +110,7 @@ def test_what_is_too_noisy_is_inconclusive_after_all_blocks(draw: int) -> None:
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert not verdict.outcome.green
     assert script.status == 11
-    assert f"in {LOOKS[-1]} blocks, neither under 2.0% nor over 0.5% for sure" in verdict.text
+    assert f"in {LOOKS[-1]} blocks, neither certainly under 2.0% nor over 0.5%" in verdict.text
     assert script.launches == 1 + LOOKS[-1]
 
 
@@ -180,7 +180,7 @@ def test_in_their_turns_and_only_then_both_sides_are_held_to_one_processor() -> 
         for at, side, method, args in script.asked:
             if (at, side) != (launch, CANDIDATE):
                 continue
-            if method == "settle":
+            if method == "pin":
                 held = args[0]
             elif method in ("begin", "expect", "turn", "end"):
                 assert held == (5 if method == "turn" else None), (launch, method)
@@ -213,8 +213,8 @@ def test_what_a_process_keeps_of_its_first_product_is_there_before_bytes_are_cou
     script.run()
     for launch, side in itertools.product((1, 2), SIDES):  # both prepare: the first one failed
         asked = [what for which, who, what, _ in script.asked if (which, who) == (launch, side)]
-        assert asked.index("multiply") < asked.index("begin")
-    assert "multiply" not in {what for launch, _, what, _ in script.asked if launch > 2}
+        assert asked.index("warm_up_blas") < asked.index("begin")
+    assert "warm_up_blas" not in {what for launch, _, what, _ in script.asked if launch > 2}
 
 
 def test_each_side_is_held_to_its_own_results() -> None:
@@ -252,7 +252,7 @@ def test_so_many_disturbed_blocks_are_taken_again_and_no_more(
     more: int, name: str, outcome: Outcome
 ) -> None:
     script = Script()
-    script.watch = Watching(*["another process"] * (session.DISCARDED + more))
+    script.watch = Watching(*["another process"] * (session.MAX_DISCARDED + more))
     assert script.run()[name].outcome is outcome
 
 

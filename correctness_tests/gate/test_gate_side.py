@@ -242,7 +242,7 @@ def test_the_workspace_of_blas_is_kept_by_no_benchmark(gpu: torch.device) -> Non
     name, worker = "linear-torch-N256D128F256-bf16/forward+backward", Worker("a side")
     try:
         worker.make("side", FACTORY, device=str(gpu), package="tinyllama.ops", timeout=READY)
-        for asked in (("multiply",), ("begin", name)):
+        for asked in (("warm_up_blas",), ("begin", name)):
             worker.call("side", *asked, timeout=READY)
         assert worker.call("side", "counted", name, timeout=READY)["kept_bytes"] == 0
     finally:

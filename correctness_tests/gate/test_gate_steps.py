@@ -126,7 +126,7 @@ def test_work_that_is_added_takes_a_share_of_each_step(
     made = started()
     added: list[float] = []
     made.expect(proven)
-    monkeypatch.setattr(module, "linger", added.append)
+    monkeypatch.setattr(module, "keep_busy", added.append)
     made.gated_turn()
     assert not added
     made.slow_down(0.5)

@@ -337,7 +337,7 @@ def test_each_of_the_repeated_calls_is_checked(subject: Make, place: int) -> Non
 def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
     proofs = subject().verify()
     assert subject(nudged).verify() != proofs, "right, and other bits"
-    with pytest.raises(WrongResultError, match="y: its bits are not those"):
+    with pytest.raises(WrongResultError, match="y: its bits are not what was verified"):
         subject(nudged).expect(proofs)
     call = Turning(nudged)
     made = ready(subject(call))
@@ -352,7 +352,7 @@ def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subje
     made = subject(nudged, **loose)
     made.expect(proofs)
     made.gated_turn()
-    with pytest.raises(WrongResultError, match="y: its bits is too far off"):
+    with pytest.raises(WrongResultError, match="y: it is not near what was verified"):
         subject(WRONG["2% too large"], **loose).expect(proofs)
     call = Turning(WRONG["2% too large"])
     made = ready(subject(call, **loose))

@@ -217,7 +217,7 @@ def looks(one: Watch, *pids: int) -> list[str | None]:
 
 def test_nothing_is_said_against_a_gpu_that_rests(gpu: Any) -> None:
     assert looks(Watch(GPU, gpu)) == [None] * 3
-    assert Watch(GPU, gpu).blind is None
+    assert Watch(GPU, gpu).unreadable is None
 
 
 def test_workers_are_ours_and_a_stranger_is_not(
@@ -253,7 +253,7 @@ def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
 ) -> None:
     """In a container the ids are those of the host: those of our own workers may be among them."""
     one = Watch(GPU, gpu)
-    said = "processes of outside this container compute on the GPU: {} in all"
+    said = "processes outside this container compute on the GPU: {} in all"
     gpu.pids = [ELSEWHERE]
     assert looks(one) == [said.format(1)] * 3
     assert one.during([worker]) is None
@@ -310,7 +310,7 @@ def test_a_gpu_without_a_sensor_says_that_nothing_is_known(
     monkeypatch.setattr(watch, "sensor", lambda device: "no sensor (pip install it)")
     one = Watch(GPU)
     assert looks(one) == [None] * 3
-    assert one.blind == "no sensor (pip install it)"
+    assert one.unreadable == "no sensor (pip install it)"
 
 
 def test_a_sensor_that_tells_nothing_is_none(gpu: Any) -> None:
@@ -318,9 +318,9 @@ def test_a_sensor_that_tells_nothing_is_none(gpu: Any) -> None:
         raise NotToldError("not supported")
 
     gpu.processes = gpu.busy_share = silent
-    assert Watch(GPU, gpu).blind is None
+    assert Watch(GPU, gpu).unreadable is None
     gpu.throttled = silent
-    assert "tells neither processes" in str(Watch(GPU, gpu).blind)
+    assert "reads neither processes" in str(Watch(GPU, gpu).unreadable)
 
 
 def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
@@ -329,7 +329,7 @@ def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "getloadavg", lambda: (4.0, 9.0, 9.0))
     assert looks(Watch(CPU)) == [None] * 3
-    assert Watch(CPU).blind is None
+    assert Watch(CPU).unreadable is None
     monkeypatch.setattr(os, "getloadavg", lambda: (4.3, 0.0, 0.0))
     said = "the load is 4.3 on 4 processors: other work runs here"
     assert looks(Watch(CPU)) == [said, None, None], "later it is ours"

@@ -24,7 +24,7 @@ class Broken:
     def identity(self) -> str:
         return str(Path.cwd())
 
-    settle = Side.settle
+    pin = Side.pin
 
     def seen(self) -> dict[str, list[set[int]]]:
         """The processors of each thing that was asked: of its thread, and of an older one."""

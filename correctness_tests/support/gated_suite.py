@@ -70,7 +70,7 @@ class Watched(Watch):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.blind = self.unseen
+        self.unreadable = self.unseen
 
     def before(self) -> str | None:
         return self.before_reason

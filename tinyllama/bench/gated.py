@@ -1,9 +1,9 @@
-"""Training steps that the gate times beside the ops: what runs them, captured or not, is gated too.
+"""Training steps that the gate times beside the ops, so that the code around the ops is gated too.
 
-Each process begins with one seed's weights and takes the same batches in the same order. It counts
-only after the gradient of every parameter in one step was held to float64, and each timed step must
-give the loss that the verified run had at that step. Of that run the update of every parameter in
-one step was held to float64 as well.
+Each process starts with the weights of one seed and takes the same batches in the same order. It
+counts only after the gradients of all parameters in one step were held to float64; each timed step
+must give the loss of the verified run at that step. In that run the updates of all parameters in
+one step were held to float64 too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.gate.digests import digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST, linger
+from tinyllama.harness.gate.subject import DEVICE, HOST, keep_busy
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Clock
@@ -34,11 +34,11 @@ from tinyllama.ops import OPS
 
 FACTORY = "tinyllama.bench.gated:StepSubject"
 TIMED = (("v3", "small-bf16", ("gpu", "triton")), ("v1", "tiny-fp32", ()))
-VERIFIED = 512  # steps whose losses are kept; no process takes more
-CALLS = 4  # steps of which the fastest counts for the host
+VERIFIED = 512  # steps whose losses are kept; a process takes at most as many
+CALLS = 4  # steps, of which the fastest counts as host time
 STATES = ("parameter", "exp_avg", "exp_avg_sq")
-UPDATE_SLACK = 0.01  # of how far it moves: float32 rounds a weight of 1 by 0.02% of a step of 3e-4
-LOSS_SLACK = 0.02  # of a loss: what the order of atomic additions changes over so many steps
+UPDATE_SLACK = 0.01  # of an update: float32 rounds a weight of 1 by 0.02% of a step of 3e-4
+LOSS_SLACK = 0.02  # of a loss: the order of atomic additions changes it over so many steps
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TimedStep:
 
 
 def benchmarks(device: torch.device) -> list[Benchmark]:
-    """Those of a device; see `tinyllama.harness.gate.side`."""
+    """The steps that are timed on a device."""
     usual = ON_CPU if device.type == "cpu" else ON_GPU
     found = []
     for tier, group, needs in TIMED:
@@ -66,14 +66,14 @@ REGISTERED = Registered(ops, benchmarks, instrument=(steps, workloads))
 
 @dataclass(frozen=True)
 class Verified:
-    """allowed: the error that each parameter's gradient was allowed; losses: of each step."""
+    """allowed: the error of each parameter's gradient. losses: one for each step."""
 
     allowed: dict[str, float]
     losses: list[float]
 
 
 class StepSubject:
-    """What `tinyllama.harness.gate.side.Side` asks of a benchmark, of a training step."""
+    """A training step as `tinyllama.harness.gate.side.Side` times it."""
 
     def __init__(self, timed: TimedStep, device: str) -> None:
         self.device = torch.device(device)
@@ -82,14 +82,14 @@ class StepSubject:
         self._launched = found
         self.clock = Clock(self.step.queue, spin_seconds=1e-3)
         self.losses: list[float] = []
-        self.share = self.extra = 0.0  # of work that is added: of a step, seconds on the device
+        self.share = self.extra = 0.0  # added work: a share of a step, seconds on the device
 
     def run_once(self) -> None:
         synchronize(self.device)
 
     def slow_down(self, share: float) -> None:
-        """Add work that takes a share of the step's device time, as it is read ahead of the first
-        turn; on a CPU of each step's own time."""
+        """Add work that takes a share of the step's device time, read before the first turn; on a
+        CPU of each step's own time."""
         self.share = share
 
     def _calibrate(self, readings: int = 5) -> None:
@@ -98,7 +98,7 @@ class StepSubject:
             self.extra = self.share * statistics.median(read)
 
     def verify(self) -> Verified:
-        """Of a run whose gradients and updates are right. Raises WrongResultError."""
+        """A run whose gradients and updates are right. Raises WrongResultError."""
         allowed = self._check_gradients(None)
         self._check_update()
         while len(self.step.losses) < VERIFIED:
@@ -163,7 +163,7 @@ class StepSubject:
             )
 
     def warm_up(self, seconds: float) -> None:
-        """Repeat until the time is over, as far as half of the verified steps."""
+        """Repeat until the time is over, for at most half of the verified steps."""
         start = time.perf_counter()
         while time.perf_counter() - start < seconds and len(self.step.losses) < VERIFIED // 2:
             self.step.next()
@@ -178,14 +178,14 @@ class StepSubject:
         return found
 
     def _turn(self) -> dict[str, float]:
-        self.step.next()  # finds the caches as the other side left them
+        self.step.next()  # untimed: the other side has filled the caches
         fastest = min(self._seconds() for _ in range(CALLS))
         if self.device.type == "cpu":
             return {DEVICE: fastest}
         return {DEVICE: self.clock.read(self._call).device, HOST: fastest}
 
     def _seconds(self) -> float:
-        """Of the host in one step; the device follows."""
+        """Seconds of the host in one step."""
         start = time.perf_counter()
         self._call()
         return time.perf_counter() - start
@@ -196,10 +196,10 @@ class StepSubject:
         if self.extra:
             self.step.queue.spin(self.extra)
         elif self.share and self.device.type == "cpu":
-            linger(self.share * (time.perf_counter() - began))
+            keep_busy(self.share * (time.perf_counter() - began))
 
     def launched(self) -> Sequence[Launched]:
-        """Those of the steps ahead of the captured one, which launch what is captured."""
+        """The launches of the steps before the captured one; it captures the same."""
         return self._launched
 
     def counted(self) -> dict[str, int]:
@@ -216,7 +216,7 @@ class StepSubject:
         return launches(self._call, self.device).by_name
 
     def input_digest(self) -> int:
-        """Of the batches, and of what learns from them: another model is another benchmark."""
+        """A digest of the batches and of the model: another model is another benchmark."""
         shapes = {name: tuple(value.shape) for name, value in self.step.parameters.items()}
         shape, config = self.step.shape, self.step.config
         heads = (shape.num_heads, shape.num_kv_heads, config.precision, config.accumulate)

@@ -33,30 +33,35 @@ if TYPE_CHECKING:
     from tinyllama.harness.records.verdict import Verdict
 
 ROOT = Path(tinyllama.__file__).resolve().parent.parent
-SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # by turns over the benchmarks
+SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # in turn, over the benchmarks
 BUSY = 14
-WAIT = 180.0  # seconds for the device to fall idle
+WAIT = 180.0  # seconds for the device to become idle
 
 
 def add(subparsers: Any) -> None:
     """Add the command; it sets ``run``, a function of the arguments that returns the status."""
     parser = subparsers.add_parser("certify", help="measure the gate's error rates on this device")
     parser.description = (
-        "Run this tree against itself in blocks, as the gate does, and add them to the device's "
-        "(resumable: blocks add up from run to run). With 20 or more, say how often a merge would "
-        "be stopped for nothing, and which slowdowns would be found."
+        "Gate this tree against itself and store the blocks for the device; further runs add to "
+        "them. From 20 blocks on, estimate how often a merge of equal code would be stopped, and "
+        "which slowdowns would be found."
     )
     add = parser.add_argument
     add("--blocks", type=int, default=20, help="blocks to add (default %(default)s; 0: none)")
-    add("--seconds", type=float, help="end before the block that would take longer than this")
-    add("--only", default="*", metavar="PATTERN", help="benchmarks by name, as '*-triton-*'")
+    add("--seconds", type=float, help="time budget in seconds")
+    add(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="only benchmarks of these names, as '*-triton-*'",
+    )
     add("--merges", type=int, default=100_000, help="simulated merges (default %(default)s)")
     add("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     add("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     add(
         "--validate",
         action="store_true",
-        help="instead gate this tree against itself with real work added to most benchmarks",
+        help="instead add real work to most benchmarks, and check that the gate finds it",
     )
     parser.set_defaults(run=_certify)
 
@@ -88,7 +93,7 @@ def _certify(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except OSError as error:
-        raise ConfigError(f"{error}: repair that file or take it away") from error
+        raise ConfigError(f"{error}: repair or remove that file") from error
     run = Certifying(args.results_dir, args.only, device, noise)
     try:
         if args.validate:
@@ -116,15 +121,15 @@ class Certifying:
     noise: Noise
 
     def record(self, blocks: int, seconds: float | None) -> bool:
-        """Add blocks one by one, each saved when it is there. Whether they hold every benchmark:
-        what is wrong or died now is not certified by what it gave before."""
+        """Add blocks one by one and save each. Returns whether no benchmark failed: one that fails
+        now is not certified by its earlier blocks."""
         began, longest = time.monotonic(), 0.0
         before = began
         with self._session({}) as session:
             for number, statistics in enumerate(session.blocks(), 1):
                 try:
                     self.noise.record(self.results, _block(session, statistics))
-                except ValueError as error:  # another has written there meanwhile
+                except ValueError as error:  # another process has written there
                     raise ConfigError(str(error)) from error
                 now = time.monotonic()
                 print(f"block {number} of {blocks}: {now - before:.1f} s", flush=True)
@@ -139,7 +144,7 @@ class Certifying:
             return not wrong
 
     def validate(self) -> int:
-        """The gate on benchmarks that are really slower, and on some that are not."""
+        """Gate benchmarks of which most have work added, and check the verdicts."""
         from tinyllama.harness.machine.files import replace_text
         from tinyllama.harness.records.results import current_commit
 
@@ -149,7 +154,7 @@ class Certifying:
             for verdict in session.run():
                 share = slowed.get(verdict.name)
                 print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
-                if not _told(verdict, share, session):
+                if not _as_expected(verdict, share, session):
                     wrong.append(verdict.name)
             content = {
                 "device": self.noise.device,
@@ -161,11 +166,11 @@ class Certifying:
             }
         path = self._folder / "validation.json"
         replace_text(path, json.dumps(content, indent=1) + "\n")
-        print(f"wrote {path}; {len(wrong)} of {len(slowed)} verdicts are not what was added")
+        print(f"wrote {path}; {len(wrong)} of {len(slowed)} verdicts are not as expected")
         return 1 if wrong else 0
 
     def show(self, merges: int) -> int:
-        """Print and write the error rates; 1 where they do not hold the bars."""
+        """Print and write the error rates; 1 where a bar is missed."""
         from tinyllama.cli.summary import console
         from tinyllama.harness.gate.certify import bars, certify
         from tinyllama.harness.gate.noise import SCHEMA
@@ -193,7 +198,7 @@ class Certifying:
             "bars": [bar._asdict() for bar in judged],
         }
         if self.only != "*":
-            print("not written: a certificate is of every benchmark")
+            print("not written: a certificate covers every benchmark")
             return 0 if all(bar.held for bar in judged) else 1
         path = self._folder / "certificate.json"
         replace_text(path, json.dumps(content, indent=1) + "\n")
@@ -214,12 +219,14 @@ class Certifying:
         every = benchmarks_of(ROOT, self.device, REGISTERED)
         found = [one for one in every if fnmatchcase(one.name, self.only)]
         if not found:
-            raise ConfigError(f"--only {self.only!r}: no benchmark of {self.device} is named so")
+            raise ConfigError(
+                f"--only {self.only!r}: no benchmark of {self.device} has such a name"
+            )
         return found
 
     @contextmanager
     def _session(self, slowed: Mapping[str, float]) -> Iterator[Session]:
-        """Both sides are this tree. Raises BusyError where the device is not ours alone."""
+        """A session of this tree against itself. Raises BusyError for a disturbed device."""
         from tinyllama.bench.gated import REGISTERED
         from tinyllama.harness.gate.accepted import Accepted
         from tinyllama.harness.gate.comparison import sources
@@ -238,7 +245,7 @@ class Certifying:
             launcher(processor) as pairs,
         ):
             watch = Watch(self.device)
-            if disturbed := watch.settled(WAIT):
+            if disturbed := watch.wait_until_idle(WAIT):
                 raise BusyError(disturbed)
             yield Session(
                 Setting(
@@ -259,34 +266,36 @@ class Certifying:
             )
 
 
-def _worked(benchmark: Benchmark) -> str:
-    """The metric that added work is a share of: the device's, where both are given."""
+def _slowed_metric(benchmark: Benchmark) -> str:
+    """The metric of whose time work is added: device time, where both are timed."""
     from tinyllama.harness.gate.noise import METRICS
 
     return next(metric for metric in METRICS if metric in benchmark.slowdowns)
 
 
 def _shares(benchmarks: Iterable[Benchmark]) -> dict[str, float]:
-    """How much work each has added: of those of one metric one slowdown after another."""
+    """The share of work added to each benchmark: for each metric the slowdowns in turn."""
     found: dict[str, float] = {}
     seen: Counter[str] = Counter()
     for one in benchmarks:
-        metric = _worked(one)
+        metric = _slowed_metric(one)
         found[one.name] = SLOWDOWNS[seen[metric] % len(SLOWDOWNS)]
         seen[metric] += 1
     return found
 
 
-def _told(verdict: Verdict, share: float | None, session: Session) -> bool:
-    """Whether a verdict is right of a benchmark with that much work added: its time SLOWER from
-    the tolerance on, all of it SAME without any, and between them no figure FASTER. One more
-    kernel, which counting finds, does not make up for a time that was not found."""
+def _as_expected(verdict: Verdict, share: float | None, session: Session) -> bool:
+    """Whether a verdict fits the added work.
+
+    Without any, the benchmark must be SAME; from the tolerance on its time must be SLOWER; below
+    it no figure may be FASTER. A counted kernel does not replace a time that was not found.
+    """
     from tinyllama.harness.records.verdict import Outcome
 
     if share is None or verdict.name not in session.found:
         return False
     benchmark = session.found[verdict.name].benchmark
-    metric = _worked(benchmark)
+    metric = _slowed_metric(benchmark)
     timed = next((f.outcome for f in verdict.figures if f.metric == metric), None)
     if not share:
         return timed is not None and verdict.outcome is Outcome.SAME

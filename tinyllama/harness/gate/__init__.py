@@ -1,11 +1,15 @@
-"""The gate: whether a candidate is slower than a base, told by interleaved blocks of both.
+"""The gate: it measures blocks of a base and a candidate alternately, and decides which is slower.
 
-plugin.py       pytest's options, verdicts as test cases, exit status
-comparison.py   from a revision or an interpreter to both sides beside each other
-session.py      the whole comparison; setting.py: what it is given, what it finds
+The pytest plugin is `tinyllama.harness.plugins.gate`.
+
+registered.py   the ops and benchmarks that a layer above registers
+comparison.py   prepares both sides, from a revision or an interpreter
+session.py      the whole comparison; setting.py: its input and its state
+listing.py      which benchmarks both sides have
 revision.py     a revision's tree; sources.py: what of a tree a benchmark runs
-pair.py         two workers, one of each side, by turns: a block
+pair.py         two workers, one of each side, take turns: a block
 side.py         one side, inside its worker; subject.py: an op's provider there
+digests.py      how a verified result is recognised
 compiled.py     the code of a launch without debug lines
 decision.py     the rule: block statistics -> SLOWER, SAME, FASTER, or more blocks
 figures.py      a metric over its blocks; exact.py: what has no noise
@@ -13,4 +17,5 @@ attribution.py  which kernels of a slower benchmark moved
 accepted.py     slowdowns that a committed file allows
 watch.py        the device's lock; others on it, and throttled clocks
 noise.py        the device's own A/A blocks; certify.py: the error rates that follow from them
+certificates.py certificates as they are stored
 """

@@ -2,8 +2,8 @@
 
     [[accepted]]
     benchmark = "rms_norm/triton/..."   # its exact name
-    device = "gpu"                      # or "cpu": who has it; where none is named, both
-    metric = "device_seconds"           # where none is named
+    device = "gpu"                      # or "cpu"; by default both
+    metric = "device_seconds"           # the default
     amount = 0.03                       # up to 3% slower than the last release
     reason = "the sum is compensated now"
     release = "0.3.0"                   # from this version on the entry is an error
@@ -11,18 +11,18 @@
     [[accepted]]
     benchmark = "rope/triton/..."
     metric = "copies"
-    amount = 1                          # of counts and bytes a whole number: so many more
+    amount = 1                          # for counts and bytes: one more than the base
     reason = "x may be a view now"
     release = "0.3.0"
 
     [[accepted]]
     benchmark = "rope/naive/..."
-    removed = true                      # the candidate has it no more
+    removed = true                      # the candidate no longer has it
     reason = "nobody uses it"
     release = "0.3.0"
 
-What the base's own file accepts is in the base's figures already: it is not accepted again, or
-every later merge could be slower by as much once more.
+The base's figures include what its own file accepts. That is not accepted again: every later merge
+could then be slower by the same amount.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b"
 class Entry:
     """What is accepted of one benchmark: an amount of a metric, or that it is removed.
 
-    amount: a share; a whole number of one of `COUNTED` is how many more. device: of `DEVICES`, or
-    both."""
+    amount: a share, or for a metric of `COUNTED` a whole number of how many more. device: one of
+    `DEVICES`, or empty for both."""
 
     benchmark: str
     reason: str
@@ -115,17 +115,16 @@ class Accepted:
             if entry.benchmark not in known and not gone:
                 where = _where(self.path, entry.number, entry.benchmark)
                 raise ValueError(
-                    f"{where}: there is no such benchmark here: rename or delete the entry, or say "
-                    "which device has it (device = "
-                    f"{' or '.join(map(repr, DEVICES))})"
+                    f"{where}: there is no such benchmark here: rename or delete the entry, or "
+                    f"name the device that has it: device = {' or '.join(map(repr, DEVICES))}"
                 )
 
 
 def load(path: Path, version: str, base: Path | None = None, *, device: str) -> Accepted:
-    """What a file accepts in a version of the project on a device, of `DEVICES`; nothing where
+    """The entries of a file for one device of `DEVICES` in a version of the project; none where
     there is no file.
 
-    base: the file of the base. Raises ValueError that names the file, the entry and the fix.
+    base: the base's file. Raises ValueError that names the file, the entry and the fix.
     """
     entries = _read(path)
     for entry in entries:
@@ -155,14 +154,14 @@ def _read(path: Path, *, of_base: bool = False) -> tuple[Entry, ...]:
     found: list[Entry] = []
     for number, table in enumerate(tables, 1):
         if of_base and "new" in table:
-            continue  # of before NEW was an outcome
+            continue  # from before a benchmark could be NEW
         where = _where(path, number, table.get("benchmark"))
         entry = replace(_entry(where, table), number=number)
         for earlier in found:
             same = earlier.metric == entry.metric or earlier.removed or entry.removed
             apart = {earlier.device, entry.device} == set(DEVICES)
             if earlier.benchmark == entry.benchmark and same and not apart:
-                raise ValueError(f"{where}: it is there twice: delete one of the entries")
+                raise ValueError(f"{where}: the benchmark has two such entries: delete one")
         found.append(entry)
     return tuple(found)
 
@@ -200,8 +199,8 @@ def _entry(where: str, table: Mapping[str, Any]) -> Entry:
     whole = metric in COUNTED and isinstance(amount, int)
     if not number or not math.isfinite(amount) or not amount > 0 or not (amount <= 1 or whole):
         raise ValueError(
-            f"{where}: amount is {amount!r}: use a share, as 0.03 for 3%, at most 1 (of counts and "
-            "bytes also a whole number: so many more)"
+            f"{where}: amount is {amount!r}: use a share, as 0.03 for 3%, at most 1 (for counts "
+            "and bytes also a whole number of how many more)"
         )
     return Entry(**table)
 

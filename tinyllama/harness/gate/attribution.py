@@ -1,4 +1,4 @@
-"""Which kernels of a slower benchmark moved: profiles and compiled resources of both sides."""
+"""Which kernels of a SLOWER benchmark changed: profiles and compiled resources of both sides."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from scipy import stats
 
-SHARE = 0.1  # of the whole change: a kernel that makes less of it is not named
+SHARE = 0.1  # of the whole change; a kernel with less is not named
 MOST = 5
-PROFILES = 9  # of a side: so many tell a kernel apart though one of them was disturbed
-ALPHA = 0.01  # of two kernels that are equal, in one process of each side
+PROFILES = 9  # of a side: enough for the test although one of them was disturbed
+ALPHA = 0.01  # the chance that an equal kernel is named
 
 
 def moved(
     base: Sequence[dict[str, Any]], candidate: Sequence[dict[str, Any]], *, timed: bool
 ) -> list[str]:
-    """Lines, the largest change first: a kernel that takes less is the cause of nothing.
+    """Lines, the largest change first; a kernel that became faster is not named.
 
-    Each side gives profiles: ``kernels`` by name (launches, seconds), ``resources`` by name. timed:
-    whether the device takes longer; where it does not, a kernel is named for its launches alone.
+    Each profile of a side has ``kernels`` (name -> launches, seconds) and ``resources`` (by name).
+    timed: whether device time is SLOWER; where it is not, only changed launch counts are named.
     """
     before, after = _kernels(base), _kernels(candidate)
     changes = {
@@ -42,7 +42,7 @@ def moved(
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel in the profiles of one side: how often it ran at most, and the seconds of each."""
+    """A kernel in the profiles of one side: its most launches, and its seconds in each profile."""
 
     launches: int
     seconds: tuple[float, ...]
@@ -70,7 +70,7 @@ def _kernels(profiles: Sequence[dict[str, Any]]) -> dict[str, _Kernel]:
 
 
 def _apart(before: _Kernel, after: _Kernel, timed: bool) -> bool:
-    """Whether it is launched more or less often, or takes longer by Mann and Whitney's test."""
+    """Whether its launch count changed, or it takes longer by Mann and Whitney's test."""
     if before.launches != after.launches or not timed:
         return before.launches != after.launches
     test = stats.mannwhitneyu(before.seconds, after.seconds, alternative="less", method="exact")

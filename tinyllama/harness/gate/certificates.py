@@ -25,21 +25,23 @@ FIGURE: dict[str, type] = {"benchmark": str, "metric": str, "detected": dict}
 
 
 def certificates(root: Path, device: str | None = None) -> list[dict[str, Any]]:
-    """Those of all devices, or of one, by their folders' names. Raises as `load` does, and OSError
-    where one cannot be read."""
-    # A pattern to its end: a link to nothing is not passed over, as glob does a plain name.
+    """The certificates of all devices, or of one, in the order of their folders. Raises what `load`
+    raises, and OSError for an unreadable file."""
+    # The brackets: glob would skip a dangling link of a plain name.
     found = [load(path) for path in sorted(root.glob("*/gate/certificate.jso[n]"))]
     return [one for one in found if device in (None, one["device"])]
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What a file holds. Raises ValueError, naming file and field, for one that is none, or is of
-    blocks that were taken otherwise than those of now."""
+    """The certificate in a file. Raises ValueError, naming file and field, for an invalid one, and
+    for one whose blocks were measured in another way than now."""
     try:
         data = json.loads(path.read_bytes())
         _check_fields("", data, FIELDS)
         if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']} is not {SCHEMA}, its blocks were other ones")
+            raise ValueError(
+                f"schema {data['schema']} is not {SCHEMA}: its blocks were measured in another way"
+            )
         if not all(isinstance(commit, str) for commit in data["commits"]):
             raise ValueError("commits: each is a text")
         for index, bar in enumerate(data["bars"]):
@@ -80,7 +82,7 @@ def _check_figure(where: str, figure: Any, first: dict[str, Any]) -> None:
 
 
 def provenance(certificate: dict[str, Any]) -> str:
-    """What a reader must know to trust it: device, versions, commits, date."""
+    """Where it comes from: device, versions, commits, date."""
     versions = ", ".join(f"{name} {version}" for name, version in certificate["versions"].items())
     commits = ", ".join(commit[:10] for commit in certificate["commits"])
     return f"{certificate['device']}; {versions}; commit {commits}; {certificate['date'][:10]}"

@@ -1,18 +1,17 @@
 """The gate's error rates on a device, estimated from the A/A blocks recorded there.
 
-A simulated merge draws whole blocks with replacement, the same ones for all benchmarks, since what
-disturbs a launch disturbs all that is timed in it; each block keeps its sign or changes it, since
-the sides of an A/A block may be exchanged. A slowdown is added to the blocks of a merge.
+A simulated merge draws whole blocks with replacement, the same ones for all benchmarks, since a
+disturbed launch disturbs everything that is timed in it. Each block keeps or changes its sign at
+random, since the sides of an A/A block are exchangeable. A slowdown is added to the blocks.
 
-What such merges can tell: what the rule makes of noise like that of the recorded blocks, their
-correlation, tails and modes included. What they cannot:
+Such merges show how the rule handles noise like that of the recorded blocks, with its correlation,
+tails and modes. They do not show:
 
-- noise that these blocks never met. A disturbance of one launch in 1000 is hardly ever among 40
-  blocks, and no number of merges drawn from them puts it there; ``false_alarms_bound`` is for the
-  merges drawn, not for the device;
-- a history that does not fit: the spread comes from the same blocks, so the rule knows it here as
-  well as it ever can. Blocks of several days hold what differs between days, those of one do not;
-- a side that is always slower: the exchanged signs take it away. So `Found.leaning` tests for it.
+- noise that is not in these blocks. A disturbance of one launch in 1000 is rarely among 40 blocks,
+  and then in no merge; ``false_alarms_bound`` holds for merges of these blocks, not for the device;
+- a history that does not fit: the spread comes from the same blocks. Blocks of several days contain
+  the differences between days, blocks of one day do not;
+- a side that is always slower: exchanging signs removes it. `Detection.leaning` tests for that.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ CHUNK = 20_000  # merges at a time
 CONFIDENCE = 0.95
 SLOWDOWNS = (0.01, 0.02, 0.05, 0.10)
 GRID = (*(step / 200 for step in range(1, 21)), 0.12, 0.15, 0.2, 0.3, 0.5, 1.0)
-ENOUGH = 0.99  # of slowdowns found
-LEANING = 1e-3  # of all figures together: the p below which A/A blocks lean to one side,
-LEAST_LEANING = 0.2  # by this share of the margin or more
+ENOUGH = 0.99  # of the slowdowns
+LEANING = 1e-3  # p, for all figures together, below which A/A blocks lean to one side
+LEAST_LEANING = 0.2  # by at least this share of the margin
 
 Figure = tuple[str, str]  # benchmark, metric
 Rules = Mapping[str, tuple[float, float]]  # by metric: margin, tolerance
@@ -53,13 +52,13 @@ Claims = Mapping[str, Mapping[str, float]]  # by benchmark and metric: a toleran
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the gate finds of one figure. A slowdown is found when it is SLOWER and confirmed.
+class Detection:
+    """The slowdowns of one figure that the gate finds: those that are SLOWER and confirmed.
 
-    detected: by slowdown, the share found; at_tolerance: that of its tolerance. smallest: the least
-    of GRID of which 99% are found; None: none of them. by_formula: the same by the normal
-    distribution, without a stop at SAME and without the confirmation. mean: of the blocks, which is
-    0 for equal sides; leaning: the p of one that is not further than a fifth of the margin.
+    detected: by slowdown, the share found. at_tolerance: the share found of the tolerance.
+    smallest: the smallest slowdown of GRID of which 99% are found, or None. by_formula: the same
+    for a normal distribution, without stops at SAME and without confirmation. mean: of the blocks,
+    0 for equal sides. leaning: the p value of a true mean within a fifth of the margin.
     """
 
     benchmark: str
@@ -79,9 +78,9 @@ class Found:
 class Certificate:
     """Error rates of merges in which every figure is decided.
 
-    blocks: those it rests on; left_out: those that lack a figure. false_alarms: merges of equal
-    sides with a figure SLOWER and confirmed, with the upper bound of their share (Clopper and
-    Pearson's, 95%). all_green: the share of such merges with every figure SAME or FASTER.
+    blocks: it is based on these; left_out: those that lack a figure. false_alarms: merges of equal
+    sides with a confirmed SLOWER. false_alarms_bound: the upper bound of their share (Clopper and
+    Pearson, 95%). all_green: the share of merges of equal sides that are all SAME or FASTER.
     """
 
     device: str
@@ -94,10 +93,10 @@ class Certificate:
     false_alarms_bound: float
     all_green: float
     claims: Claims
-    found: tuple[Found, ...]
+    found: tuple[Detection, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the keys of ``detected`` are texts, as in 0.02."""
+        """For JSON, whose keys are strings: ``detected`` has keys such as "0.02"."""
         found = [
             {**asdict(each), "detected": {f"{s:g}": share for s, share in each.detected.items()}}
             for each in self.found
@@ -116,9 +115,8 @@ def certify(
 ) -> Certificate:
     """Estimate the error rates of the gate on a device with these versions.
 
-    claims: the slowdowns that benchmarks state to find, which are their tolerances; what states
-    one is decided on the metrics it names. rules: whatever states none is decided on all of their
-    metrics. benchmarks: those of a merge, else all with blocks.
+    claims: by benchmark and metric, its tolerance. rules: by metric, margin and tolerance; they
+    decide all metrics of a benchmark without claims. benchmarks: of a merge, else all with blocks.
     Raises ValueError where fewer than 20 blocks hold every figure.
     """
     claims = {benchmark: dict(stated) for benchmark, stated in (claims or {}).items()}
@@ -155,7 +153,7 @@ def certify(
 def _figures(
     blocks: list[Block], rules: Rules, claims: Claims, benchmarks: Collection[str] | None
 ) -> list[Figure]:
-    """Every metric of every benchmark, recorded or not: what was never timed is not certified."""
+    """Every metric of every benchmark, recorded or not: an untimed one must not be certified."""
     claimed = {metric for stated in claims.values() for metric in stated}
     if not rules or set(rules) - set(METRICS) or claimed - set(rules):
         wanted = ", ".join(sorted(claimed)) or "one or more"
@@ -173,7 +171,7 @@ def _holds(block: Block, figure: Figure) -> bool:
 def _too_few(device: str, blocks: list[Block], whole: list[Block], figures: list[Figure]) -> str:
     text = (
         f"{len(whole)} of {len(blocks)} A/A blocks of {device} with these versions hold every "
-        f"figure, and a certificate rests on {LEAST_BLOCKS} or more: record more"
+        f"figure, and a certificate needs {LEAST_BLOCKS}: record more"
     )
     lacking = {figure: sum(not _holds(block, figure) for block in blocks) for figure in figures}
     benchmark, metric = figure = max(lacking, key=lambda each: lacking[each], default=("", ""))
@@ -187,7 +185,7 @@ Judged = tuple[Floats, Rule, Spread]
 def _simulate(
     judged: list[Judged], merges: int, rng: np.random.Generator
 ) -> tuple[int, int, Floats]:
-    """False alarms, merges all green, and for each figure the share found of each slowdown."""
+    """False alarms, merges that are all green, and by figure and slowdown the share found."""
     slowdowns = [np.log1p(_slowdowns(rule)) for _, rule, _ in judged]
     found = np.zeros((len(judged), len(slowdowns[0])), dtype=np.int64)
     alarms = green = 0
@@ -210,16 +208,16 @@ def _simulate(
 
 
 def critical(statistics: Floats, rule: Rule, history: Spread) -> tuple[Floats, Floats]:
-    """For each merge, what must be added to its blocks to settle it, at the first look that does.
+    """For each merge, which slowdowns decide it: SLOWER for those above the first value, else green
+    for those below the second, else inconclusive.
 
-    SLOWER with more than the first, else green with less than the second, else inconclusive. An
-    addition moves the bounds and leaves their distance, so all of them are decided at once.
+    A slowdown shifts all bounds alike, so this decides every slowdown at once.
     """
     slower_above = np.full(len(statistics), np.inf)
     green_below = np.full(len(statistics), -np.inf)
     for look, blocks in enumerate(LOOKS):
         now = bounds(statistics[:, :blocks], look, rule, history)
-        # SLOWER at this look and at no earlier one green
+        # SLOWER at this look, and green at no earlier one
         enough = np.maximum(np.log1p(rule.margin) - now.slower_low, green_below)
         slower_above = np.minimum(slower_above, enough)
         green_below = np.maximum(green_below, np.log1p(rule.tolerance) - now.green_high)
@@ -230,12 +228,12 @@ def _slowdowns(rule: Rule) -> list[float]:
     return [*SLOWDOWNS, *GRID, rule.tolerance]
 
 
-def _found(figure: Figure, judged: Judged, shares: Floats) -> Found:
+def _found(figure: Figure, judged: Judged, shares: Floats) -> Detection:
     values, rule, history = judged
     share = dict(zip(_slowdowns(rule), map(float, shares), strict=True))
     error = max(values.std(ddof=1), LEAST_SPREAD) / np.sqrt(len(values))
     further = abs(values.mean()) - LEAST_LEANING * np.log1p(rule.margin)
-    return Found(
+    return Detection(
         *figure,
         tolerance=rule.tolerance,
         spread=history.deviation,
@@ -250,7 +248,7 @@ def _found(figure: Figure, judged: Judged, shares: Floats) -> Found:
 
 
 class Bar(NamedTuple):
-    """A statement, whether it holds, and what was measured."""
+    """A requirement, whether it holds, and what was measured."""
 
     text: str
     held: bool
@@ -258,8 +256,8 @@ class Bar(NamedTuple):
 
 
 def bars(certificate: Certificate) -> list[Bar]:
-    """What a gate must hold; of a figure, what it claims. Of 5% every one is asked of those that
-    claim 2%: a slowdown of just the tolerance is missed now and then, as the rule allows."""
+    """The requirements on a gate. Every slowdown of 5% must be found by those that claim 2%; of the
+    tolerance itself the rule may miss some."""
     c = certificate
     lean = LEANING / len(c.found)
     claimed = [f for f in c.found if f.metric in c.claims.get(f.benchmark, {})]
@@ -291,13 +289,13 @@ def bars(certificate: Certificate) -> list[Bar]:
     return [bar for bar in result if bar]
 
 
-def _each(text: str, cases: list[tuple[Found, bool, str]]) -> Bar | None:
+def _each(text: str, cases: list[tuple[Detection, bool, str]]) -> Bar | None:
     """None where no figure is asked: a bar that nothing could miss is none."""
     missed = [f"{f.metric} of {f.benchmark} ({said})" for f, held, said in cases if not held]
     counted = f"{len(cases) - len(missed)} of {len(cases)}"
     return Bar(text, not missed, "; not ".join([counted, *missed])) if cases else None
 
 
-def _share(found: Found, share: float, least: float = ENOUGH) -> tuple[Found, bool, str]:
+def _share(found: Detection, share: float, least: float = ENOUGH) -> tuple[Detection, bool, str]:
     smallest = "none" if found.smallest is None else f"{found.smallest:.1%}"
     return found, share >= least, f"{share:.3%}, smallest {smallest}"

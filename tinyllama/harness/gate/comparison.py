@@ -1,4 +1,4 @@
-"""From what a user names, a revision or an interpreter, to a `Session` with both sides beside.
+"""Prepares the `Session` of a comparison with a revision or an interpreter.
 
 Both sides are measured with one instrument: the candidate's clock, its workers, the gate itself and
 what is registered with it replace the base's files. What is compared is the ops, and the harness
@@ -46,8 +46,8 @@ INSTRUMENT = (worker, cache, clock, launches, op_contender)  # and every module 
 @dataclass(frozen=True)
 class Request:
     """What to compare the tree in ``root`` with: a commit, or (``commit`` None) itself under
-    another interpreter. label: as the user named it. version: of the project, by which what is
-    accepted expires."""
+    another interpreter. label: the user's name for it. version: of the project; accepted entries
+    expire by it."""
 
     registered: Registered
     root: Path
@@ -66,9 +66,9 @@ class Request:
 
 @contextmanager
 def prepared(request: Request) -> Iterator[Session]:
-    """The session of a request; its folders go when it ends.
+    """The session of a request; its folders are removed when it ends.
 
-    Raises RevisionError, and ValueError at the end where the candidate is no longer what it was.
+    Raises RevisionError, and ValueError at the end for a candidate that was edited meanwhile.
     """
     before = contents(request.root, request.registered)
     processor = timing_processor(request.device)
@@ -112,7 +112,7 @@ def prepared(request: Request) -> Iterator[Session]:
             )
         )
     if contents(request.root, request.registered) != before:
-        raise ValueError(f"{request.root} was edited while it was compared: repeat it on one tree")
+        raise ValueError(f"{request.root} was edited while it was compared: compare it again")
 
 
 def contents(root: Path, registered: Registered) -> str:
@@ -127,7 +127,7 @@ def contents(root: Path, registered: Registered) -> str:
 
 
 def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
-    """What a tree declares for a device, asked in a process of its own."""
+    """The benchmarks of a tree on a device, listed in a process of its own."""
     with worker.Worker("benchmarks", cwd=root) as asked:
         make_side(asked, device, registered)
         found: list[Benchmark] = asked.call("side", "benchmarks")
@@ -173,8 +173,8 @@ def check_base(base: Path, candidate: Path, files: Sequence[str], registered: Re
 
 
 def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Digests of what a benchmark runs in a tree, by file: of all of it, and without the bodies of
-    kernels. Nothing where the tree has no such module."""
+    """Digests by file of the source that a benchmark runs in a tree: of all of it, and without the
+    bodies of kernels. A tree without its modules equals no other."""
     modules = dict.fromkeys(filter(None, (benchmark.module, benchmark.registered)))
     try:
         return _sources(tree.root).of(*modules)
@@ -182,4 +182,4 @@ def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mappin
         return {"": tree.name}, {"": tree.name}  # equal to nothing
 
 
-_sources = functools.lru_cache(maxsize=8)(Sources)  # of a tree each file is read once
+_sources = functools.lru_cache(maxsize=8)(Sources)  # so that each file of a tree is read once

@@ -1,8 +1,8 @@
-"""What a launch runs, whatever its source looks like: the compiled code without debug lines.
+"""A digest of what a launch runs: its compiled code without debug lines.
 
-A comment above a kernel moves its line numbers, and so changes the binary and nothing that runs.
-Two launches are equal when their instructions, their grid and what the runtime is told (warps,
-shared memory, clusters) are equal.
+A comment above a kernel moves its line numbers, which changes the binary and nothing that runs.
+Two launches are equal when their instructions, their grids and their launch options (warps, shared
+memory, clusters) are equal.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ _DEBUG_LINE = re.compile(r"^\s*(\.loc\b|\.file\b|\.cfi_\w+|\$L__tmp\d+:|\.Ltmp\d
 _DEBUG_SECTION = re.compile(r"^\s*\.section\s+\"?\.(debug_|AMDGPU\.csdata)\w*")
 _SECTION = re.compile(r"^\s*\.(section|text|amdgpu_metadata|amdgcn_target)\b")
 _COMMENTS = {"amdgcn": re.compile(r"\s*(//|;).*$"), "ptx": re.compile(r"\s*//.*$")}
-# What the runtime is told; names and source positions are no part of it.
-_TOLD = ("num_warps", "num_ctas", "shared", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
+# Launch options; names and source positions are not among them.
+_OPTIONS = (
+    "num_warps",
+    "num_ctas",
+    "shared",
+    "cluster_dims",
+    "launch_cooperative_grid",
+    "launch_pdl",
+)
 
 
 def code(text: str, stage: str) -> str:
@@ -56,13 +63,13 @@ def fingerprint(launches: Iterable[Launched]) -> list[str]:
 
 def _digest(one: Launched) -> str:
     metadata = one.kernel.metadata
-    told = {name: getattr(metadata, name, None) for name in _TOLD}
-    whole = [code_of(one.kernel.asm), list(one.grid), told]
+    options = {name: getattr(metadata, name, None) for name in _OPTIONS}
+    whole = [code_of(one.kernel.asm), list(one.grid), options]
     return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()
 
 
 def resources(launches: Iterable[Launched]) -> dict[str, dict[str, int]]:
-    """What each kernel takes, by name; of one that is launched often, the last."""
+    """The resources of each kernel by name; of several launches, those of the last."""
     found = {}
     for one in launches:
         kernel, metadata = one.kernel, one.kernel.metadata

@@ -1,20 +1,20 @@
-"""The rule: when blocks of interleaved pairs say that a candidate is slower.
+"""The rule by which blocks of interleaved pairs decide whether a candidate is slower.
 
 A *block* is one fresh launch of both sides; its statistic is the median, over its turns A B B A, of
 the logarithm of candidate over base. Blocks, not turns, are independent: clocks, addresses and the
-layout of memory are drawn once for each launch. So the interval is over blocks.
+memory layout are drawn once for each launch. So the interval is over blocks.
 
-Looks are taken after 4, 8, 12, 16 and 20 blocks, and looking often must not cost errors:
+There is a look after 4, 8, 12, 16 and 20 blocks. Two error rates hold over all looks together:
 
-- a false SLOWER: ``alpha`` in all tests of a merge together, spent over the looks as
-  O'Brien and Fleming do (Lan and DeMets 1983, Biometrika 70:659, their first function), so that
-  an early stop needs much evidence;
-- a slowdown of the tolerance called SAME: ``miss`` for each test, spent evenly over the looks,
-  since what is the same is to be told early.
+- ``alpha`` of a false SLOWER in all tests of a merge, spent over the looks as O'Brien and Fleming
+  do (Lan and DeMets 1983, Biometrika 70:659, their first function), so that an early stop needs
+  much evidence;
+- ``miss`` of calling a slowdown of the tolerance SAME, for each test, spent evenly over the looks,
+  so that equal sides are recognised early.
 
-Each look spends its own share of either (a bound that holds for any dependence between looks), on
-Student's t. The variance is pooled with that of the device's own A/A blocks, unless today's is
-larger than those allow (F test at 0.001); then today's counts alone.
+Each look spends its own share of either, which bounds the error for any dependence between looks,
+on Student's t. The variance is pooled with that of the device's own A/A blocks, unless today's is
+larger than those allow (F test at 0.001). Then today's is used alone.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 LOOKS = (4, 8, 12, 16, 20)
-LEAST_SPREAD = 2e-4  # of a block's statistic; what no number of blocks averages away
-UNLIKE_HISTORY = 1e-3  # p of the F test below which the history's variance is not today's
-CONFIRM_BLOCKS = 8  # with 4, slowdowns that the looks find are lost here
+LEAST_SPREAD = 2e-4  # of a block's statistic; more blocks do not average it away
+UNLIKE_HISTORY = 1e-3  # p of the F test below which the history is not used
+CONFIRM_BLOCKS = 8  # 4 would fail to confirm slowdowns that the looks find
 CONFIRM_ALPHA = 0.05  # one-sided: the confirmation's interval must lie above zero
 
 Floats = NDArray[np.float64]
 
 
 def of_block(logs: ArrayLike) -> Floats:
-    """Statistics (...) of blocks, from the logarithms (..., pairs) of candidate over base in order,
-    of an even number of pairs.
+    """Statistics (...) of blocks from the logarithms (..., pairs) of candidate over base, in order;
+    the number of pairs is even.
 
-    What turns just after the other side finds colder caches than what turns after itself. In A B
-    the candidate is the colder one and in B A the base, so the median of single pairs lies between
-    two heaps, at the edge of either: on a CPU its spread was 2 to 6 times that of the median over
-    A B B A (docs/LOG.md).
+    A turn just after the other side's finds colder caches than one after its own. In A B that is
+    the candidate's and in B A the base's, so single pairs form two clusters with the median between
+    them: on a CPU its spread was 2 to 6 times that of the median over A B B A (docs/LOG.md).
     """
     pairs = np.asarray(logs, dtype=float)
     both_ways = pairs.reshape(*pairs.shape[:-1], -1, 2).mean(axis=-1)
@@ -52,9 +51,9 @@ def of_block(logs: ArrayLike) -> Floats:
 
 
 class Call(Enum):
-    """What the blocks so far say."""
+    """A decision by the blocks so far."""
 
-    MORE = 0  # not decided: take more blocks; at the cap it is inconclusive
+    MORE = 0  # undecided: take more blocks; after the last look it is inconclusive
     SAME = 1
     FASTER = 2
     SLOWER = 3
@@ -62,8 +61,8 @@ class Call(Enum):
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation of a block's statistic between A/A blocks, and its degrees of
-    freedom; 0 of them: nothing is known."""
+    """The standard deviation of a block's statistic between A/A blocks, with its degrees of
+    freedom. 0 degrees: unknown."""
 
     deviation: float = 0.0
     freedom: int = 0
@@ -77,7 +76,7 @@ class Spread:
 
     @staticmethod
     def of(statistics: Any) -> Spread:
-        """Of A/A blocks, whose true mean is zero: the sides run the same code."""
+        """The spread of A/A blocks, whose true mean is zero: both sides run the same code."""
         values = np.asarray(statistics, dtype=float)
         if values.size == 0:
             return Spread()
@@ -89,8 +88,8 @@ class Rule:
     """How one figure of one benchmark is decided.
 
     tests: figures that a merge decides on; alpha is shared among them.
-    margin: a ratio up to 1 + margin is nobody's slowdown. tolerance: SAME says that the slowdown
-    is under this. alpha: false SLOWERs in a merge. miss: a slowdown of the tolerance called SAME.
+    margin: a ratio up to 1 + margin counts as no slowdown. tolerance: SAME means a slowdown below
+    it. alpha: of a false SLOWER in a merge. miss: of calling a slowdown of the tolerance SAME.
     """
 
     tests: int
@@ -127,7 +126,8 @@ _TIMES = [blocks / LOOKS[-1] for blocks in LOOKS]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of log(candidate / base): the mean, the bound below for SLOWER, those of the green ones."""
+    """Of log(candidate / base): the mean, the lower bound for SLOWER, and both bounds for SAME and
+    FASTER."""
 
     mean: Floats
     slower_low: Floats
@@ -145,7 +145,7 @@ def bounds(statistics: Floats, look: int, rule: Rule, history: Spread) -> Bounds
 
 
 def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats]:
-    """Of the mean over blocks, with its degrees of freedom."""
+    """The standard error of the mean over blocks, with its degrees of freedom."""
     blocks = statistics.shape[-1]
     own, floor = statistics.var(axis=-1, ddof=1), LEAST_SPREAD**2
     freedom = np.full(own.shape, blocks - 1.0)
@@ -161,7 +161,7 @@ def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats
 
 
 def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:
-    """What the blocks of one figure say, at a number of them that is a look."""
+    """The decision on one figure; the number of its blocks must be one of `LOOKS`."""
     values = np.asarray(statistics, dtype=float)
     if values.shape not in {(blocks,) for blocks in LOOKS}:
         raise ValueError(f"blocks of shape {values.shape}: look after one of {LOOKS}")
@@ -170,7 +170,7 @@ def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:
 
 
 def decide_each(statistics: Floats, rule: Rule, history: Spread) -> tuple[Any, Any]:
-    """`decide` at every look until one settles it, for many merges at once.
+    """`decide` at every look until one decides, for many merges at once.
 
     statistics: (merges, LOOKS[-1]). Returns the calls, as values of `Call`, and the blocks taken.
     """
@@ -203,7 +203,7 @@ def confirmed(statistics: Any, rule: Rule, history: Spread) -> Any:
 
 
 def confirmation_low(statistics: Any, history: Spread) -> Any:
-    """The lower bound of log(candidate / base) by the blocks that are to confirm a SLOWER."""
+    """The lower bound of log(candidate / base) over the blocks that confirm a SLOWER."""
     values = np.asarray(statistics, dtype=float)
     if values.shape[-1] != CONFIRM_BLOCKS:
         raise ValueError(f"{values.shape[-1]} blocks confirm nothing: give {CONFIRM_BLOCKS}")
@@ -212,9 +212,9 @@ def confirmation_low(statistics: Any, history: Spread) -> Any:
 
 
 def smallest_found(rule: Rule, spread: Spread, power: float = 0.99) -> float:
-    """The least slowdown that is SLOWER with this power at the last look.
+    """The smallest slowdown (0.02 is 2%) that is SLOWER with this power at the last look.
 
-    0.02 is 2%. Of a normal statistic whose deviation is the spread's.
+    The statistic is taken as normal.
     """
     blocks = LOOKS[-1]
     freedom = spread.freedom + blocks - 1

@@ -1,4 +1,4 @@
-"""By what a result is known again: a digest of its bits, and projections on random signs."""
+"""How a verified result is recognised: a digest of its bits, and projections on random signs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def bits_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def digest(value: torch.Tensor) -> int:
-    """Of the bits and their places, modulo 2**64; equal on every device."""
+    """A digest of the bits and their places, modulo 2**64; equal on every device."""
     bits, total = bits_of(value), 0
     for part, start in zip(bits.split(_PART), range(0, bits.numel(), _PART), strict=False):
         places = torch.arange(start, start + part.numel(), device=part.device)
         wide = part.to(torch.int64)
-        wide = (wide ^ (wide >> 32)) + 1  # of round numbers in float64 only the upper bits differ
+        wide = (wide ^ (wide >> 32)) + 1  # round float64 numbers differ in their upper bits alone
         total += int((wide * ((places * _ODD) | 1)).sum().item())
     return total % 2**64
 

@@ -1,6 +1,6 @@
-"""Figures that have no noise, and are compared exactly: memory, kernels, copies, waits.
+"""Figures without noise, which are compared exactly: memory, kernels, copies, synchronisations.
 
-The time to compile from a cold cache has some, and one reading a side; it is held to a margin.
+The time to compile from a cold cache is noisy and read once a side, so it has a margin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tinyllama.harness.records.verdict import Figure, Outcome
 # Both sides compile at once on one machine, and a single reading of each is off by some tenths.
 COMPILE_RATIO, COMPILE_SECONDS = 1.5, 2.0
 
-# What every benchmark gives there.
+# Every benchmark has these on a GPU.
 COUNTED_ON_GPU = ("peak_bytes", "kernels", "copies", "host_syncs")
 
 
@@ -25,10 +25,10 @@ def count_figures(
     accepted: Callable[[str], tuple[float, int]],
     wanted: Sequence[str] = (),
 ) -> list[Figure]:
-    """More than the base, and than what is accepted of it, is SLOWER; less is FASTER.
+    """SLOWER for more than the base plus what is accepted; FASTER for less than the base.
 
-    accepted: metric -> the share, and the number, that there may be more. wanted: what either side
-    must give. Where one launches and copies nothing, the profiler did not see it: MISSING.
+    accepted: metric -> by which share, and by which number, the base may be exceeded. wanted: the
+    metrics that both sides must have. A side without launches and copies was not profiled: MISSING.
     """
     figures = [
         _count(metric, base.get(metric), candidate.get(metric), *accepted(metric))
@@ -37,13 +37,13 @@ def count_figures(
     seen = [any(side.get(m) for m in ("kernels", "copies")) for side in (base, candidate)]
     if all(seen) or "kernels" not in wanted:
         return figures
-    text = "a side was not seen to launch or copy anything: may this device be profiled?"
+    text = "the profiler saw no launch and no copy of a side: may this device be profiled?"
     blind = Figure("kernels", Outcome.MISSING, text)
     return [blind if figure.metric == "kernels" else figure for figure in figures]
 
 
 def new_figures(seconds: Mapping[str, float], counted: Mapping[str, int]) -> list[Figure]:
-    """What a benchmark takes that the base lacks: nothing decides on it."""
+    """Figures of a benchmark that the base lacks: they are shown and decide nothing."""
     figures = [
         Figure(metric, Outcome.NEW, f"{metric} {value * 1e6:.1f} us", after=value)
         for metric, value in seconds.items()
@@ -60,7 +60,7 @@ def _is_count(value: Any) -> bool:
 
 def _count(metric: str, before: Any, after: Any, share: float, more: int) -> Figure:
     if not (_is_count(before) and _is_count(after)):
-        text = f"{metric} was {before}, is {after}: it could not be read on both sides"
+        text = f"{metric} was {before}, is {after}: it was not read on both sides"
         return Figure(metric, Outcome.MISSING, text, before, after)
     text = f"{metric} {before:,} -> {after:,}"
     outcome = Outcome.SAME
@@ -74,10 +74,10 @@ def _count(metric: str, before: Any, after: Any, share: float, more: int) -> Fig
 
 
 def compile_figure(seconds: Mapping[str, float], accepted: Callable[[str], float]) -> Figure:
-    """Of the first calls, from cold caches: SLOWER beyond a ratio and some seconds."""
+    """Of the seconds of the first calls, from cold caches: SLOWER beyond a ratio plus seconds."""
     before, after = seconds[BASE], seconds[CANDIDATE]
     if not all(is_number(value) and value > 0 for value in (before, after)):
-        text = f"compile_seconds was {before}, is {after}: no times"
+        text = f"compile_seconds was {before}, is {after}: invalid times"
         return Figure("compile_seconds", Outcome.MISSING, text, before, after)
     limit = before * COMPILE_RATIO * (1 + accepted("compile_seconds")) + COMPILE_SECONDS
     text = f"compile_seconds {before:.1f} -> {after:.1f}"

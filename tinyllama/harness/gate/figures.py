@@ -1,4 +1,4 @@
-"""One metric of one benchmark over its blocks, and what is said of it."""
+"""One metric of one benchmark over its blocks, and the figure that they give."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _OUTCOMES = {
 
 @dataclass
 class Series:
-    """The statistics of its blocks, and of those that confirm.
+    """The statistics of its blocks, and of the blocks that confirm a slowdown.
 
-    accepted: the slowdown that a committed file allows; it is part of the rule already.
+    accepted: the slowdown that the accepted file allows, which the rule includes.
     """
 
     rule: Rule
@@ -39,11 +39,11 @@ class Series:
     again: list[float] = field(default_factory=list)
 
     def look(self) -> Call:
-        """What the blocks so far say, of which there must be as many as at a look."""
+        """The decision by the blocks so far; their number must be one of `LOOKS`."""
         return decide(self.statistics, self.rule, self.history)
 
     def figure(self, metric: str, call: Call) -> Figure:
-        """The outcome in words: the slowdown, the interval that decides, and how many blocks."""
+        """The outcome, with the slowdown, the interval that decides, and the number of blocks."""
         look = LOOKS.index(len(self.statistics))
         found = bounds(np.asarray(self.statistics), look, self.rule, self.history)
         low = found.slower_low if call is Call.SLOWER else found.green_low
@@ -56,11 +56,11 @@ class Series:
             text += f", {self.accepted:.1%} accepted"
         if call is Call.MORE:
             rule = self.rule
-            text += f", neither under {rule.tolerance:.1%} nor over {rule.margin:.1%} for sure"
+            text += f", neither certainly under {rule.tolerance:.1%} nor over {rule.margin:.1%}"
         return Figure(metric, _OUTCOMES[call], text, ratio=ratio)
 
     def confirm(self, figure: Figure) -> Figure:
-        """The same, confirmed by fresh blocks, or INCONCLUSIVE: as a certificate simulates it."""
+        """The figure, confirmed by fresh blocks or INCONCLUSIVE, as a certificate simulates it."""
         again = _percent(float(np.exp(np.mean(self.again)))) if self.again else "no"
         known = self.history if self.history.freedom else self._own()
         if self.again and bool(confirmed(self.again, self.rule, known)):
@@ -69,7 +69,7 @@ class Series:
         return replace(figure, outcome=Outcome.INCONCLUSIVE, text=text)
 
     def _own(self) -> Spread:
-        """Of the blocks that were slower, on a device of which nothing is known."""
+        """The spread of the blocks that were slower, for a device without a history."""
         return Spread(float(np.std(self.statistics, ddof=1)), len(self.statistics) - 1)
 
 

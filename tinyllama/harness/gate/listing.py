@@ -1,4 +1,4 @@
-"""What both sides say they are and have, before anything of them is compiled."""
+"""Which code each side runs, and which benchmarks it has, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-from tinyllama.harness.gate.setting import Found, Setting
+from tinyllama.harness.gate.setting import BenchmarkState, Setting
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 
 class Stopped(Exception):  # noqa: N818
-    """The comparison as a whole has a verdict: nothing more can be measured."""
+    """The whole comparison has one verdict: nothing more can be measured."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(str(verdict))
@@ -25,8 +25,8 @@ class Listed:
     """found: what both sides have; new: what the base's tree lacks; others: verdicts on what cannot
     be compared."""
 
-    found: dict[str, Found] = field(default_factory=dict)
-    new: dict[str, Found] = field(default_factory=dict)
+    found: dict[str, BenchmarkState] = field(default_factory=dict)
+    new: dict[str, BenchmarkState] = field(default_factory=dict)
     others: list[Verdict] = field(default_factory=list)
 
 
@@ -37,8 +37,8 @@ def unable(side: str) -> Outcome:
 def check_identities(
     setting: Setting, trees: Mapping[str, Tree], who: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise Stopped where the sides are not what is to be compared: the code of neither, the same
-    code twice, other devices or versions."""
+    """Raise Stopped where a side runs another tree, both run one, or their devices or versions
+    differ."""
     for name, tree in trees.items():
         if who[name]["root"] != str(tree.root.resolve()):
             text = f"the {name} ran the code in {who[name]['root']}, not that in {tree.root}"
@@ -84,18 +84,18 @@ def matched(
             text = "the base has it, the candidate does not"
             listed.others.append(Verdict(name, Outcome.MISSING, text))
         elif name in base:
-            listed.found[name] = Found(_stricter(base[name], candidate[name]))
+            listed.found[name] = BenchmarkState(_stricter(base[name], candidate[name]))
         elif setting.toolchains:
             text = "the base's interpreter does not have it"
             listed.others.append(Verdict(name, Outcome.NO_BASELINE, text))
         else:
-            listed.new[name] = Found(candidate[name])
+            listed.new[name] = BenchmarkState(candidate[name])
     return listed
 
 
 def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's, with the smaller slowdowns of both: a change cannot widen its own, nor
-    leave a metric out."""
+    """The candidate's benchmark with the stricter tolerances of both sides: a change can neither
+    widen its own tolerance nor drop a metric."""
     smaller = dict(candidate.slowdowns)
     for metric, slowdown in base.slowdowns.items():
         smaller[metric] = min(slowdown, smaller.get(metric, slowdown))

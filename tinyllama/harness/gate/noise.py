@@ -1,7 +1,7 @@
-"""The device's own A/A blocks: both sides ran the same code, so what a block shows is noise.
+"""The device's own A/A blocks: both sides ran the same code, so a block shows noise alone.
 
-They are one file for each device, ``results/<device>/gate/noise.json``, a folder below the records
-so that whoever reads those does not meet it. Blocks of other versions stay in it and do not count.
+Each device has one file, ``results/<device>/gate/noise.json``; it is not among the records, whose
+readers would meet it. Blocks of other versions stay in the file and do not count.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ METRICS = ("device_seconds", "host_seconds")
 
 @dataclass(frozen=True)
 class Block:
-    """One launch of two equal sides. ``statistics[benchmark][metric]`` is what `of_block` makes of
-    the logarithms of one side over the other; a benchmark's name holds its identity."""
+    """One launch of two equal sides. ``statistics[benchmark][metric]`` is `of_block` of the logs of
+    one side's times over the other's."""
 
     date: str
     commit: str
@@ -44,26 +44,26 @@ class Noise:
     blocks: list[Block] = field(default_factory=list)
 
     def of(self, versions: Mapping[str, str]) -> list[Block]:
-        """The blocks that were taken with just these versions."""
+        """The blocks that were measured with exactly these versions."""
         return [block for block in self.blocks if block.versions == versions]
 
     def spread(self, benchmark: str, metric: str, versions: Mapping[str, str]) -> Spread:
-        """That of one figure; without a block of it, the spread that knows nothing."""
+        """The spread of one figure; without a block of it, one without a history."""
         if metric not in METRICS:
             raise ValueError(f"metric {metric!r}: use one of {', '.join(METRICS)}")
         found = [block.statistics.get(benchmark, {}) for block in self.of(versions)]
         return Spread.of([metrics[metric] for metrics in found if metric in metrics])
 
     def add(self, block: Block) -> None:
-        """Raises ValueError for a block that could not be read again or is here already."""
+        """Raises ValueError for an invalid block, and for one that is stored already."""
         _check_block("the block", asdict(block))
         if block in self.blocks:
             raise ValueError(f"the block of {block.date} is stored already: a block counts once")
         self.blocks.append(block)
 
     def record(self, root: Path, block: Block) -> Path:
-        """Add a block to what is stored by now, which this then holds: another GPU of that name may
-        be certified at the same time."""
+        """Add a block to those stored by now, and hold them all: another GPU of that name may be
+        certified at the same time."""
         with only_writer(noise_path(root, self.device)):
             self.blocks = Noise.load(root, self.device).blocks
             self.add(block)
@@ -85,7 +85,7 @@ class Noise:
         return Noise(device, [Block(**block) for block in data["blocks"]])
 
     def save(self, root: Path) -> Path:
-        """Write the file whole or not at all, in the place of the last one."""
+        """Replace the file, whole or not at all."""
         data = {"schema": SCHEMA, **asdict(self)}
         _check(data)
         path = noise_path(root, self.device)
@@ -112,8 +112,8 @@ def _check(data: Any) -> None:
         raise ValueError("it is not an object of fields")
     if data.get("schema") != SCHEMA:
         raise ValueError(
-            f"schema {data.get('schema')!r} is not {SCHEMA}: blocks that were taken otherwise say "
-            "nothing of those of now; delete the file and certify again"
+            f"schema {data.get('schema')!r} is not {SCHEMA}: its blocks were measured in another "
+            "way; delete the file and certify again"
         )
     _check_fields("it", data, {"schema": int, "device": str, "blocks": list})
     if not slug(data["device"]):

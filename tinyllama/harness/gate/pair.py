@@ -1,12 +1,11 @@
 """Two workers, one of each side, on one device: a block is one fresh launch of both.
 
-Within a block the sides alternate A B B A, so that each comes first as often as second, each has
-as often turned just before, and a drift adds to both. Compiled code is kept by side from block to
-block; processes are not.
+Within a block the sides alternate A B B A: each comes first as often as second, and a drift slows
+both alike. Compiled code is kept for each side from block to block; processes are not.
 
-Both sides are held to one processor, since they never work at the same time: where each has its
-own, what the host does differs between them by what those processors do for others (docs/LOG.md,
-"One processor for both sides").
+Both sides are pinned to one processor, since they never work at the same time. With a processor
+each, host time differs between them by the other work of those processors (docs/LOG.md, "One
+processor for both sides").
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from tinyllama.harness.records.results import is_number
 FACTORY = "tinyllama.harness.gate.side:Side"
 BASE, CANDIDATE = "base", "candidate"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
-FEWEST, LONGEST = 8, 2.0  # pairs of a block; seconds after which there need be no more
-READY = 600.0  # seconds until a benchmark is ready: it is compiled
-TURN = 60.0  # seconds of anything else
+FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough
+READY = 600.0  # seconds for a benchmark to be compiled
+TURN = 60.0  # seconds for anything else
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A side before it runs: its name, its code, its interpreter, its caches of compiled code.
+    """A side before it runs.
 
-    label: what a user calls it (a commit). slowed: see `Side`.
+    label: the user's name for it. caches: the folder of its compiled code. slowed: see `Side`.
     """
 
     name: str
@@ -62,9 +61,11 @@ class Tree:
 
 @dataclass(frozen=True)
 class Effort:
-    """pairs: of turns in a block, an even number; of long calls fewer. repeated: of turns in which
-    the host is timed. first: seconds of repeating before the first benchmark of a block, in which
-    clocks rise."""
+    """How much a block repeats.
+
+    pairs: of turns, an even number; fewer for long calls. repeated: the same where the host is
+    timed. first: seconds of warming up before the first benchmark of a block, in which clocks rise.
+    """
 
     pairs: int
     repeated: int
@@ -92,11 +93,11 @@ class SideError(RuntimeError):
 
 
 class Pair:
-    """The workers of both sides; what one of them is asked, `each` asks both at once.
+    """The workers of both sides. `ask` asks one of them, `each` both at once.
 
-    processor: the one that both are held to in their turns; None: none. leading: the side that is
-    asked first, by turns another: what comes of coming first is then no difference of the sides.
-    preload: further modules that its workers import before anything is asked of them.
+    processor: both are pinned to it in their turns, unless it is None. leading: the side that is
+    asked first, which the session alternates. preload: further modules that the workers import
+    before they are asked.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Pair:
         self._start()
 
     def _start(self) -> None:
-        self.hash_seed = random.randrange(2**32)  # of both: dicts and sets are laid out alike
+        self.hash_seed = random.randrange(2**32)  # one for both, so that sets are ordered alike
         for name, tree in self.trees.items():
             try:
                 self.workers[name] = self.started(tree)
@@ -129,14 +130,14 @@ class Pair:
         return _worker(tree, self.registered.package, self.device, self.hash_seed, self.preload)
 
     def restart(self) -> None:
-        """Other processes in the place of those of which one failed."""
+        """Replace the processes of both sides after one failed."""
         self.close()
         self.workers, self.unstarted, self.failed = {}, None, False
         self._start()
         self.open()
 
     def open(self) -> None:
-        """Have both sides ready to be asked. Raises SideError."""
+        """Make the `Side` of both workers. Raises SideError."""
         if self.unstarted is not None:
             self.failed = True
             raise self.unstarted
@@ -155,7 +156,7 @@ class Pair:
             raise SideError(name, error) from error
 
     def each(self, method: str, *args: Any, timeout: float = TURN) -> dict[str, Any]:
-        """Ask both sides at the same time; never for a time."""
+        """Ask both sides at the same time; nothing is timed then."""
         return self._both(lambda name: self.ask(name, method, *args, timeout=timeout))
 
     def _both(self, do: Callable[[str], Any]) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class Pair:
         return found
 
     def begin(self, benchmark: Benchmark) -> dict[str, float]:
-        """Make a benchmark ready on both sides; the seconds of their first calls."""
+        """Prepare a benchmark on both sides; returns the seconds of their first calls."""
         return self.each("begin", benchmark.name, timeout=READY)
 
     def end(self, benchmark: Benchmark) -> None:
@@ -216,21 +217,20 @@ class Pair:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Both sides stay on one processor: only now, since what comes before a turn works on
-        several, and on one takes many times as long."""
+        """Pin both sides to one processor for their turns; preparation needs several."""
         if self.processor is None:
             yield
             return
-        self.each("settle", self.processor)
+        self.each("pin", self.processor)
         try:
             yield
         finally:
             if not self.failed:
-                self.each("settle", None)
+                self.each("pin", None)
 
     def _turns(self, benchmark: Benchmark, pairs: int) -> dict[str, list[float]]:
         logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
-        for name in reversed(self.order):  # the first turn of a process is colder than any other
+        for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark)
         began = time.monotonic()
         for index in range(pairs):
@@ -263,7 +263,7 @@ class Pair:
         return [worker.pid for worker in self.workers.values()]
 
     def discard(self) -> None:
-        """End a pair that was asked nothing: what it imports is waited for by nobody."""
+        """End an unused pair without waiting for its imports."""
         for worker in self.workers.values():
             worker.kill()
         self.close()
@@ -302,12 +302,12 @@ def _worker(
     }
     env |= {"PYTHONHASHSEED": str(hash_seed), **_ALLOCATOR}
     if device.type == "cpu":
-        env["OMP_NUM_THREADS"] = "1"  # threads that wait for work take time from the other side
+        env["OMP_NUM_THREADS"] = "1"  # idle threads spin, which slows the other side
     modules = (_MODULE, package, *_IMPORTED_LATE, *preload)
     return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
 
-# glibc's keeps what is freed: what it gave back, and how much, was a process's own (docs/LOG.md).
+# glibc keeps freed memory: how much it returned differed between processes (docs/LOG.md).
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that it takes
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
@@ -319,7 +319,7 @@ _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first back
 
 @contextmanager
 def opened(trees: Sequence[Tree], device: torch.device, registered: Registered) -> Iterator[Pair]:
-    """A fresh pair, ready; it ends with the block. Raises SideError."""
+    """A fresh pair, ready to be asked, for a `with` statement. Raises SideError."""
     pair = Pair(trees, device, registered)
     try:
         pair.open()
@@ -328,15 +328,15 @@ def opened(trees: Sequence[Tree], device: torch.device, registered: Registered) 
         pair.close()
 
 
-class Ahead:
-    """`opened`, with the processes of the next pairs started while one is used: they import, and
-    touch no device, until they are asked, on other processors than the one that is timed. Those of
-    the last pair end while the next one begins. For machines with processors to spare.
+class PairPool:
+    """`opened`, for machines with spare processors: the next pairs start while one is used.
 
-    pairs: how many are started ahead; a block of one benchmark takes less long than importing.
+    Until they are asked they only import, without touching a device, on other processors than the
+    timed one. The last pair ends while the next one begins. pairs: how many start ahead; importing
+    takes longer than a block of one benchmark.
     """
 
-    PRELOAD = ("torch._dynamo",)  # the first optimizer imports it: 1.5 s of a step's 3.3
+    PRELOAD = ("torch._dynamo",)  # an optimizer imports it: 1.5 s of the 3.3 s of a step
 
     def __init__(self, timed: int, pairs: int) -> None:
         self.pairs = pairs
@@ -376,15 +376,15 @@ class Ahead:
 
 
 def timing_processor(device: torch.device) -> int:
-    """The one that both sides are held to: not the first, which does the system's own work, and
-    mostly another for another GPU of the machine, where another gate may be at work."""
+    """The processor that both sides are pinned to. It is not the first, which does the system's own
+    work, and mostly differs between GPUs, each of which may have a gate at work."""
     first, *others = sorted(os.sched_getaffinity(0))
     return others[zlib.crc32(identity(device).encode()) % len(others)] if others else first
 
 
 @contextmanager
 def _without(processor: int) -> Iterator[None]:
-    """What is started meanwhile keeps off a processor."""
+    """Keep processes that start meanwhile off a processor."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before - {processor})
     try:
@@ -393,18 +393,18 @@ def _without(processor: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-PROCESSORS = 8  # from so many on, importing on half of them disturbs nobody
-MOST = 4  # pairs ahead: with six, blocks take no less (docs/LOG.md)
+PROCESSORS = 8  # from so many on, importing on half of them disturbs no turn
+MOST = 4  # pairs ahead; six make blocks no faster (docs/LOG.md)
 
 
 @contextmanager
 def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[Pair]]]:
-    """What opens pairs on this machine. timed: the processor that both sides are held to."""
+    """A function that opens pairs on this machine. timed: both sides are pinned to it."""
     processors = len(os.sched_getaffinity(0))
     if processors < PROCESSORS:
         yield opened
         return
-    ahead = Ahead(timed, min(MOST, processors // 4))
+    ahead = PairPool(timed, min(MOST, processors // 4))
     try:
         yield ahead
     finally:

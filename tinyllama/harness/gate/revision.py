@@ -1,7 +1,5 @@
-"""A revision's tree beside the candidate's.
-
-git is only asked: the base is unpacked into a folder of its own, and the checkout and its ``.git``
-stay as they are. What of a tree a benchmark runs: `tinyllama.harness.gate.sources`.
+"""A revision's tree, unpacked into a folder of its own; the checkout and its ``.git`` stay as they
+are.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# What a hook's environment says of its own repository, which need not be the one that is named.
+# A hook sets these for its own repository, which need not be the one that is named.
 _PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 class RevisionError(ValueError):
-    """A revision, a checkout or a tree that cannot be used; the message says which, and the fix."""
+    """A revision, a checkout or a tree that cannot be used; the message names it and the fix."""
 
 
 def tree_of(repo: Path) -> str:
@@ -30,7 +28,7 @@ def tree_of(repo: Path) -> str:
 
 
 def resolve(rev: str, repo: Path) -> str:
-    """The commit of a branch, a tag or a commit; whatever its name, it is no option to git."""
+    """The commit that a branch, a tag or a commit names; git never takes the name as an option."""
     tree_of(repo)
     found = ""
     if "\0" not in rev:
@@ -48,7 +46,7 @@ def resolve(rev: str, repo: Path) -> str:
 
 
 def same_tree(rev: str, repo: Path) -> bool:
-    """Whether the working tree is exactly that revision: a comparison would be with itself.
+    """Whether the working tree is exactly that revision, so that it would be compared with itself.
 
     Untracked files count where a benchmark could run them.
     """
@@ -87,8 +85,8 @@ def check_out(commit: str, repo: Path, folder: Path) -> Path:
 
 
 def overlay(source: Path, target: Path, files: Sequence[str]) -> list[str]:
-    """Copy files of one tree over another's, so that both sides have the same clock; returns those
-    whose content differed."""
+    """Replace files of the target with those of the source, so that both sides have one clock;
+    returns those that differed."""
     for name in files:
         if not (source / name).is_file():
             raise RevisionError(f"{source} has no file {name!r}: both sides are measured with it")

@@ -1,14 +1,14 @@
-"""The whole comparison of a candidate with a base: what is identical, slower, or cannot be told.
+"""The whole comparison of a candidate with a base.
 
-    listed     both sides say what they have            -> MISSING
-    sources    what each benchmark runs, as source      -> IDENTICAL, without a GPU
-    prepared   compiled from cold, inputs, counts       -> IDENTICAL kernels; exact figures; NEW
-    verified   results held to float64, once a side     -> WRONG RESULT
-    blocks     fresh pairs, a look after every fourth   -> SAME, FASTER, SLOWER, INCONCLUSIVE
-    confirmed  SLOWER once more in fresh pairs          -> SLOWER, or INCONCLUSIVE
-    moved      profiles of both sides of what is slower -> which kernels
+    listed      the benchmarks of both sides               -> MISSING
+    sources     the source that each benchmark runs        -> IDENTICAL, without a GPU
+    prepared    compiled from cold, inputs, counts         -> IDENTICAL kernels; exact figures; NEW
+    verified    results held to float64, once a side       -> WRONG RESULT
+    blocks      fresh pairs, a look after every fourth     -> SAME, FASTER, SLOWER, INCONCLUSIVE
+    confirmed   SLOWER is measured again in fresh pairs    -> SLOWER, or INCONCLUSIVE
+    attributed  profiles of both sides of what is SLOWER   -> which kernels changed
 
-Whatever keeps a benchmark from its verdict is a verdict: nothing is left out in silence.
+Whatever keeps a benchmark from being compared is its verdict: nothing is left out in silence.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from tinyllama.harness.gate.pair import (
     Pair,
     SideError,
 )
-from tinyllama.harness.gate.setting import Found, Setting, margin_of
+from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 RENAMED = "MISSING: if it is one of them, renamed, restore its name"
-DISCARDED = 2  # blocks in which the device was disturbed, before that is the verdict
+MAX_DISCARDED = 2  # blocks on a disturbed device; one more, and the verdict is BUSY
 
 
 class Session:
-    """One comparison. `run` gives a verdict for each benchmark of either side."""
+    """One comparison. `run` returns a verdict on each benchmark of either side."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.trees = (setting.base, setting.candidate)
         self.effort = setting.effort or Effort.on(setting.device)
-        self.found: dict[str, Found] = {}
-        self.new: dict[str, Found] = {}  # what the base lacks
-        self.left_out: dict[str, int] = {}  # why providers are no benchmarks here, and how many
+        self.found: dict[str, BenchmarkState] = {}
+        self.new: dict[str, BenchmarkState] = {}  # what the base lacks
+        self.left_out: dict[str, int] = {}  # by reason, how many providers are not timed here
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.disturbed = self.launches = 0
-        self.seconds: dict[str, float] = {}  # that each stage took
+        self.seconds: dict[str, float] = {}  # by stage
 
     def run(self) -> list[Verdict]:
         try:
@@ -68,43 +68,42 @@ class Session:
             for name, stage in (
                 ("time", self._blocks),
                 ("confirm", self._confirm),
-                ("attribute", self._move),
+                ("attribute", self._attribute),
             ):
                 with self._timed(name):
                     stage()
         except Stopped as stop:
             self.others.append(stop.verdict)
-            for one in self._open():
+            for one in self._undecided():
                 self._settle(one, stop.verdict.outcome, f"not measured: {stop.verdict.text}")
         if any(verdict.outcome is Outcome.MISSING for verdict in self._verdicts()):
             for one in self.new.values():
-                if _is(one, Outcome.NEW):
+                if _has_outcome(one, Outcome.NEW):
                     self._settle(one, Outcome.NO_BASELINE, f"new, while others are {RENAMED}")
         return list(self._verdicts())
 
     def blocks(self) -> Iterator[dict[str, dict[str, float]]]:
-        """The statistics of one block after another, without end, of what can be timed.
+        """The statistics of block after block, without end, of the benchmarks that can be timed.
 
-        Raises Stopped where nothing can be; what failed has its verdict in `found`.
+        Raises Stopped where none can be. Those that failed have their verdicts in `found`.
         """
         with self._pair() as pair:
             self._list(pair)
             self._sources()
             self._prepare(pair)
-        while self._open():
-            before = {one.name: one.blocks for one in self._open()}
-            self._block(self._open(), lambda series: series.statistics)
+        while self._undecided():
+            before = {one.name: one.blocks for one in self._undecided()}
+            self._block(self._undecided(), lambda series: series.statistics)
             taken = {
                 one.name: {m: series.statistics[-1] for m, series in one.series.items()}
-                for one in self._open()
+                for one in self._undecided()
                 if one.blocks > before[one.name]
             }
-            if taken:  # else the block was discarded
+            if taken:  # a discarded block has none
                 yield taken
 
     def report(self) -> dict[str, Any]:
-        """All that was measured, for a file. seconds: of each stage; blocks: also those
-        that were discarded."""
+        """All that was measured, for a file. seconds: by stage. blocks: discarded ones too."""
         return {
             "base": self.setting.base.label,
             "candidate": self.setting.candidate.label,
@@ -132,32 +131,34 @@ class Session:
         self.others += listed.others
 
     def _sources(self) -> None:
-        """What runs the same source with the same versions needs no process."""
+        """Benchmarks that run the same source with the same versions are IDENTICAL."""
         if self.setting.toolchains or self.setting.measure_all:
             return
-        for one in self._open():
+        for one in self._undecided():
             base, candidate = (self.setting.sources(t, one.benchmark)[0] for t in self.trees)
             if base == candidate:
-                self._settle(one, Outcome.IDENTICAL, "the same source, comments left aside")
+                self._settle(one, Outcome.IDENTICAL, "the same source, comments aside")
 
     def _prepare(self, pair: Pair) -> None:
-        for one in self._open():
-            with self._kept(one):
-                pair = self._alive(pair)
-                pair.each("multiply")  # in a pair that is new; else it is as good as nothing
+        for one in self._undecided():
+            with self._errors_as_verdict(one):
+                pair = self._working(pair)
+                pair.each("warm_up_blas")  # a pair may be new
                 seconds = pair.begin(one.benchmark)
                 self._prepare_one(pair, one, seconds)
                 pair.end(one.benchmark)  # the next one has the memory
         for one in self.new.values():
-            with self._kept(one):
-                pair = self._alive(pair)
+            with self._errors_as_verdict(one):
+                pair = self._working(pair)
                 one.figures = new_figures(*pair.alone(one.benchmark, self.effort))
                 self._settle(one, Outcome.NEW, "; ".join(figure.text for figure in one.figures))
 
-    def _prepare_one(self, pair: Pair, one: Found, seconds: Mapping[str, float]) -> None:
+    def _prepare_one(self, pair: Pair, one: BenchmarkState, seconds: Mapping[str, float]) -> None:
         inputs = pair.each("inputs", one.name)
         if inputs[BASE] != inputs[CANDIDATE]:
-            text = "its inputs are not those of the base: another benchmark under one name"
+            text = (
+                "its inputs are not those of the base: give what is another benchmark another name"
+            )
             return self._settle(one, Outcome.NO_BASELINE, text)
         counted = pair.each("counted", one.name)
         compiled = pair.each("compiled", one.name)
@@ -167,13 +168,13 @@ class Session:
         one.figures.append(compile_figure(seconds, lambda metric: allowed(metric)[0]))
         alike = all(figure.outcome is Outcome.SAME for figure in one.figures)
         if self._same_code(one, compiled) and alike:
-            text = f"the same code for the host and in {len(compiled[BASE])} launches"
+            text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
             return self._settle(one, Outcome.IDENTICAL, text)
         for side in (BASE, CANDIDATE):  # one at a time: float64 may take much of the memory
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
         return None
 
-    def _same_code(self, one: Found, compiled: Mapping[str, Sequence[str]]) -> bool:
+    def _same_code(self, one: BenchmarkState, compiled: Mapping[str, Sequence[str]]) -> bool:
         if self.setting.toolchains or self.setting.measure_all or not compiled[BASE]:
             return False
         base, candidate = (self.setting.sources(t, one.benchmark)[1] for t in self.trees)
@@ -181,19 +182,19 @@ class Session:
 
     def _blocks(self) -> None:
         for look in self.setting.looks:
-            open_ = self._open()
+            open_ = self._undecided()
             if not open_:
                 return
             last = self.setting.looks[-1]
             self.setting.say(f"{len(open_)} undecided: blocks up to {look} of {last}")
             while open_ and open_[0].blocks < look:
                 self._block(open_, lambda series: series.statistics)
-                open_ = self._open()
+                open_ = self._undecided()
             for one in open_:
-                with self._kept(one):
+                with self._errors_as_verdict(one):
                     self._look(one, last=look == last)
 
-    def _block(self, which: Sequence[Found], of: Callable[[Series], list[float]]) -> None:
+    def _block(self, which: Sequence[BenchmarkState], of: Callable[[Series], list[float]]) -> None:
         """One fresh launch of both sides: a statistic of each benchmark and metric."""
         first = self.effort.first
         taken: dict[str, dict[str, float]] = {}
@@ -202,8 +203,8 @@ class Session:
             pair.leading = (BASE, CANDIDATE)[self.launches % 2]
             self.launches += 1
             for one in which:
-                with self._kept(one):
-                    pair = self._alive(pair)
+                with self._errors_as_verdict(one):
+                    pair = self._working(pair)
                     pairs = self.effort.of(one.benchmark)
                     taken[one.name] = pair.statistics(
                         one.benchmark, one.proofs, pairs, max(first, WARM_UP)
@@ -213,15 +214,15 @@ class Session:
         if disturbed:
             self.disturbed += 1
             self.setting.say(f"a block is discarded: {disturbed}")
-            if self.disturbed > DISCARDED:
+            if self.disturbed > MAX_DISCARDED:
                 raise Stopped(Verdict("device", Outcome.BUSY, disturbed))
             return
         for one in which:
-            with self._kept(one):
+            with self._errors_as_verdict(one):
                 for metric, value in taken.get(one.name, {}).items():
                     of(self._series(one, metric)).append(value)
 
-    def _look(self, one: Found, *, last: bool) -> None:
+    def _look(self, one: BenchmarkState, *, last: bool) -> None:
         for metric, series in one.series.items():
             if one.settled(metric) is None:
                 call = series.look()
@@ -230,44 +231,46 @@ class Session:
         if all(one.settled(metric) for metric in one.series):
             self._conclude(one)
 
-    def _conclude(self, one: Found) -> None:
+    def _conclude(self, one: BenchmarkState) -> None:
         found = [figure.outcome for figure in one.figures]
-        # What is slower for sure is not hidden by a figure that cannot be told.
+        # An inconclusive figure does not hide another that is certainly slower.
         slower = Outcome.SLOWER in found and worst(found) is Outcome.INCONCLUSIVE
         outcome = Outcome.SLOWER if slower else worst(found)
         shown = [f for f in one.figures if f.metric in one.series or f.outcome is not Outcome.SAME]
         self._settle(one, outcome, "; ".join(figure.text for figure in shown))
 
     def _confirm(self) -> None:
-        """SLOWER times are measured once more in fresh processes."""
+        """Measure SLOWER times again in fresh processes."""
         suspects = [
             one
             for one in self.found.values()
-            if _is(one, Outcome.SLOWER)
+            if _has_outcome(one, Outcome.SLOWER)
             and any(f.outcome is Outcome.SLOWER and f.metric in one.series for f in one.figures)
         ]
         if not suspects:
             return
         self.setting.say(f"{len(suspects)} SLOWER: confirmed in {CONFIRM_BLOCKS} fresh blocks")
         while waiting := [
-            one for one in suspects if _is(one, Outcome.SLOWER) and one.again < CONFIRM_BLOCKS
+            one
+            for one in suspects
+            if _has_outcome(one, Outcome.SLOWER) and one.again < CONFIRM_BLOCKS
         ]:
             self._block(waiting, lambda series: series.again)
         for one in suspects:
-            if _is(one, Outcome.SLOWER):  # else it went wrong meanwhile, and that is its verdict
+            if _has_outcome(one, Outcome.SLOWER):  # an error meanwhile is its verdict
                 one.figures = [_confirmed(one, figure) for figure in one.figures]
                 self._conclude(one)
 
-    def _move(self) -> None:
-        """Which kernels of what is slower moved."""
-        slower = [f for f in self.found.values() if _is(f, Outcome.SLOWER)]
+    def _attribute(self) -> None:
+        """Find out which kernels of the SLOWER benchmarks changed."""
+        slower = [f for f in self.found.values() if _has_outcome(f, Outcome.SLOWER)]
         if not slower:
             return
         try:
             with self._pair() as pair:
                 for one in slower:
-                    with self._kept(one, settle=False):
-                        pair = self._alive(pair)
+                    with self._errors_as_verdict(one, settle=False):
+                        pair = self._working(pair)
                         pair.begin(one.benchmark)
                         base, candidate = (
                             pair.ask(side, "profiles", one.name, PROFILES)
@@ -275,7 +278,7 @@ class Session:
                         )
                         one.moved = moved(base, candidate, timed=_slower_on_the_device(one))
                         pair.end(one.benchmark)
-        except Stopped as stop:  # it changes no verdict
+        except Stopped as stop:  # no verdict changes
             for one in slower:
                 one.moved = one.moved or [f"not attributed: {stop.verdict.text}"]
         for one in slower:
@@ -292,26 +295,26 @@ class Session:
         finally:
             self.seconds[stage] = time.monotonic() - began
 
-    def _open(self) -> list[Found]:
+    def _undecided(self) -> list[BenchmarkState]:
         return [one for one in self.found.values() if one.verdict is None]
 
-    def _settle(self, one: Found, outcome: Outcome, text: str) -> None:
+    def _settle(self, one: BenchmarkState, outcome: Outcome, text: str) -> None:
         one.verdict = Verdict(one.name, outcome, text, tuple(one.figures))
 
     def _verdicts(self) -> Iterator[Verdict]:
         yield from self.others
         for one in (*self.found.values(), *self.new.values()):
-            yield one.verdict or Verdict(one.name, Outcome.MISSING, "it came to no verdict")
+            yield one.verdict or Verdict(one.name, Outcome.MISSING, "no verdict was reached")
 
-    def _allowed(self, one: Found) -> Callable[[str], tuple[float, int]]:
-        """By metric the share, and the number, of what is accepted."""
+    def _allowed(self, one: BenchmarkState) -> Callable[[str], tuple[float, int]]:
+        """By metric, the accepted share and the accepted number."""
         accepted = self.setting.accepted
         return lambda metric: (
             accepted.amount(one.name, metric),
             accepted.more(one.name, metric),
         )
 
-    def _series(self, one: Found, metric: str) -> Series:
+    def _series(self, one: BenchmarkState, metric: str) -> Series:
         if metric not in one.series:
             amount = self.setting.accepted.amount(one.name, metric)
             margin = margin_of(metric, self.setting.device)
@@ -324,7 +327,7 @@ class Session:
 
     @contextmanager
     def _pair(self) -> Iterator[Pair]:
-        """A fresh pair. A base that cannot even begin is no base."""
+        """A fresh pair. Where a side cannot start, the comparison stops: NO BASE for the base."""
         try:
             setting = self.setting
             with setting.pairs(self.trees, setting.device, setting.registered) as pair:
@@ -332,15 +335,16 @@ class Session:
         except SideError as error:
             raise Stopped(Verdict(error.side, unable(error.side), _words(error))) from error
 
-    def _alive(self, pair: Pair) -> Pair:
-        """The same workers, or where one of them failed, others in their place."""
+    def _working(self, pair: Pair) -> Pair:
+        """The pair, with fresh workers where one of them failed."""
         if pair.failed:
             pair.restart()
         return pair
 
     @contextmanager
-    def _kept(self, one: Found, *, settle: bool = True) -> Iterator[None]:
-        """What goes wrong with one benchmark is its verdict, and the others go on."""
+    def _errors_as_verdict(self, one: BenchmarkState, *, settle: bool = True) -> Iterator[None]:
+        """An error with one benchmark is its verdict; the others continue. settle: without it, the
+        error explains only why nothing is attributed."""
         try:
             yield
         except SideError as error:
@@ -356,17 +360,17 @@ class Session:
                 one.moved = [f"not attributed: {error}"]
 
 
-def _confirmed(one: Found, figure: Figure) -> Figure:
+def _confirmed(one: BenchmarkState, figure: Figure) -> Figure:
     if figure.outcome is not Outcome.SLOWER or figure.metric not in one.series:
         return figure
     return one.series[figure.metric].confirm(figure)
 
 
-def _slower_on_the_device(one: Found) -> bool:
+def _slower_on_the_device(one: BenchmarkState) -> bool:
     return any(f.metric == DEVICE and f.outcome is Outcome.SLOWER for f in one.figures)
 
 
-def _is(one: Found, outcome: Outcome) -> bool:
+def _has_outcome(one: BenchmarkState, outcome: Outcome) -> bool:
     return one.verdict is not None and one.verdict.outcome is outcome
 
 

@@ -1,4 +1,4 @@
-"""What a comparison is given, and what it finds of each benchmark."""
+"""The input of a comparison, and the state of each benchmark in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARGIN_ON_CPU = 0.02
 
 
 def margin_of(metric: str, device: torch.device) -> float:
-    """The slowdown that is nobody's, of a metric on a device."""
+    """The slowdown of a metric on a device that counts as none."""
     return MARGIN_ON_CPU if device.type == "cpu" else MARGINS[metric]
 
 
@@ -47,10 +47,13 @@ class Watching(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a gate is given. sources: (tree, benchmark) -> digests of what it runs, whole and of
-    the host alone. toolchains: the interpreters are what is compared, not the trees. measure_all:
-    time what is identical too, for A/A blocks. only: which names, for those as well. processor: the
-    one that both sides are held to in blocks."""
+    """The input of a comparison.
+
+    sources: (tree, benchmark) -> digests of the source that it runs, of all of it and of the host
+    code alone. toolchains: the interpreters are compared, not the trees. measure_all: time
+    identical benchmarks too, for A/A blocks. only: whether a name is compared. processor: both
+    sides are pinned to it in their turns.
+    """
 
     base: Tree
     candidate: Tree
@@ -71,8 +74,8 @@ class Setting:
 
 
 @dataclass
-class Found:
-    """Of one benchmark: what was measured, and in the end the verdict."""
+class BenchmarkState:
+    """What was measured of one benchmark, and in the end its verdict."""
 
     benchmark: Benchmark
     series: dict[str, Series] = field(default_factory=dict)
@@ -90,7 +93,7 @@ class Found:
         return min((len(series.statistics) for series in self.series.values()), default=0)
 
     def settled(self, metric: str) -> Figure | None:
-        """What was said of a metric at the first look that could."""
+        """The figure of a metric, once it is decided."""
         return next((figure for figure in self.figures if figure.metric == metric), None)
 
     @property

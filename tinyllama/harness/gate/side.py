@@ -1,6 +1,6 @@
-"""One side of a comparison, asked in a worker of its own interpreter and tree.
+"""One side of a comparison, in a worker of its own interpreter and tree.
 
-A side says what it could time and which code that would run, and takes turns.
+It lists its benchmarks and times them in turns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tinyllama.harness.measure.op_contender import (
 )
 from tinyllama.harness.records.results import is_number, versions
 
-# The slowdown that is not to be called SAME, by metric. A shared host is no quiet device.
+# By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
 ON_GPU = {DEVICE: 0.02, HOST: 0.10}
 ON_CPU = {DEVICE: 0.10}
 
@@ -42,9 +42,9 @@ ON_CPU = {DEVICE: 0.10}
 class Benchmark:
     """What is compared under one name.
 
-    timed: what its subject is made of; module: whose imports are what it runs, and registered:
-    those of the file that registered the provider, where it is another. slowdowns: metric -> what
-    may not be called SAME. factory: ``module:name`` of the subject, where it is no op's.
+    timed: the argument of its subject. module: it runs this module and its imports; registered: and
+    those of the module that registered the provider. slowdowns: metric -> the smallest slowdown
+    that must not be called SAME. factory: ``module:name`` of the subject, where it is not an op's.
     """
 
     name: str
@@ -59,22 +59,24 @@ class Benchmark:
 
 
 def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
-    """The benchmarks of a device: each provider of each op of the tree, device time on the largest
-    timed case that it covers and host time on the smallest, where it is what a caller waits for;
-    where there is no GPU, on the smallest alone."""
+    """The benchmarks of a device: each provider of each op of the tree.
+
+    Device time is of the largest timed case that the provider covers; host time, which a caller
+    waits for where calls are short, of the smallest. On a CPU the smallest is timed alone.
+    """
     found = []
     for op, provider, every in _every(device, package, files):
         slowdowns = _slowdowns(op, provider, device)
         covered = [timed for timed in every if _left_out(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
             own = {metric: slowdowns[metric] for metric in metrics}
-            where = getattr(provider, "module", "")  # not told by a base of before it was
+            where = getattr(provider, "module", "")  # an older base has none
             found.append(Benchmark(_name(op, timed), timed, op.module, own, registered=where))
     return found
 
 
 def left_out(device: torch.device, package: str, files: Sequence[str] = ()) -> Counter[str]:
-    """Why providers of timed ops give no benchmark on a device, and of how many that is so."""
+    """By reason, how many providers of timed ops have no benchmark on a device."""
     why: Counter[str] = Counter()
     for op, _, every in _every(device, package, files):
         reasons = [_left_out(op, timed, device) for timed in every]
@@ -104,12 +106,12 @@ def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, 
 
 
 def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, float]:
-    """What a provider states, else its op, else the usual; on a CPU no less than that, which is
-    above its noise.
+    """The slowdowns that a provider states, else its op, else the usual ones; on a CPU at least the
+    usual ones, which are above its noise.
 
-    Raises ValueError for a metric that no device has, or what is no slowdown.
+    Raises ValueError for an unknown metric or an invalid slowdown.
     """
-    own = getattr(provider, "slowdowns", {})  # a base from before providers stated any has none
+    own = getattr(provider, "slowdowns", {})  # an older base has none
     for who, slowdowns in ((f"op {op.name!r}", op.slowdowns), (provider, own)):
         for metric, share in slowdowns.items():
             if metric not in ON_GPU or not (is_number(share) and share > 0):
@@ -172,16 +174,16 @@ class Side:
         return [*found, *_imported(self.more)(self.device)] if self.more else found
 
     def left_out(self) -> dict[str, int]:
-        """Why providers are no benchmarks here, and how many."""
+        """By reason, how many providers are not timed here."""
         return dict(left_out(self.device, self.package, self.files))
 
-    def settle(self, processor: int | None) -> None:
-        """Stay on one processor with all threads, or (None) on none in particular again."""
-        hold(self.processors if processor is None else {processor})
+    def pin(self, processor: int | None) -> None:
+        """Pin all threads to one processor, or (None) to those of the start again."""
+        pin_threads(self.processors if processor is None else {processor})
 
-    def multiply(self) -> None:
-        """Have what a process's first products leave allocated, such as BLAS's workspace: it is
-        kept by no benchmark."""
+    def warm_up_blas(self) -> None:
+        """Make the first products of this process, whose allocations (BLAS's workspace) stay: they
+        must not count as kept by a benchmark."""
         if self.device.type != "cpu":
             for dtype in (torch.float32, torch.float16):
                 ones = torch.ones(16, 16, dtype=dtype, device=self.device)
@@ -189,9 +191,9 @@ class Side:
                 torch.nn.functional.linear(ones, ones)
 
     def begin(self, name: str) -> float:
-        """Make a benchmark ready; the seconds until its first call is done, compiling included.
+        """Prepare a benchmark; returns the seconds until its first call ended, compiling included.
 
-        Its case is this side's of that name: its place among the timed ones may be another here.
+        The name is looked up here: the other side may have it at another place of its timed cases.
         """
         found = next((one for one in self.benchmarks() if one.name == name), None)
         if found is None:
@@ -210,20 +212,20 @@ class Side:
         return seconds
 
     def verify(self, name: str) -> Any:
-        """Hold a benchmark's results to float64; what later calls must give."""
+        """Hold a benchmark's results to float64; returns what later calls are held to."""
         return self.subjects[name].verify()
 
     def expect(self, name: str, proofs: Any, warm_up: float) -> None:
-        """Hold it to what was verified, then repeat for some seconds."""
+        """Hold it to what was verified, then warm up for some seconds."""
         self.subjects[name].expect(proofs)
         self.subjects[name].warm_up(warm_up)
 
     def turn(self, name: str) -> dict[str, float]:
-        """Seconds of one call, by metric; its results are held to what was verified."""
+        """Seconds of a call by metric, whose results are held to what was verified."""
         return self.subjects[name].gated_turn()
 
     def compiled(self, name: str) -> list[str]:
-        """A digest of each launch of a kernel of ours; none on a CPU."""
+        """A digest of each launch of a kernel; none on a CPU."""
         return fingerprint(self.subjects[name].launched())
 
     def inputs(self, name: str) -> int:
@@ -231,11 +233,11 @@ class Side:
         return self.subjects[name].input_digest()
 
     def counted(self, name: str) -> dict[str, int]:
-        """What is compared exactly: bytes at most and kept, kernels, copies, synchronisations."""
+        """The exact metrics: peak bytes, kept bytes, kernels, copies, synchronisations."""
         return self.subjects[name].counted()
 
     def profiles(self, name: str, times: int) -> list[dict[str, Any]]:
-        """Seconds of each kernel, call by call, and what those of ours take of the device."""
+        """Seconds of each kernel, call by call, and the resources of Triton's."""
         subject = self.subjects[name]
         taken = resources(subject.launched())
         return [{"kernels": subject.profile(), "resources": taken} for _ in range(times)]
@@ -246,8 +248,8 @@ class Side:
             torch.cuda.empty_cache()
 
 
-def hold(processors: Collection[int]) -> None:
-    """Keep this process, and every thread that it has, to some processors."""
+def pin_threads(processors: Collection[int]) -> None:
+    """Pin every thread of this process to some processors."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.sched_setaffinity(int(thread), processors)

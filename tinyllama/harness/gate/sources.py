@@ -1,5 +1,5 @@
-"""What of a tree a benchmark runs: the Python files that its modules import, transitively, and the
-data beside them. Two trees in which those have equal fingerprints run the same code.
+"""The files of a tree that a benchmark runs: those that its modules import, transitively, and the
+data beside them. Two trees in which these have equal digests run the same code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", as workers are told
+_FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", which a worker imports
 _JIT = {
     "triton.jit",
     "triton.runtime.jit.jit",
@@ -32,7 +32,7 @@ _NO_DATA = {".py", ".pyc", ".md"}  # of the files beside a module, which may rea
 
 
 def closure(root: Path, modules: Sequence[str]) -> list[Path]:
-    """The files under ``root`` that modules import, transitively; found without importing them.
+    """The files under ``root`` that modules import, transitively; nothing is imported to find them.
 
     Imports inside functions count, and so do a package's ``__init__``, a literal argument of
     `import_module`, and a factory's name, "module:name".
@@ -66,7 +66,7 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
 
 
 class Sources:
-    """What of one tree benchmarks run; each file is read once."""
+    """The files that benchmarks of one tree run; each is read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -103,7 +103,7 @@ def fingerprint(root: Path, modules: Sequence[str], *, host_only: bool = False) 
 
 
 def digest(path: Path) -> str:
-    """Of what a file does: comments, docstrings and formatting do not matter."""
+    """A digest of a file's code, without comments, docstrings and formatting."""
     return _hash(ast.dump(_Plain().visit(_parsed(path))))
 
 

@@ -1,18 +1,18 @@
 """A provider of an op on one case, as the gate times it.
 
-Inputs are the same on both sides and in every block, drawn from two seeds by turns: a result that
-was kept from the call before is wrong. A call counts only if its results are, bit for bit, those of
-a call that was held to float64 (of a provider that is not deterministic: within the error that was
-allowed).
+Inputs are the same on both sides and in every block. They alternate between two seeds, so that a
+result kept from the previous call is wrong. A call counts only if its results are, bit for bit,
+those of a call that was held to float64; for a provider that is not deterministic, within the
+allowed error.
 
-Two clocks. Device time is of one call on cold caches, behind a spin kernel that outlasts its
-enqueueing. Host time, and on a CPU all time, is that of the fastest of some calls one after
-another, on the inputs of each seed: what other work on the machine adds is never negative. The
-inputs of these calls lie where they lay in the turn before, as a caller's do: where the allocator
-would put others is a process's own, and what a provider keeps by address is found or is not.
+Two clocks. Device time is of one call on cold caches, behind a spin kernel that outlasts the
+enqueueing. Host time, and on a CPU all time, is of the fastest of some calls in a row on the inputs
+of each seed: other work on the machine only adds. These calls reuse the input addresses of the
+previous turn, as calls in a training loop do; new addresses would differ between processes, and so
+would what a provider caches by address.
 
-The backward pass works in the thread of its caller: what handing it to autograd's thread for a
-device costs is torch's, and of no code that is compared.
+The backward pass runs in its caller's thread: handing it to autograd's thread for a device is
+torch's cost, not that of the compared code.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResu
 
 SEEDS = 2
 SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
-CALLS = 6  # of which the fastest count, after one that does not
+CALLS = 6  # of which the fastest count; one before them does not
 DEVICE, HOST = "device_seconds", "host_seconds"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a result that was right: a digest of its bits, random projections, and its
-    distance from float64 that was allowed."""
+    """A verified result: a digest of its bits, random projections, and its allowed error."""
 
     digest: int
     projections: tuple[float, ...]
@@ -50,8 +49,8 @@ class Proof:
 
 
 @dataclass
-class _Kept:
-    """Of one seed: the results that a call must give again, and how far from them it may be."""
+class _Expected:
+    """For one seed: the results that a call must give, and the allowed distance from them."""
 
     results: dict[str, torch.Tensor]
     allowed: dict[str, float] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class _Kept:
 
 @dataclass
 class _Call:
-    """One of repeated calls: what it was given, gave, and took."""
+    """One of the repeated calls: its inputs, its results, its seconds."""
 
     round: int
     inputs: Inputs
@@ -70,8 +69,8 @@ class _Call:
 
 
 class Subject(OpContender):
-    """A provider on one case, whose inputs come from two seeds by turns. metrics: what it gives
-    the seconds of."""
+    """A provider on one case, whose inputs alternate between two seeds. metrics: those of its
+    times."""
 
     def __init__(
         self,
@@ -84,17 +83,17 @@ class Subject(OpContender):
         super().__init__(timed, device, package, files)
         self.clocked = DEVICE in metrics and self.device.type != "cpu"
         self.repeated = DEVICE if self.device.type == "cpu" else HOST if HOST in metrics else None
-        self.kept: dict[int, _Kept] = {}
+        self.expected: dict[int, _Expected] = {}
         self.masters: dict[int, Inputs] = {}
-        self.places: list[Inputs] = []  # what repeated calls are given, one after another
-        self.place: int | None = None  # of the call that inputs are given to
+        self.places: list[Inputs] = []  # of the repeated calls, in order
+        self.place: int | None = None  # of the repeated call that is prepared
         self.turns = 0
-        self.share = self.extra = 0.0  # of work that is added: of a call, seconds on the device
+        self.share = self.extra = 0.0  # added work: a share of a call, seconds on the device
         self.exact = self.device.type in self.case.provider.deterministic
         self.kept_bytes = 0  # by the first call, for later ones
 
     def run_once(self) -> None:
-        """Have everything compiled that a call needs, and see what that leaves allocated."""
+        """Compile everything that a call needs, and note the bytes that stay allocated."""
         self._prepare(self.passes[-1])
         before = self._allocated()
         self._run()
@@ -107,12 +106,12 @@ class Subject(OpContender):
         return 0 if self.device.type == "cpu" else torch.cuda.memory_allocated(self.device)
 
     def slow_down(self, share: float) -> None:
-        """Add work that takes a share of the call's time: of the device where device time is
-        given, as it is read ahead of the first turn; else of the host, of each call's own."""
+        """Add work that takes a share of the call's time: of device time, read before the first
+        turn, where that is a metric; else of each call's own time on the host."""
         self.share = share
 
     def _calibrate(self, readings: int = 5) -> None:
-        """Not when this is made: the other side is made meanwhile, on the same device."""
+        """In a turn, since while this is made the other side is made on the same device."""
         if self.share and self.clocked and not self.extra:
             name = self.passes[-1]
             read = [
@@ -122,8 +121,8 @@ class Subject(OpContender):
             self.extra = self.share * statistics.median(read[1:])
 
     def verify(self) -> list[dict[str, Proof]]:
-        """Hold the results of each seed to float64, and a call to leave its inputs as they are;
-        what later calls must give.
+        """Hold the results of each seed to float64, and a call to leave its inputs unchanged.
+        Returns the proofs that later calls are held to.
 
         Raises WrongResultError.
         """
@@ -160,7 +159,7 @@ class Subject(OpContender):
     def _allowed(
         self, over: Callable[[torch.Tensor], float], plain: torch.Tensor, oracle: torch.Tensor
     ) -> float:
-        """The error that a result may have: some times eager's, or a rounding of all of it."""
+        """The error that a result may have: a multiple of eager's, or of rounding it."""
         eps = torch.finfo(plain.dtype).eps if plain.dtype.is_floating_point else 0.0
         slack = self.case.provider.slack.get(self.case.dtype, 1.0)
         return SLACK * slack * max(over(plain.double() - oracle), eps * over(oracle))
@@ -170,21 +169,21 @@ class Subject(OpContender):
 
         Raises WrongResultError.
         """
-        self.kept = {}
+        self.expected = {}
         for seed, wanted in enumerate(proofs):
             got = self._one_call(seed)
             for name, proof in wanted.items():
                 if name not in got or not self._as_verified(got[name], proof):
-                    how = "are not those that were verified" if self.exact else "is too far off"
-                    raise WrongResultError(f"{self.case}: {name}: its bits {how}")
+                    how = "its bits are not" if self.exact else "it is not near"
+                    raise WrongResultError(f"{self.case}: {name}: {how} what was verified")
             kept = {name: value.detach().clone() for name, value in got.items()}
-            self.kept[seed] = _Kept(kept, {n: 2 * p.allowed for n, p in wanted.items()})
+            self.expected[seed] = _Expected(kept, {n: 2 * p.allowed for n, p in wanted.items()})
 
     def _as_verified(self, value: torch.Tensor, proof: Proof) -> bool:
         if self.exact:
             return digest(value) == proof.digest
-        # Two right results are within twice the allowed error of each other; its projection on
-        # random signs is of that size, and beyond eight times it once in 1e15.
+        # Two right results differ by at most twice the allowed error. A projection of the
+        # difference on random signs is of its size, and exceeds eight times it once in 1e15.
         limit = 8 * 2 * proof.allowed
         pairs = zip(projections(value), proof.projections, strict=True)
         return all(abs(now - then) <= limit for now, then in pairs)
@@ -203,10 +202,10 @@ class Subject(OpContender):
         return found
 
     def _repeat(self) -> list[_Call]:
-        """Calls one after another, on inputs that were ready before the first."""
+        """Calls in a row, whose inputs were ready before the first."""
         calls = []
         self.turns += 1
-        self.round = self.turns  # where a call of one seed lay, one of the other lies next
+        self.round = self.turns  # each place gets the inputs of the other seed than before
         for self.place in range(1 + CALLS):
             self._give(self.passes[-1])
             calls.append(_Call(self.round, self.inputs, self.args))
@@ -260,14 +259,14 @@ class Subject(OpContender):
         return {name: value for name, value in counts.items() if value is not None}
 
     def profile(self) -> dict[str, tuple[int, float]]:
-        """Of each kernel of one call how often it ran, and seconds in all."""
+        """By kernel of one call: how often it ran, and its seconds in all."""
         self._calibrate()
         self._prepare(self.passes[-1])
         return launches(self._run, self.device).by_name
 
     def input_digest(self) -> int:
-        """Of all that calls are given (values, shapes and types by name, and parameters), and the
-        names of all that they are to give."""
+        """A digest of all inputs of calls (values, shapes, dtypes, parameters), and of the names of
+        the results that are asked for."""
         wanted = (sorted(self.op.outputs), sorted(self.op.differentiable), self.op.mutated)
         given = hashlib.sha256(repr(wanted).encode())
         for seed in range(SEEDS):
@@ -288,7 +287,7 @@ class Subject(OpContender):
         return self._drawn()
 
     def _drawn(self) -> Inputs:
-        """Copies of what this round's seed gave when it was drawn once: drawing takes longer."""
+        """Copies of the inputs of this round's seed, which are drawn once: drawing is slow."""
         if self.round not in self.masters:
             self.masters[self.round] = super()._drawn()
         master = self.masters[self.round]
@@ -314,14 +313,14 @@ class Subject(OpContender):
         if self.extra:
             self.clock.queue.spin(self.extra)
         elif self.share and not self.clocked:
-            linger(self.share * (time.perf_counter() - began))
+            keep_busy(self.share * (time.perf_counter() - began))
 
     def _shrink(self) -> None:
-        """No check of this class takes much memory."""
+        """Keep the case as it is: no check of this class takes much memory."""
 
     def _check(self) -> None:
-        """The results of the call just made are those that were verified."""
-        got, kept = self._collected(), self.kept[self.round]
+        """Hold the results of the last call to those that were verified."""
+        got, kept = self._collected(), self.expected[self.round]
         for name, value in kept.results.items():
             if name not in got:
                 raise WrongResultError(f"{self.case}: a timed call gave no {name}")
@@ -340,7 +339,7 @@ class Subject(OpContender):
                 )
 
 
-def linger(seconds: float) -> None:
+def keep_busy(seconds: float) -> None:
     """Keep the host busy."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

@@ -1,4 +1,4 @@
-"""A device for one gate at a time, and what disturbs it: other work, clocks that are held down."""
+"""A lock for one gate at a time on a device, and what disturbs it: other work, throttled clocks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
 
 
 class BusyError(RuntimeError):
-    """A device that another gate holds, or that cannot be locked at all."""
+    """A device that is disturbed, held by another gate, or cannot be locked."""
 
 
 @contextlib.contextmanager
 def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
-    """Be the only gate on a device, whoever's the others are; waits so many seconds for it.
+    """Hold a device against other gates of all users; wait up to ``timeout`` seconds for it.
 
-    The lock is a file in the folder for temporary files, named by the GPU itself, not by its
-    number among those that are visible. It goes with the process that holds it.
+    The lock is a file in the folder for temporary files, named after the GPU itself and not after
+    its number. It ends with the process that holds it.
     """
     path = Path(tempfile.gettempdir()) / f"tinyllama-gate-{identity(device)}.lock"
     holder = path.with_suffix(".pid")
@@ -51,7 +51,7 @@ def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
 
 
 def identity(device: torch.device) -> str:
-    """The GPU itself, not its number among those that are visible."""
+    """A name of the GPU itself, whatever its number among the visible ones."""
     if device.type == "cpu":
         return "cpu"
     properties = torch.cuda.get_device_properties(device)
@@ -60,7 +60,7 @@ def identity(device: torch.device) -> str:
 
 
 def _write(holder: Path, pid: str) -> None:
-    """Say who holds the lock, as far as this user may; never through another's link."""
+    """Note who holds the lock, as far as this user may; never through a link."""
     flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
         try:
@@ -81,38 +81,38 @@ def _holder(holder: Path) -> str:
 
 
 class Watch:
-    """What is known against timing on a device, before, between and after the blocks.
+    """What disturbs a device before, between and after the blocks.
 
-    lowest, highest: MHz of the SM clock when `during` looked; None where that is not told.
-    blind: why nothing can be told about a GPU, if so. gpu: in the place of its own sensor.
+    lowest, highest: the SM clock in MHz when `during` read it; None where it cannot be read.
+    unreadable: why the GPU's load cannot be read, else None. gpu: replaces its own sensor.
     """
 
     def __init__(self, device: torch.device, gpu: Sensor | None = None) -> None:
         self.device = device
         found = gpu or sensor(device)
         self.gpu = None if isinstance(found, str) else found
-        self.blind = _blind(found) if device.type != "cpu" else None
+        self.unreadable = _why_unreadable(found) if device.type != "cpu" else None
         self.lowest: int | None = None
         self.highest: int | None = None
         self._workers: set[int] = set()
 
     def before(self) -> str | None:
-        """Why nothing should be timed now, while nothing of ours runs on the device."""
+        """Why nothing should be timed now; call it while nothing of ours runs on the device."""
         if self.device.type == "cpu":
             load, processors = os.getloadavg()[0], os.cpu_count() or 1  # both of the whole machine
             busy = f"the load is {load:.1f} on {processors} processors: other work runs here"
             return busy if load > processors else None
         return self.after()
 
-    def settled(self, seconds: float) -> str | None:
-        """The same of a device that has so many seconds to fall idle."""
+    def wait_until_idle(self, seconds: float) -> str | None:
+        """`before`, once the device is idle or the seconds are over."""
         end = time.monotonic() + seconds
         while (reason := self.before()) and time.monotonic() < end:
             time.sleep(min(5.0, seconds))
         return reason
 
     def during(self, pids: Sequence[int] = ()) -> str | None:
-        """What disturbs blocks, while workers of ours with these pids may be on the device."""
+        """What disturbs the device while our workers with these pids may be on it."""
         self._workers.update(pids)
         if self.gpu is None:
             return None
@@ -123,7 +123,7 @@ class Watch:
         return self._strangers(self.gpu, pids) or self._throttled(self.gpu)
 
     def after(self) -> str | None:
-        """What disturbs a GPU on which nothing of ours runs any more."""
+        """What disturbs a GPU after our last work on it."""
         if self.gpu is None:
             return None
         if strangers := self._strangers(self.gpu, ()):
@@ -136,8 +136,8 @@ class Watch:
     def _strangers(self, gpu: Sensor, pids: Sequence[int]) -> str | None:
         """Processes on the GPU that are not ours.
 
-        In a container their ids may be those of the host, which name nobody here: then no more of
-        them may be there than there are of ours.
+        In a container the sensor may list ids of the host, which name no process here. Then no
+        more ids may be listed than we have processes.
         """
         nobody: list[int] = []
         listed = known(gpu.processes, nobody)
@@ -147,7 +147,7 @@ class Watch:
             return f"other processes compute on the GPU: {', '.join(map(str, strangers))}"
         ours = [*pids, *([os.getpid()] if torch.cuda.is_initialized() else [])]
         if len(unseen) > len([pid for pid in ours if pid not in listed]):
-            return f"processes of outside this container compute on the GPU: {len(unseen)} in all"
+            return f"processes outside this container compute on the GPU: {len(unseen)} in all"
         return None
 
     def _ours(self, pid: int) -> bool:
@@ -158,19 +158,19 @@ class Watch:
         return throttled and f"the GPU is throttled: {throttled}"
 
 
-def _blind(found: Sensor | str) -> str | None:
-    """Why a sensor tells nothing of what disturbs its GPU; None where it tells something."""
+def _why_unreadable(found: Sensor | str) -> str | None:
+    """Why a sensor can read nothing that disturbs its GPU; None where it reads something."""
     if isinstance(found, str):
         return found
     for ask in (found.processes, found.busy_share, found.throttled):
         with contextlib.suppress(NotToldError):
             ask()
             return None
-    return "its sensor tells neither processes, nor how busy it is, nor whether it is throttled"
+    return "its sensor reads neither processes, nor the load, nor throttling"
 
 
 def _group(pid: int) -> int | None:
-    """The group of a process; None for one that cannot be seen from here."""
+    """The group of a process; None for one that is not visible here."""
     try:
         return os.getpgid(pid) if pid > 0 else None
     except OSError:

@@ -30,8 +30,8 @@ from tinyllama.harness.records import results
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 GATING = pytest.StashKey["Gating | None"]()
-WAIT = 180.0  # seconds for another gate to end, and for the machine to fall idle
-# What would leave a part of the benchmarks out, or measure something else.
+WAIT = 180.0  # seconds for another gate to end, and for the machine to become idle
+# Options that would leave benchmarks out, or measure something else.
 REFUSED = {
     "keyword": "-k",
     "markexpr": "-m",
@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--unwatched",
         action="store_true",
-        help="gate on a GPU of which nobody tells whether it is busy or throttled",
+        help="gate on a GPU whose load cannot be read",
     )
 
 
@@ -92,9 +92,11 @@ def pytest_configure(config: pytest.Config) -> None:
     check_measuring(config)
     for name, shown in REFUSED.items():
         if getattr(option, name, None):
-            raise pytest.UsageError(f"{shown}: the gate times every benchmark; leave it away")
+            raise pytest.UsageError(f"{shown}: the gate times every benchmark; remove it")
     if any("::" in arg for arg in config.args):
-        raise pytest.UsageError("tests are chosen one by one: the gate times every benchmark")
+        raise pytest.UsageError(
+            "tests are named one by one, but the gate times every benchmark: name a folder"
+        )
     config.stash[GATING] = Gating(config)
 
 
@@ -135,7 +137,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 class Gating:
     """The comparisons of a session, and their verdicts.
 
-    What is asked for is checked when it is made: a pytest.UsageError names what cannot be used.
+    Raises pytest.UsageError for options that cannot be used.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -146,16 +148,16 @@ class Gating:
         if self.json and not self.json.parent.is_dir():
             raise pytest.UsageError(f"--gate-json {self.json}: no such folder; make it first")
         if self.json and self.json.exists() and not self.json.is_file():
-            raise pytest.UsageError(f"--gate-json {self.json}: it is no regular file; name one")
+            raise pytest.UsageError(f"--gate-json {self.json}: not a regular file; name one")
         if self.json:
-            self.json.unlink(missing_ok=True)  # an earlier run's must not pass for this one's
+            self.json.unlink(missing_ok=True)  # else it could be taken for this run's
         try:
             self.root = Path(tree_of(Path(config.rootpath)))
             self.commits = {rev: resolve(rev, self.root) for rev in option.against}
             for rev in self.commits:
                 if same_tree(rev, self.root):
                     raise RevisionError(
-                        f"--against {rev!r}: this tree is that revision, byte for byte; check out "
+                        f"--against {rev!r}: this tree is that revision, byte for byte: check out "
                         "the candidate"
                     )
         except RevisionError as error:
@@ -164,13 +166,13 @@ class Gating:
         for path in self.interpreters:
             if not path.is_file():
                 raise pytest.UsageError(f"--against-env {path}: no such file; name an interpreter")
-        self.verdicts: list[tuple[str, Verdict]] = []  # with what it is against
+        self.verdicts: list[tuple[str, Verdict]] = []  # with the base's label
         self.reports: list[dict[str, Any]] = []
-        self.blind: str | None = None  # why nobody watches the device
+        self.unreadable: str | None = None  # why the load cannot be read
         self.ended = False
 
     def run(self) -> None:
-        """Compare with each base in turn, with the device to ourselves."""
+        """Compare with one base after another while holding the device."""
         self.registered = self._registered()
         try:
             with device_lock(self.device, WAIT):
@@ -195,15 +197,15 @@ class Gating:
 
     def _against(self, label: str, commit: str | None, python: str) -> None:
         watch = Watch(self.device)
-        if watch.blind and not self.config.option.unwatched:
+        if watch.unreadable and not self.config.option.unwatched:
             text = (
-                f"whether it is busy or throttled is not told: {watch.blind}; mend that, or gate "
-                "it --unwatched"
+                f"load and throttling cannot be read: {watch.unreadable}; fix that, or add "
+                "--unwatched"
             )
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, text)))
             return
-        self.blind = watch.blind
-        if disturbed := watch.settled(WAIT):
+        self.unreadable = watch.unreadable
+        if disturbed := watch.wait_until_idle(WAIT):
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
             return
         try:
@@ -226,7 +228,7 @@ class Gating:
                 try:
                     verdicts = session.run()
                     ended = True
-                finally:  # what was measured until then is not lost
+                finally:  # keep what was measured until an error
                     self.reports.append({"against": label, "ended": ended, **session.report()})
         except (RevisionError, OSError) as error:
             verdicts = [Verdict(label, Outcome.NO_BASE, str(error))]
@@ -237,10 +239,10 @@ class Gating:
         self.verdicts += [(label, verdict) for verdict in verdicts]
 
     def conclude(self, session: pytest.Session) -> None:
-        """The reports and the exit status: pytest's own where that is neither 0 nor 5."""
+        """Report the verdicts and set the exit status, unless pytest's own is neither 0 nor 5."""
         status = session.exitstatus
         if not self.ended or not self.verdicts:
-            text = "it did not come to its end" if not self.ended else "nothing was compared"
+            text = "the run did not end" if not self.ended else "nothing was compared"
             self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
         ours = status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         try:
@@ -255,7 +257,7 @@ class Gating:
             session.exitstatus = worst(verdict.outcome for _, verdict in self.verdicts).status
 
     def _write(self, status: int | None) -> None:
-        """The report, however the run ended: that of an earlier one must not stay in its place."""
+        """Write the report, however the run ended."""
         if self.json is None:
             return
         found = worst(verdict.outcome for _, verdict in self.verdicts)
@@ -275,8 +277,8 @@ class Gating:
             for label, verdict in self.verdicts
             if verdict.outcome is not Outcome.IDENTICAL
         ]
-        if self.blind:
-            each.append(f"unwatched, busy or throttled or not: {self.blind}")
+        if self.unreadable:
+            each.append(f"unwatched, since load and throttling cannot be read: {self.unreadable}")
         return [self.counted(), *each, *map(_effort, self.reports)]
 
     def counted(self) -> str:
@@ -293,7 +295,7 @@ class Gating:
 
 
 def _effort(report: Mapping[str, Any]) -> str:
-    """What a comparison left out, and where its time went."""
+    """The providers that a comparison left out, and the seconds of its stages."""
     out = "".join(f"{n} providers not timed: {why}; " for why, n in report["left_out"].items())
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report["seconds"].items())
     blocks = f"{report['blocks']} blocks, {report['discarded']} of them discarded"
