@@ -19,7 +19,7 @@ from tinyllama.harness.gate import comparison, sources
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources, closure, digest, fingerprint, host_digest
+from tinyllama.harness.gate.sources import Sources, closure, digest, host_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 NORM = "tinyllama.ops.rms_norm"
@@ -294,7 +294,7 @@ def test_what_cannot_be_followed_is_an_error(tmp_path: Path) -> None:
         closure(root, ["a"])
     for name in ("gone", "a.gone", "", "..a", "/etc"):
         with pytest.raises(RevisionError, match="no module"):
-            fingerprint(root, [name])
+            Sources(root).of(name)
 
 
 def test_files_of_elsewhere_are_not_followed(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_spellings_that_warn_and_other_encodings_are_read(tmp_path: Path) -> Non
 
 def test_a_tree_is_read_once(unchanged: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     found, root = unchanged.of(NORM), unchanged.root
-    assert found == (fingerprint(root, [NORM]), fingerprint(root, [NORM], host_only=True))
+    assert found == Sources(root).of(NORM)
     assert set(found[0]) == set(found[1]) >= {KERNELS, TABLE}
     monkeypatch.setattr(sources, "closure", None)
     assert unchanged.of(NORM) is found

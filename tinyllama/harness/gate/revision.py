@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,20 +63,20 @@ def same_tree(rev: str, repo: Path) -> bool:
 
 
 def check_out(commit: str, repo: Path, folder: Path) -> Path:
-    """Unpack a commit's tree into a fresh folder, whole or not at all; returns the folder."""
+    """Write a commit's tree into a fresh folder, whole or not at all; returns the folder."""
     commit, top = resolve(commit, repo), Path(tree_of(repo))
     if folder.exists() and any(folder.iterdir()):
         raise RevisionError(f"{folder} is not empty: name a fresh folder")
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        _unpack(commit, top, folder)
-        names = _git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit)[1]
-        for name in names.split("\0")[:-1]:
-            if not os.path.lexists(folder / name):
-                raise RevisionError(
-                    f"git archive leaves {name!r} of {commit} out: take export-ignore out of its "
-                    ".gitattributes"
-                )
+        with tempfile.TemporaryDirectory() as own:
+            index = str(Path(own) / "index")  # the checkout's own stays as it is
+            _git(top, "read-tree", commit, GIT_INDEX_FILE=index)
+            write = ("checkout-index", "--all", "--quiet")
+            _git(top, *write, GIT_INDEX_FILE=index, GIT_WORK_TREE=str(folder))
+        for path in folder.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                raise RevisionError(f"{path.relative_to(folder)} of {commit} links out of its tree")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -101,20 +100,15 @@ def overlay(source: Path, target: Path, files: Sequence[str]) -> list[str]:
     return changed
 
 
-def _command(folder: Path, *args: str) -> list[str]:
-    return ["git", "-C", str(folder), *args]
-
-
-def _environment(**places: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _PLACES}
-    return {**kept, "LC_ALL": "C", **places}
-
-
 def _git(folder: Path, *args: str, fails: tuple[int, ...] = (), **places: str) -> tuple[int, str]:
     """Status and output. Raises RevisionError for a status that is neither 0 nor in ``fails``."""
     try:
+        kept = {name: value for name, value in os.environ.items() if name not in _PLACES}
         done = subprocess.run(
-            _command(folder, *args), env=_environment(**places), capture_output=True, check=False
+            ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *args],
+            env={**kept, "LC_ALL": "C", **places},
+            capture_output=True,
+            check=False,
         )
     except FileNotFoundError as error:
         raise RevisionError("git is not installed: a base revision is read with it") from error
@@ -122,41 +116,3 @@ def _git(folder: Path, *args: str, fails: tuple[int, ...] = (), **places: str) -
         said = " ".join(os.fsdecode(done.stderr).split()) or f"status {done.returncode}"
         raise RevisionError(f"{folder} cannot be read as a git checkout: {said}")
     return done.returncode, os.fsdecode(done.stdout)
-
-
-def _unpack(commit: str, top: Path, folder: Path) -> None:
-    failed: Exception | None = None
-    with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(
-            _command(top, "archive", "--format=tar", commit),
-            env=_environment(),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-        ) as git:
-            assert git.stdout is not None
-            try:
-                with tarfile.open(fileobj=git.stdout, mode="r|") as archive:
-                    for member in archive:
-                        _extract(archive, member, folder)
-                git.stdout.read()
-            except (tarfile.TarError, OSError) as error:
-                failed = error
-        errors.seek(0)
-        said = os.fsdecode(errors.read()).strip()
-    if failed or git.returncode:
-        reasons = "; ".join(filter(None, (str(failed or ""), said)))
-        raise RevisionError(f"{commit} cannot be unpacked into {folder}: {reasons}")
-
-
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """Extract what stays in the folder; raise TarError for anything else."""
-    if hasattr(tarfile, "data_filter"):
-        archive.extract(member, folder, filter="data")
-        return
-    # Python 3.10 and 3.11 have that filter since a patch level.
-    near = os.path.dirname(member.name)
-    reach = os.path.join(near, member.linkname) if member.issym() else member.name
-    known = member.isfile() or member.isdir() or member.issym()
-    if not known or os.path.isabs(reach) or os.path.normpath(reach).split(os.sep)[0] == "..":
-        raise tarfile.TarError(f"{member.name!r} reaches outside the tree")
-    archive.extract(member, folder)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.noise import Noise
@@ -16,6 +17,7 @@ from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.records.verdict import Figure, Verdict
 
 MARGINS = {DEVICE: 0.005, HOST: 0.02}
@@ -25,24 +27,6 @@ MARGIN_ON_CPU = 0.02
 def margin_of(metric: str, device: torch.device) -> float:
     """The slowdown of a metric on a device that counts as none."""
     return MARGIN_ON_CPU if device.type == "cpu" else MARGINS[metric]
-
-
-class Allowing(Protocol):
-    """What a committed file accepts; see `tinyllama.harness.gate.accepted`."""
-
-    def amount(self, benchmark: str, metric: str) -> float: ...
-
-    def more(self, benchmark: str, metric: str) -> int: ...
-
-    def is_removed(self, benchmark: str) -> bool: ...
-
-    def check(self, known: Sequence[str]) -> None: ...
-
-
-class Watching(Protocol):
-    """What tells whether a device is disturbed; see `tinyllama.harness.gate.watch`."""
-
-    def during(self, pids: Sequence[int]) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -60,8 +44,8 @@ class Setting:
     device: torch.device
     registered: Registered
     noise: Noise
-    accepted: Allowing
-    watch: Watching
+    accepted: Accepted
+    watch: Watch
     sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
     toolchains: bool = False
     measure_all: bool = False

@@ -93,15 +93,6 @@ class Sources:
         return self._digests[path]
 
 
-def fingerprint(root: Path, modules: Sequence[str], *, host_only: bool = False) -> dict[str, str]:
-    """A digest by relative path of each file that modules import, and of the data beside them.
-
-    host_only: without what kernels do, for a GPU, where their compiled code is compared; a CPU
-    interprets kernels, and needs all.
-    """
-    return Sources(root).of(*modules)[host_only]
-
-
 def digest(path: Path) -> str:
     """A digest of a file's code, without comments, docstrings and formatting."""
     return _hash(ast.dump(_Plain().visit(_parsed(path))))
