@@ -35,7 +35,10 @@ FILE = "tried.json"  # beside noise.json
 BASE = "tried-base"
 SECONDS = 1200.0  # of one gate at most
 NORM = "tinyllama/ops/rms_norm/kernels.py"
-COMMENTED = (NORM, *(f"tinyllama/ops/{op}.py" for op in ("cross_entropy", "rope", "silu_mul")))
+COMMENTED = (
+    NORM,
+    *(f"tinyllama/ops/{op}/__init__.py" for op in ("cross_entropy", "rope", "silu_mul")),
+)
 
 
 class EditError(RuntimeError):

@@ -127,6 +127,20 @@ def test_a_comment_leaves_all_identical_and_nothing_is_timed(repository: Reposit
     assert "undecided" not in text, "no block is announced"
 
 
+@pytest.mark.slow("two processes that verify and time two providers")
+def test_an_op_that_the_base_lacks_is_new_and_other_ops_are_identical(
+    repository: Repository,
+) -> None:
+    shutil.copy(ROOT / "docs/examples/softmax.py", repository.root / "tinyllama/ops/softmax.py")
+    status, verdicts, text = repository.gate("softmax", "rms_norm", "attention")
+    assert status == 0, text
+    new = {name for name, one in verdicts.items() if one["outcome"] == "NEW"}
+    assert new
+    assert {name.partition("-")[0] for name in new} == {"softmax"}, text
+    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL", "NEW"}, text
+    assert "device_seconds" in verdicts[min(new)]["text"]
+
+
 @pytest.mark.slow("twenty launches of two processes")
 def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     repository: Repository,

@@ -332,35 +332,24 @@ def test_a_pair_is_closed_twice_without_harm() -> None:
     pair.close()
 
 
-def test_both_sides_hash_alike_and_another_start_otherwise(
+def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, trees: list[Tree]
 ) -> None:
-    """What the order of a set does to a time is no difference of the sides."""
-    seen: list[int] = []
-    script = Script()
-
-    def worker(tree: Tree, package: str, device: torch.device, seed: int, preload: Any) -> Any:
-        seen.append(seed)
-        return ScriptedWorker(script, tree, 1)
-
-    monkeypatch.setattr(module, "_worker", worker)
-    pair = Pair(trees, CPU, REGISTERED)
-    pair.restart()
-    assert len(seen) == 4
-    assert seen[0] == seen[1] != seen[2] == seen[3]
-
-
-def test_processes_import_ahead_and_have_one_thread_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first backward pass imports for a second; idle threads of one side slow the other's."""
+    """The order of a set must not differ between the sides. The first backward pass imports for a
+    second. Idle threads of one side slow the other."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(module, "Worker", lambda name, **options: seen.append(options))
-    tree = Tree(BASE, tmp_path, "python", "main", tmp_path)
-    for device in ("cpu", "cuda"):
-        module._worker(tree, "tinyllama.ops", torch.device(device), 7, ["more"])
-    late = {"torch.fx.experimental.symbolic_shapes", "more"}
+
+    def worker(name: str, **options: Any) -> ScriptedWorker:
+        seen.append(options)
+        return ScriptedWorker(Script(), trees[0], 1)
+
+    monkeypatch.setattr(module, "Worker", worker)
+    Pair(trees, CPU, REGISTERED, ["more"])
+    Pair(trees, torch.device("cuda"), REGISTERED, ["more"])
+    late = {"torch.fx.experimental.symbolic_shapes", "ops", "more"}
     assert all(late <= set(options["preload"]) for options in seen)
-    assert [options["env"].get("OMP_NUM_THREADS") for options in seen] == ["1", None]
-    assert {options["env"]["PYTHONHASHSEED"] for options in seen} == {"7"}
+    threads = [options["env"].get("OMP_NUM_THREADS") for options in seen]
+    assert threads == ["1", "1", None, None]
+    seeds = [options["env"]["PYTHONHASHSEED"] for options in seen]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)

@@ -203,7 +203,7 @@ def test_what_cannot_be_tried_is_said_and_nothing_is_stored(
         assert try_gate.main(arguments) == 2
         assert f"{path} holds no runs" in capsys.readouterr().err
     assert try_gate.main(["--only", "nope"]) == 2
-    assert "'nope' is no branch: use some of comments" in capsys.readouterr().err
+    assert "'nope' is not a branch: use some of comments" in capsys.readouterr().err
     assert try_gate.main(["--times", "0"]) == 2
     assert len(asked) == 1
     (tmp_path / "file").write_text("")

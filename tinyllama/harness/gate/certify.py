@@ -171,7 +171,7 @@ def _holds(block: Block, figure: Figure) -> bool:
 def _too_few(device: str, blocks: list[Block], whole: list[Block], figures: list[Figure]) -> str:
     text = (
         f"{len(whole)} of {len(blocks)} A/A blocks of {device} with these versions hold every "
-        f"figure, and a certificate needs {LEAST_BLOCKS}: record more"
+        f"figure, and a certificate needs {LEAST_BLOCKS} or more: record more"
     )
     lacking = {figure: sum(not _holds(block, figure) for block in blocks) for figure in figures}
     benchmark, metric = figure = max(lacking, key=lambda each: lacking[each], default=("", ""))

@@ -127,7 +127,13 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        return _worker(tree, self.registered.package, self.device, self.hash_seed, self.preload)
+        caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        env = {name: str(tree.caches / name.lower()) for name in caches}
+        env |= {"PYTHONHASHSEED": str(self.hash_seed), **_ALLOCATOR}
+        if self.device.type == "cpu":
+            env["OMP_NUM_THREADS"] = "1"  # idle threads spin, which slows the other side
+        modules = (_MODULE, self.registered.package, *_IMPORTED_LATE, *self.preload)
+        return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
     def restart(self) -> None:
         """Replace the processes of both sides after one failed."""
@@ -291,20 +297,6 @@ def make_side(
         more=registered.factory,
         slowed=dict(slowed or {}),
     )
-
-
-def _worker(
-    tree: Tree, package: str, device: torch.device, hash_seed: int, preload: Sequence[str]
-) -> Worker:
-    env = {
-        name: str(tree.caches / name.lower())
-        for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    }
-    env |= {"PYTHONHASHSEED": str(hash_seed), **_ALLOCATOR}
-    if device.type == "cpu":
-        env["OMP_NUM_THREADS"] = "1"  # idle threads spin, which slows the other side
-    modules = (_MODULE, package, *_IMPORTED_LATE, *preload)
-    return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
 
 # glibc keeps freed memory: how much it returned differed between processes (docs/LOG.md).
