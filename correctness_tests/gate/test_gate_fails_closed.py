@@ -40,12 +40,6 @@ def settled(script: Script, name: str) -> Verdict:
 # -- what is compared -------------------------------------------------------------------------
 
 
-def test_a_benchmark_that_the_candidate_lacks_is_missing() -> None:
-    script = Script("a", "b")
-    script.names[CANDIDATE].remove("a")
-    held(script, Outcome.MISSING, 15, text="the base has it, the candidate does not")
-
-
 def test_sides_without_benchmarks_compare_nothing() -> None:
     script = Script()
     for side in SIDES:
@@ -96,13 +90,6 @@ def test_two_toolchains_that_are_one_compare_nothing() -> None:
     script = Script()
     assert script.run(toolchains=True)["toolchain"].outcome is Outcome.MISSING
     assert script.status == 15
-
-
-def test_what_is_accepted_of_an_unknown_benchmark_is_an_error() -> None:
-    script = Script()
-    script.alike("a")
-    script.accept("renamed", DEVICE, 0.1)
-    held(script, Outcome.MISSING, 15, "accepted", "there is no such benchmark")
 
 
 # -- processes --------------------------------------------------------------------------------

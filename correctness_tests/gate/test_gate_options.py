@@ -186,12 +186,6 @@ def test_another_interpreter_runs_the_same_tree(gated: GatedSuite) -> None:
     assert setting.base.caches != setting.candidate.caches
 
 
-def test_an_interpreter_with_the_same_versions_compares_nothing(gated: GatedSuite) -> None:
-    status, cases = gated.cases(f"--against-env={sys.executable}", against="")
-    assert status == 15
-    assert len(cases) == 1
-
-
 def test_an_interpreter_that_is_not_there_is_refused(gated: GatedSuite, tmp_path: Path) -> None:
     for name in ("nowhere", tmp_path):
         assert gated.run(f"--against-env={name}", against="").ret == USAGE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.gate_answers import died, wrong
+from correctness_tests.support.gate_answers import died
 from correctness_tests.support.gate_fakes import CPU, Script
 from correctness_tests.support.gated_suite import GatedSuite, git, lines
 from tinyllama.harness.gate import comparison
@@ -102,13 +102,6 @@ def test_verdicts_go_on_after_the_first_that_fails(gated: GatedSuite) -> None:
 # -- ends -------------------------------------------------------------------------------------
 
 
-def test_nothing_to_compare_is_15(gated: GatedSuite) -> None:
-    gated.script.names = {BASE: [], CANDIDATE: []}
-    status, cases = gated.cases()
-    assert status == 15
-    assert all(cases.values())
-
-
 def test_a_session_without_verdicts_is_15(gated: GatedSuite) -> None:
     gated.monkeypatch.setattr(Session, "run", lambda self: [])
     status, cases = gated.cases()
@@ -155,24 +148,6 @@ def test_tests_that_cannot_be_collected_are_no_0(gated: GatedSuite, args: list[s
 
 
 # -- sides and the device ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("side", "method", "error", "status"),
-    [
-        (BASE, "make", died(), 18),
-        (CANDIDATE, "make", died(), 17),
-        (BASE, "turn", died(), 17),
-        (CANDIDATE, "turn", wrong(), 16),
-    ],
-)
-def test_what_goes_wrong_on_a_side_has_a_status(
-    gated: GatedSuite, side: str, method: str, error: Exception, status: int
-) -> None:
-    gated.script.on(side, method, error)
-    found, cases = gated.cases()
-    assert found == status
-    assert not any(message is None for message in cases.values())
 
 
 def test_a_device_that_is_held_is_busy(gated: GatedSuite) -> None:
