@@ -52,6 +52,14 @@ def test_a_base_need_not_have_what_no_worker_imports(gated: GatedSuite) -> None:
     assert gated.run(against="main").ret == 0
 
 
+def test_a_base_without_an_op_that_the_instrument_imports_is_older(gated: GatedSuite) -> None:
+    gated.write("tinyllama/ops/norm/__init__.py", "x = 1\n")
+    gated.write(SIDE, "import tinyllama.ops.norm\n")
+    status, cases = gated.cases(against="main")
+    assert status == 18
+    assert "it is from before that file was added" in str(cases["main main"])
+
+
 def test_a_base_whose_ops_are_files_is_compared_with_folders(gated: GatedSuite) -> None:
     gated.write("tinyllama/ops/norm.py", "x = 1\n")
     gated.commit("the base")

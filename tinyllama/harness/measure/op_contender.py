@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.cases import SHORT, OpCase
 from tinyllama.harness.correct.compare import SLACK
 from tinyllama.harness.correct.evaluate import (
     Inputs,
@@ -26,7 +26,6 @@ from tinyllama.harness.correct.evaluate import (
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
-from tinyllama.harness.kernels.precision import DTYPE_OF, SHORT
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
@@ -35,6 +34,7 @@ from tinyllama.harness.measure.rounds import interleaved, ratio
 from tinyllama.harness.records.entries import Ratio
 
 FORWARD, BOTH = "forward", "forward+backward"
+DTYPE_OF = {short: dtype for dtype, short in SHORT.items()}  # a base may lack precision's
 KEPT_SHARE = 1 / 16  # of the device's memory, which other processes that are timed share
 CHANGING_ROWS = 2.0  # how much wider the widest row of other inputs may be
 
