@@ -25,7 +25,6 @@ from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.machine.device import cannot, device_name
 from tinyllama.harness.measure.op_contender import (
-    DTYPE_OF,
     Timed,
     ops_of,
     passes_of,
