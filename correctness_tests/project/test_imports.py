@@ -1,70 +1,142 @@
-"""Imports run one way: harness <- ops <- model <- training <- bench <- cli."""
+"""Imports run one way, folder by folder, without circles; nothing imports a test.
+
+The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- correct, and
+machine <- records; then measure <- gate <- page and plugins. In the package: harness <- ops <-
+model <- training <- bench <- cli.
+"""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import tinyllama
+from tinyllama.ops import OPS
 
-ROOT = Path(tinyllama.__file__).parent
-
-LAYERS = [
-    {"__init__", "harness"},
-    {"ops"},
-    {"model"},
-    {"training"},
-    {"bench"},
-    {"cli"},
-    {"__main__"},
-]
-
-
-def layer(module: str) -> int:
-    part = module.split(".")[1] if "." in module else "__init__"
-    for level, names in enumerate(LAYERS):
-        if part in names:
-            return level
-    raise AssertionError(f"{module} has no place in the order of imports: give it one")
+ROOT = Path(tinyllama.__file__).parents[1]
+PACKAGE = ("harness", "ops", "model", "training", "bench", "cli")  # each may import those before
+BASE = ("machine",)
+CORE = (*BASE, "kernels", "declare", "correct")
+HARNESS = {  # what each folder may import beside itself
+    "machine": (),
+    "kernels": BASE,
+    "declare": (*BASE, "kernels"),
+    "correct": CORE,
+    "records": BASE,
+    "measure": (*CORE, "records"),
+    "gate": (*CORE, "records", "measure"),
+    "page": (*BASE, "records", "gate"),
+    "plugins": (*CORE, "records", "measure", "gate"),
+}
+PUBLIC = {"tinyllama", "tinyllama.harness", "tinyllama.harness.values", "tinyllama.__main__"}
 
 
-def modules() -> list[Path]:
-    return sorted(ROOT.rglob("*.py"))
+@cache
+def modules() -> dict[str, Path]:
+    """Every Python file of the project, by module."""
+    files = [ROOT / "conftest.py"]
+    for folder in ("tinyllama", "perf_tests", "correctness_tests", "tools", "field"):
+        files += sorted((ROOT / folder).rglob("*.py"))
+    names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files)
+    return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_only_what_lies_below(path: Path) -> None:
-    name = ".".join(("tinyllama", *path.relative_to(ROOT).with_suffix("").parts))
-    own = layer(name.removesuffix(".__init__"))
-    for node in ast.walk(ast.parse(path.read_text())):
-        imported = []
+@cache
+def imported(name: str) -> frozenset[str]:
+    """The project's modules that a module imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            imported = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, "imports are absolute"
-            imported = [node.module]
-        for target in imported:
-            if target.startswith("tinyllama."):
-                assert layer(target) <= own, f"{name} imports {target}, which lies above it"
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules() else str(node.module))
+    return frozenset(found & modules().keys())
+
+
+def allowed(name: str) -> set[str]:
+    """The folders that a module of the package may import, as ``harness.machine`` or ``ops``."""
+    top, *rest = name.split(".")[1:]
+    if top != "harness":
+        below = PACKAGE[: PACKAGE.index(top) + 1]
+        return {*below[1:], *(f"harness.{room}" for room in HARNESS)}
+    room = rest[0]
+    assert room in HARNESS, f"{name} has no place in the order of imports: give it one"
+    return {f"harness.{one}" for one in (room, *HARNESS[room])}
+
+
+def folder(name: str) -> str:
+    top, *rest = name.split(".")[1:]
+    return f"harness.{rest[0]}" if top == "harness" else top
+
+
+def packaged() -> list[str]:
+    return [name for name in modules() if name.startswith("tinyllama") and name not in PUBLIC]
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_a_folder_imports_only_what_lies_below(name: str) -> None:
+    wrong = {one for one in imported(name) - PUBLIC if folder(one) not in allowed(name)}
+    assert not wrong, f"{name} imports {', '.join(sorted(wrong))}, which lies above it"
+
+
+def test_there_are_no_circles() -> None:
+    """A package's ``__init__`` hands names on, and is no file of the circle."""
+    graph = {name: imported(name) - PUBLIC for name in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' -> '.join(error.args[1])}") from None
+
+
+def test_nothing_imports_a_test() -> None:
+    for name in modules():
+        tests = {one for one in imported(name) if one.rpartition(".")[2].startswith("test_")}
+        assert not tests, f"{name} imports {', '.join(tests)}: move what is shared into support"
+
+
+def words(path: Path) -> Iterator[str]:
+    """The strings of a file that are no docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in plain:
+            yield node.value
+
+
+GENERAL = {"linear", "transpose"}  # words of torch and of mathematics too
+
+
+def test_the_harness_names_no_op_no_tier_and_no_layer_above() -> None:
+    above = tuple(f"tinyllama.{name}." for name in PACKAGE[2:])
+    names = {*OPS.keys() - GENERAL, "v1", "v2", "v3", "v4"}
+    for name in packaged():
+        if name.startswith("tinyllama.harness."):
+            for word in words(modules()[name]):
+                assert word not in names, f"{name} knows {word!r} by name: make it a trait or data"
+                assert not word.startswith((*above, "perf_tests")), f"{name} names {word!r}"
 
 
 def loaded_by(statement: str) -> set[str]:
     code = f"{statement}; import sys; print(*(m for m in sys.modules if m.startswith('tiny')))"
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
     return set(run.stdout.split())
 
 
 def test_the_harness_loads_no_model() -> None:
-    loaded = loaded_by(
-        "import tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.correct.cases"
-    )
+    rooms = "tinyllama.harness, tinyllama.harness.plugins.suite, tinyllama.harness.correct.cases"
+    loaded = loaded_by(f"import {rooms}")
     assert "tinyllama.harness.declare.op" in loaded
-    above = {name for name in loaded if layer(name) > 0}
-    assert not above
+    assert not {name for name in loaded - PUBLIC if not name.startswith("tinyllama.harness")}
 
 
 def test_the_package_itself_loads_nothing() -> None:
