@@ -147,7 +147,7 @@ def key_text(key: dict[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(key.items()))
 
 
-_TUNE = "take the entry out, or write the table anew: python -m tinyllama tune"
+_TUNE = "remove the entry, or search again: python -m tinyllama tune"
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
 
 The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Four things
-in it are mended here, once, so that no kernel branches on it and no tolerance widens for it:
+in it are fixed here, once, so that no kernel branches on it and no tolerance widens for it:
 
 * it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
   float32 as bfloat16 by truncation; here a bfloat16 is a float32 rounded to nearest, ties to even;
@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 
 Array = Any  # a numpy array
 
-# Told of every access: addresses, which of them are accessed, bytes of each, "load" or "store".
+# Called at every access: addresses, which of them are accessed, bytes of each, "load" or "store".
 WATCHERS: list[Callable[[Array, Array, int, str], None]] = []
 
 
@@ -111,7 +111,7 @@ def _watched(ptrs: Any, mask: Any, kind: str) -> None:
         watch(ptrs.data, mask.data, ptrs.get_element_ty().primitive_bitwidth // 8, kind)
 
 
-def _mend() -> None:
+def _fix_values() -> None:
     handle, builder = stock.TensorHandle, stock.InterpreterBuilder
     make, cast, numpy_dtype = handle.__init__, builder.cast_impl, stock._get_np_dtype
     load, store, bitcast, dot = (
@@ -199,7 +199,7 @@ def _as_float32(handle: Any) -> Any:
     return _Plain(handle.data, tl.float32) if _is_bf16(handle.dtype) else handle
 
 
-def _mend_scalars() -> None:
+def _fix_scalars() -> None:
     """numpy 2.5 takes no array of one element for a number."""
     patch = stock._patch_lang_tensor
 
@@ -210,5 +210,5 @@ def _mend_scalars() -> None:
     stock._patch_lang_tensor = patched
 
 
-_mend()
-_mend_scalars()
+_fix_values()
+_fix_scalars()

@@ -176,14 +176,14 @@ def suggestion(compilation: Compilation, taken: Resources | None, triton: str) -
 
 
 def stale(entry: Known, compilations: Iterable[Compilation]) -> str | None:
-    """Why an entry must be changed or taken out; None when it is still needed as it is."""
+    """Why an entry must be changed or removed; None when it is still needed as it is."""
     covered = [one for one in compilations if entry.covers(one)]
     if not covered:
-        return f"{entry}: no provider launches this any more: take it out"
+        return f"{entry}: no provider launches this any more: remove it"
     taken = [verdict(one, [entry])[1] for one in covered]
     if entry.spilled is None:
-        return None if None in taken else f"{entry}: it compiles now: take the entry out"
+        return None if None in taken else f"{entry}: it compiles now: remove the entry"
     worst = max(one.spilled if one else 0 for one in taken)
     if worst < entry.spilled:
-        return f"{entry}: spills {worst} bytes now, not {entry.spilled}: lower it or take it out"
+        return f"{entry}: spills {worst} bytes now, not {entry.spilled}: lower it or remove it"
     return None

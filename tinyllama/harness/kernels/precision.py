@@ -13,7 +13,7 @@ DTYPE_OF = {short: dtype for dtype, short in SHORT.items()}
 
 
 def input_precision(x: torch.Tensor) -> str:
-    """What `tl.dot` is told for operands like x.
+    """The ``input_precision`` of `tl.dot` for operands like x.
 
     For float32: "tf32" where `torch.set_float32_matmul_precision` allows it and the chip has it.
     Where it does not, products have float32's accuracy: "tf32x3" on chips that offer it, three
