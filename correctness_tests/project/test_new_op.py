@@ -1,0 +1,65 @@
+"""A new op passes by its own place alone: one file in tinyllama/ops, and nothing else changes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.commands import ENVIRONMENT, ROOT
+
+NEW = "tinyllama/ops/softmax.py"
+PLACES = ("tinyllama", "perf_tests", "correctness_tests", "tools", "docs", "results", "field")
+FILES = ("conftest.py", "pytest.ini", "pyproject.toml", "README.md", "CONTRIBUTING.md")
+# What asks for something of every op or kernel, and the cases of the new one.
+TESTS = (
+    "correctness_tests/ops/test_ops.py",
+    "correctness_tests/ops/test_references.py",
+    "correctness_tests/kernels",
+    "correctness_tests/harness/test_kernels.py",
+    "correctness_tests/project/test_docs.py",
+)
+CHOSEN = (
+    "softmax and (N3V64 or N1024) and (fp32 or sm_90) or every or generated or tree or declares"
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of this project, committed, with docs/examples/softmax.py among its ops."""
+    copy = tmp_path / "tree"
+    for name in PLACES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    for name in (*FILES, ".gitignore"):
+        shutil.copy(ROOT / name, copy / name)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for args in (["init", "-q"], ["add", "--all"], [*who, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", *args], cwd=copy, check=True)
+    shutil.copy(ROOT / "docs/examples/softmax.py", copy / NEW)
+    return copy
+
+
+def passes(tree: Path, *args: str) -> None:
+    kept = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
+    done = subprocess.run(
+        [sys.executable, "-m", *args], cwd=tree, env=kept, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow("runs what every op must pass in a copy of the tree: a minute or two")
+def test_a_new_op_is_one_file(tree: Path) -> None:
+    if find_spec("ruff") is not None:
+        passes(tree, "ruff", "check")
+        passes(tree, "ruff", "format", "--check")
+    passes(tree, "pytest", "-q", "-p", "no:xdist", "-k", CHOSEN, *TESTS)
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    changed = subprocess.run(status, cwd=tree, capture_output=True, text=True, check=True).stdout
+    assert changed.splitlines() == [f"?? {NEW}"]
