@@ -28,11 +28,12 @@ class Tensor:
     """A declared input or output.
 
     shape: names of the axes, separated by spaces; ``""`` is a scalar.
-    grad: a gradient is expected (and then compared in every case).
-    dtype: a fixed dtype; None means the dtype of the case. dtype_of: of what a provider saves, its
-        dtype from the op's first input.
-    values: the distribution of test inputs.
-    mutated: the op writes it in place; compared after the calls instead of an output.
+    grad: its gradient is expected, and compared in every case.
+    dtype: a fixed dtype; None means the dtype of the case.
+    dtype_of: for a tensor that a provider saves: a function of the op's first input that returns
+        the saved tensor's dtype.
+    values: the distribution of test inputs, or a function of a case's dims that returns it.
+    mutated: the op writes it in place; it is compared after the calls, in the place of an output.
     many: a list of tensors, one for each size of a tuple-valued dimension.
     """
 
@@ -45,7 +46,7 @@ class Tensor:
     dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
 
     def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
-        """Its dtype where the op's first input is this one."""
+        """Its dtype in a call whose first input is ``first``."""
         if self.dtype_of is not None:
             return self.dtype_of(first)
         return self.dtype or first.dtype
@@ -55,7 +56,7 @@ class Tensor:
         return tuple(self.shape.split())
 
     def distribution(self, dims: Mapping[str, Any]) -> Values:
-        """The distribution for a case; one that depends on its dims is a function of them."""
+        """The distribution for a case with these dims."""
         return self.values if isinstance(self.values, Values) else self.values(dims)
 
 

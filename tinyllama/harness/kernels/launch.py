@@ -8,10 +8,10 @@
     double[(programs,)](x, y, n, BLOCK=256, num_warps=4)
 
 On a GPU a kernel is compiled and launched; on tensors of the CPU it is interpreted
-(`tinyllama.harness.kernels.interpreter`). Inside `recorded` nothing runs: each launch is noted with
-its types, so that every kernel a provider uses can be compiled for any chip, on a machine without
-one (tensors may then be on the ``meta`` device). Without triton a module with kernels still
-imports, and a launch says what is missing.
+(`tinyllama.harness.kernels.interpreter`). Inside `recorded` nothing runs: each launch is recorded
+with its types, so that every kernel of a provider can be compiled for any chip, on a machine
+without a GPU (tensors may then be on the ``meta`` device). Without triton a module with kernels
+still imports, and a launch raises an error that says what to install.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _LAUNCHED: list[list[Launched]] = []
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch on a GPU: its grid, and triton's own object, which has the compiled stages
-    (``asm``) and tells what the kernel takes (``n_regs``, ``n_spills``)."""
+    """One launch on a GPU: its grid, and Triton's compiled kernel, with its stages (``asm``),
+    registers (``n_regs``) and spills (``n_spills``)."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -87,7 +87,7 @@ class Launched:
 
 @contextlib.contextmanager
 def launched() -> Iterator[list[Launched]]:
-    """What a GPU is given meanwhile."""
+    """Collect the launches on GPUs inside the block."""
     kernels: list[Launched] = []
     _LAUNCHED.append(kernels)
     try:
@@ -98,8 +98,8 @@ def launched() -> Iterator[list[Launched]]:
 
 @contextlib.contextmanager
 def recorded(chip: str | None = None) -> Iterator[list[Launch]]:
-    """Note launches instead of running them, with the configurations chosen for ``chip``
-    (such as ``gfx942`` or ``sm_90``; None: those that hold for every chip)."""
+    """Record launches instead of running them, with the configurations for ``chip`` (such as
+    ``gfx942`` or ``sm_90``; None: the defaults, which hold for every chip)."""
     launches: list[Launch] = []
     _RECORDS.append(launches)
     _CHIPS.append(chip or "")
@@ -137,7 +137,7 @@ def target_of(chip: str) -> Any:
 
 @functools.cache
 def dot_precisions(chip: str) -> tuple[str, ...]:
-    """What ``input_precision`` of `tl.dot` may be for a chip, as its compiler says."""
+    """The values of `tl.dot`'s ``input_precision`` that the compiler allows for a chip."""
     if not chip:
         return ("ieee",)
     from triton.compiler import make_backend
