@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from correctness_tests.support.gate_samples import FOUND, certificate, stored
 from correctness_tests.support.sample_records import FIRST, SECOND, record, sample_records, steps
 from tinyllama.cli import main
 from tinyllama.harness.gate.certificates import FIELDS, certificates, load
@@ -20,41 +21,6 @@ from tinyllama.harness.records.results import save
 
 PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
 needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
-
-
-FOUND = {
-    "benchmark": "one/a",
-    "metric": "device_seconds",
-    "spread": 0.0012,
-    "smallest": 0.015,
-    "detected": {"0.01": 0.0, "0.02": 0.9991},
-}
-
-
-def certificate(device: str = FIRST) -> dict[str, Any]:
-    """Of two figures, the second of which is never found."""
-    never = {**FOUND, "benchmark": "two/a", "metric": "host_seconds", "smallest": None}
-    return {
-        "schema": SCHEMA,
-        "device": device,
-        "date": "2030-01-31T00:00:00Z",
-        "commits": ["c0ffee" * 6],
-        "versions": {"torch": "9.9"},
-        "blocks": 20,
-        "merges": 100_000,
-        "bars": [
-            {"text": "95% all green", "held": True, "measured": "99.90%"},
-            {"text": "99% found", "held": False, "measured": "1 of 2; not two/a (SYNTHETIC)"},
-        ],
-        "found": [FOUND, never],
-    }
-
-
-def stored(root: Path, content: dict[str, Any], folder: str = "a-device") -> Path:
-    path = root / folder / "gate" / "certificate.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(content))
-    return path
 
 
 @needs_plots

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from correctness_tests.gate.test_gate_noise import CARD, DEVICE, HOST, VERSIONS, block
+from correctness_tests.support.gate_samples import CARD, DEVICE, HOST, VERSIONS, block
 from tinyllama.harness.gate import certify as module
 from tinyllama.harness.gate import decision
 from tinyllama.harness.gate.certify import Bar, Certificate, Rules, bars, certify, critical

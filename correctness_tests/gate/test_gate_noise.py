@@ -11,19 +11,10 @@ from typing import Any
 
 import pytest
 
+from correctness_tests.support.gate_samples import CARD, DEVICE, HOST, VERSIONS, block
 from tinyllama.harness.gate.decision import Spread
-from tinyllama.harness.gate.noise import SCHEMA, Block, Noise, noise_path
+from tinyllama.harness.gate.noise import SCHEMA, Noise, noise_path
 from tinyllama.harness.records.results import records
-
-DEVICE, HOST = "device_seconds", "host_seconds"
-CARD, VERSIONS = "A Card 1", {"torch": "2.11"}
-
-
-def block(number: int = 0, **fields: Any) -> Block:
-    date = f"2030-01-01T{number // 60:02d}:{number % 60:02d}:00Z"
-    figures = {"copy-ours": {DEVICE: 0.001 * (number + 1), HOST: -0.01}}
-    known = {"date": date, "commit": "c" * 40, "versions": VERSIONS, "pairs": 40}
-    return Block(**{**known, "statistics": figures, **fields})
 
 
 def test_blocks_come_back_and_records_do_not_meet_them(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.gate.test_certificates import certificate, stored
-from correctness_tests.gate.test_try_gate import run, told
+from correctness_tests.support.gate_samples import certificate, run, stored, told
 from tools import gate_tables
 from tools.try_gate import BRANCHES
 

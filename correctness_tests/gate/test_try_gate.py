@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
+from correctness_tests.support.gate_samples import run, told
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import noise_path
@@ -94,24 +95,6 @@ def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:
 
 
 # -- what is made of the gate's words -----------------------------------------------------------
-
-
-def told(metric: str = "device_seconds", outcome: str = "SLOWER", moved: str = "") -> Any:
-    """What ``--gate-json`` holds: one benchmark that is SLOWER, and one that is the same."""
-    name = "rms_norm-triton-N8-bf16/forward+backward"
-    figures = [{"metric": metric, "outcome": "SLOWER"}, {"metric": "kernels", "outcome": "SAME"}]
-    one = {"outcome": outcome, "figures": figures, "text": "a\nb", "moved": [moved]}
-    same = {"outcome": "SAME", "figures": [], "text": "", "moved": []}
-    return {
-        "verdicts": [{"outcome": outcome}, {"outcome": "SAME"}, {"outcome": "SAME"}],
-        "comparisons": [{"benchmarks": {name: one, "other": same}, "seconds": {"time": 8.04}}],
-    }
-
-
-def run(status: int, content: Any, seconds: float = 10.0) -> dict[str, Any]:
-    outcomes = {one["outcome"]: 1 for one in content["verdicts"]}
-    slower = try_gate.slower(content)
-    return {"status": status, "outcomes": outcomes, "slower": slower, "seconds": seconds}
 
 
 def test_a_slower_kernel_is_to_be_named() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from correctness_tests.support.accuracy import assert_accurate
 from correctness_tests.support.launched import tree_ops
 from tinyllama import ops
 from tinyllama.harness import Op
 from tinyllama.harness.correct.cases import OpCase, full_cases, op_cases
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import OPS
 
 
@@ -34,17 +34,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", params(op_cases(OPS.values())))
     if "combination" in metafunc.fixturenames:
         metafunc.parametrize("combination", params(full_cases(OPS.values())))
-
-
-def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
-    for capability in case.provider.requires:
-        reason = cannot(capability, device)
-        if reason:
-            pytest.skip(f"{case.provider.name}: {reason}")
-    comparisons = case.compare(device, seed)
-    assert comparisons, "nothing was compared"
-    wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
-    assert not wrong, "\n".join([str(case), *wrong])
 
 
 def test_is_as_accurate_as_eager(case: OpCase, device: torch.device, seed: int) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brin
 import hypothesis
 from hypothesis import strategies as st
 
-from correctness_tests.ops.test_ops import assert_accurate
+from correctness_tests.support.accuracy import assert_accurate
 from correctness_tests.support.commands import python
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Case, Op, Provider, Tensor

@@ -111,7 +111,7 @@ def words(path: Path) -> Iterator[str]:
             yield node.value
 
 
-GENERAL = {"linear", "transpose"}  # words of torch and of mathematics too
+GENERAL = {"attention", "linear", "transpose"}  # kinds of work, and words of torch, too
 
 
 def test_the_harness_names_no_op_no_tier_and_no_layer_above() -> None:

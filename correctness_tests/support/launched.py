@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.launched import Planned, launches_of, plan, with_kernels
@@ -23,9 +23,11 @@ def providers() -> Iterator[tuple[Op, Provider]]:
             yield op, provider
 
 
-def every_launch() -> Iterator[Launch]:
-    """Of every case that is declared, in every dtype."""
+def every_launch(ops: Collection[str] | None = None) -> Iterator[Launch]:
+    """Of every case that is declared, in every dtype; ops: of these alone, by name."""
     for op, provider in providers():
+        if ops is not None and op.name not in ops:
+            continue
         for case in op.cases:
             if provider.supports(case.dims) is None:
                 for dtype in provider.dtypes:

@@ -19,11 +19,14 @@ class NotWrittenError(OSError):
     """A file could not be written; what it held before is still there."""
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+READABLE = 0o644  # by everyone: records and histories are shared between users
+
+
+def write_whole(path: Path, write: Callable[[Path], object], mode: int | None = None) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then replace ``path`` with it.
 
     A reader of ``path`` sees the old file or the new one; after an error it sees the old one. The
-    file has the mode of any new file, whatever mode ``write`` leaves (safetensors: owner only).
+    file has ``mode``, or that of any new file, whatever ``write`` leaves (safetensors: owner only).
     A temporary file left by a process that was killed is named ``.NAME.*.part``.
 
     Raises UsageError where ``path`` is a pipe or a device, NotWrittenError where writing fails.
@@ -32,9 +35,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode
+        plain = temporary.stat().st_mode
         write(temporary)
-        temporary.chmod(mode)
+        temporary.chmod(plain if mode is None else mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -49,12 +52,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text as `write_whole` does, in a folder that is made if it is missing."""
+    """Write a text that everyone can read, as `write_whole` does; make a missing folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NotWrittenError(f"{str(path.parent)!r} cannot be made: {error.strerror}") from error
-    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"), READABLE)
 
 
 def write_json(path: Path, data: Any) -> None:
