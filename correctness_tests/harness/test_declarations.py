@@ -5,7 +5,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
 from tinyllama.harness.declare import registry as registry_file
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.ops import OPS
 from tinyllama.ops.rms_norm import rms_norm
 
@@ -61,6 +62,97 @@ def test_a_provider_is_registered_once_and_with_the_declared_arguments() -> None
         with pytest.raises(DeclarationError, match=r"declared are \(x, eps\)"):
             op.provider("other")(wrong)
     op.provider("other")(lambda x_BD, eps: x_BD)
+
+
+class Inputs(NamedTuple):
+    x: torch.Tensor
+    gain: torch.Tensor
+
+
+class Swapped(NamedTuple):
+    gain: torch.Tensor
+    x: torch.Tensor
+
+
+def affine(given: Inputs, factor: float, bias: float) -> torch.Tensor:
+    return given.x * given.gain * factor + bias
+
+
+def declare_affine() -> Op:
+    inputs = {"x": X, "gain": Tensor("D", grad=True)}
+    op = declare(inputs=inputs, params={"factor": 1.0, "bias": 0.5})
+    op.reference(lambda x, gain, factor=1.0, bias=0.5: x * gain * factor + bias)
+    return op
+
+
+def test_an_implementation_may_take_its_inputs_together() -> None:
+    op = declare_affine()
+    op.provider("together")(affine)
+    op.independent("elsewhere")(affine)
+
+    @op.provider("derived", keep=("x", "gain"))
+    class Derived:
+        @staticmethod
+        def forward(given: Inputs, factor: float, bias: float) -> torch.Tensor:
+            return affine(given, factor, bias)
+
+        @staticmethod
+        def backward(
+            grads: Grads, kept: Named, saved: Named, needs: Needs, factor: float, bias: float
+        ) -> Named:
+            dy = grads[0] * factor
+            return {"x": dy * kept["gain"], "gain": (dy * kept["x"]).sum(0)}
+
+    x, gain = torch.randn(2, 3), torch.randn(3)
+    choices: list[dict[str, Any]] = [{}, {"bias": 2.0}, {"factor": 3.0, "bias": -1.0}]
+    for params in choices:
+        expected = op(x, gain, **params)
+        for provider in ("together", "derived"):
+            assert torch.equal(op(x, gain, provider=provider, **params), expected)
+        assert torch.equal(op.independents["elsewhere"](x, gain, **params), expected)
+    for case in op_cases([op], providers=["together", "derived"]):
+        assert all(comparison.passed for comparison in case.compare()), str(case)
+
+
+def swapped(given: Swapped, factor: float, bias: float) -> torch.Tensor:
+    return affine(Inputs(given.x, given.gain), factor, bias)
+
+
+def parameters_swapped(given: Inputs, bias: float, factor: float) -> torch.Tensor:
+    return affine(given, factor, bias)
+
+
+def missing(given: Inputs, factor: float) -> torch.Tensor:
+    return affine(given, factor, 0.0)
+
+
+def last(factor: float, bias: float, given: Inputs) -> torch.Tensor:
+    return affine(given, factor, bias)
+
+
+@pytest.mark.parametrize("wrong", [swapped, parameters_swapped, missing, last])
+def test_what_is_taken_together_has_the_declared_names_in_their_order(wrong: Any) -> None:
+    op = declare_affine()
+    message = r"declared are \(x, gain, factor, bias\)"
+    with pytest.raises(DeclarationError, match=message):
+        op.provider("other")(wrong)
+    with pytest.raises(DeclarationError, match=message):
+        op.independent("elsewhere")(wrong)
+    with pytest.raises(DeclarationError, match=message):
+        op.provider("other")(type("Wrong", (), {"forward": wrong, "backward": affine}))
+    assert list(op.providers) == ["eager"]
+    assert not op.independents
+
+
+@pytest.mark.parametrize("annotation", ["Nowhere", "torch.Nowhere", "B D", "1[0]"])
+def test_an_annotation_may_be_a_string_that_names_no_type(annotation: str) -> None:
+    def twice(x: Any) -> torch.Tensor:
+        return 2 * x
+
+    twice.__annotations__["x"] = annotation
+    op = declare()
+    op.reference(twice)
+    assert op["eager"].call is twice
 
 
 def test_registry_refuses_duplicates_and_incomplete_ops() -> None:

@@ -10,7 +10,9 @@ A provider that autograd cannot differentiate (a kernel) is a class:
             return y, rstd
 
         @staticmethod
-        def backward(grads, kept, saved, needs, eps):    # -> gradients by input name
+        def backward(
+            grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float
+        ) -> Named:                             # -> gradients by input name
             return {"x": dx, "weight": dweight}
 
 ``grads`` holds one upstream gradient per output, None where that output was not used;
@@ -31,8 +33,15 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.specs import Signature
 from tinyllama.harness.kernels.precision import compute_dtype
+
+# What a backward takes and returns; gradients of several outputs are `SomeGrads`.
+Grads = Sequence[torch.Tensor]
+SomeGrads = Sequence[torch.Tensor | None]
+Named = Mapping[str, torch.Tensor]
+Needs = set[str]
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Derived:
     op: Signature
     name: str
     forward: Callable[..., Any]
-    backward: Callable[..., dict[str, torch.Tensor | None]]
+    backward: Callable[..., Mapping[str, torch.Tensor | None]]
     keep: tuple[str, ...]
     saved: dict[str, Any]
 
@@ -222,7 +231,7 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
     saved = traits.pop("saved", {})
     keep = tuple(traits.pop("keep", ()))
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
-    return Derived(op, name, forward, backward, keep, saved)
+    return Derived(op, name, spread(forward), backward, keep, saved)
 
 
 def size_of(axis: str, sizes: Mapping[str, int]) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Derived, derive
 from tinyllama.harness.declare.offsets import Large, ManyPrograms, RowsApart
 from tinyllama.harness.declare.specs import FLOATS, Case, DeclarationError, Signature, Tensor
@@ -132,7 +133,8 @@ class Op(Signature):
 
     def provider(self, name: str, **traits: Any) -> Callable[[Any], Any]:
         """Register an implementation: a function that autograd can differentiate, or a class
-        with ``forward`` and ``backward`` (see `tinyllama.harness.declare.autograd`)."""
+        with ``forward`` and ``backward`` (see `tinyllama.harness.declare.autograd`). It may take
+        many inputs as one NamedTuple (see `tinyllama.harness.declare.arguments`)."""
         _require(bool(_NAME.match(name)), self.name, f"provider name {name!r}: use lower_case")
         _require(
             name not in self.providers,
@@ -144,11 +146,10 @@ class Op(Signature):
 
         def register(implementation: Any) -> Any:
             derived = derive(self, name, implementation, traits)
-            call = implementation if derived is None else derived.call
+            call = spread(implementation, self.params) if derived is None else derived.call
             if derived is not None:
                 traits.setdefault("double_backward", False)
-            signature_of = implementation if derived is None else implementation.forward
-            _check_signature(self, name, signature_of)
+            _check_signature(self, name, call if derived is None else derived.forward)
             traits.setdefault("dtypes", self.dtypes)
             self.providers[name] = Provider(
                 self.name, name, call, derived=derived, module=module, **traits
@@ -161,8 +162,9 @@ class Op(Signature):
         """Register code that is not ours and computes the same; it checks the reference."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            _check_signature(self, source, function)
-            self.independents[source] = function
+            call = spread(function, self.params)
+            _check_signature(self, source, call)
+            self.independents[source] = call
             return function
 
         return register
