@@ -11,6 +11,7 @@ loss of this step was not finite.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.optim.adamw import adamw as torch_adamw
@@ -24,6 +25,21 @@ from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import SHORT
 
 Tensors = list[torch.Tensor]
+
+
+class State(NamedTuple):
+    """Lists of equal shapes, and two scalars; all but ``grad`` and ``found_inf`` are updated in
+    place."""
+
+    param: Tensors
+    grad: Tensors
+    exp_avg: Tensors
+    exp_avg_sq: Tensors
+    step: torch.Tensor
+    found_inf: torch.Tensor
+
+
+Rate = float | torch.Tensor
 
 adamw = Op(
     "adamw",
@@ -79,19 +95,10 @@ def _sizes(draw: Callable[[int, int], int]) -> dict[str, tuple[int, ...]]:
 
 @adamw.reference
 def eager(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    step: torch.Tensor,
-    found_inf: torch.Tensor,
-    lr: float | torch.Tensor = 3e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
-    """Update param, exp_avg, exp_avg_sq (lists of equal shapes) and step (scalar) in place."""
+    """Each element of each tensor by itself, as the formulas at the head of this file say."""
+    param, grad, exp_avg, exp_avg_sq, step, found_inf = state
     keep = found_inf == 0
     step.add_(keep.to(step.dtype))
     t = step.double()
@@ -107,67 +114,47 @@ def eager(
 
 @adamw.provider("default", counts_on_host=True)
 def default(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    step: torch.Tensor,
-    found_inf: torch.Tensor,
-    lr: float | torch.Tensor = 3e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
     """What torch.optim.AdamW does when no flag is given (foreach on a GPU, a loop elsewhere).
 
     Reads ``step`` and ``found_inf`` on the host: keep both on the CPU, as torch does, or each
     call waits for the device.
     """
-    if found_inf.item():
+    if state.found_inf.item():
         return
+    steps = list(state.step.cpu().expand(len(state.param)).clone().unbind())
     torch_adamw(
-        param,
-        grad,
-        exp_avg,
-        exp_avg_sq,
+        *state[:4],
         [],
-        list(step.cpu().expand(len(param)).clone().unbind()),
-        amsgrad=False,
+        steps,
+        lr=lr,
         beta1=beta1,
         beta2=beta2,
-        lr=lr,
         weight_decay=weight_decay,
         eps=eps,
+        amsgrad=False,
         maximize=False,
     )
-    step.add_(1)
+    state.step.add_(1)
 
 
 # On a GPU it rounds 1 - beta^t to float32, where 1 - 0.999 is off by 1.3e-5 (docs/LOG.md).
 @adamw.provider("torch", slack={torch.float32: 4.0})
 def fused(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    step: torch.Tensor,
-    found_inf: torch.Tensor,
-    lr: float | torch.Tensor = 3e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
     """torch's fused kernel, everything on the device; one launch for some hundred tensors.
 
     The kernel takes every gradient for a dense array and reads past it when it is not (found
     by this op's strided case), so those are made contiguous here.
     """
+    param, grad, exp_avg, exp_avg_sq, step, found_inf = state
     step.add_(1 - found_inf)
+    dense = [g.contiguous() for g in grad]
     torch._fused_adamw_(
         param,
-        [g.contiguous() for g in grad],
+        dense,
         exp_avg,
         exp_avg_sq,
         [],
@@ -186,19 +173,10 @@ def fused(
 
 @adamw.independent("torch.optim.AdamW")
 def optimizer(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    step: torch.Tensor,
-    found_inf: torch.Tensor,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
     """The class itself, handed these states."""
+    param, grad, exp_avg, exp_avg_sq, step, found_inf = state
     if found_inf.item():
         return
     stock = torch.optim.AdamW(
@@ -229,15 +207,9 @@ UPDATE = Space(
 
 @jit
 def _advance(
-    step,
-    found_inf,
-    lr,
-    weight_decay,
-    factors,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    LR_ON_DEVICE: tl.constexpr,
-):
+    step, found_inf, lr, weight_decay, factors,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, LR_ON_DEVICE: tl.constexpr,
+):  # fmt: skip
     """One program: count the step, and write what all elements share into factors (3):
     1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t); in float64, where 1 - b^t loses nothing."""
     t = tl.load(step) + tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
@@ -288,21 +260,9 @@ def _at(address, like, start, ALIGNED: tl.constexpr):
 
 @jit
 def _update(
-    table,
-    factors,
-    found_inf,
-    param,
-    grad,
-    exp_avg,
-    exp_avg_sq,
-    rest1,
-    beta2,
-    rest2,
-    eps,
-    TENSORS: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, rest1, beta2, rest2, eps,
+    TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a block of one tensor, found in the table (6, TENSORS): for each tensor
     its first block, its size and four addresses."""
     if tl.load(found_inf) == 0:
@@ -334,42 +294,24 @@ def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
 
 @adamw.provider("triton", requires=("triton",), large=(Large("P", "1"),))
 def one_launch(
-    param: Tensors,
-    grad: Tensors,
-    exp_avg: Tensors,
-    exp_avg_sq: Tensors,
-    step: torch.Tensor,
-    found_inf: torch.Tensor,
-    lr: float | torch.Tensor = 3e-4,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
     """One launch for all tensors, after one of a single program that counts the step.
 
     Everything is on one device; each list has one dtype (computed in float32). A state that is
     not dense is updated in a copy and written back.
     """
+    *lists, step, found_inf = state
     factors = torch.empty(3, dtype=torch.float32, device=step.device)
-    _advance[(1,)](
-        step,
-        found_inf,
-        lr,
-        weight_decay,
-        factors,
-        BETA1=beta1,
-        BETA2=beta2,
-        LR_ON_DEVICE=isinstance(lr, torch.Tensor),
-        num_warps=1,
-    )
-    if not param:
+    constants = {"BETA1": beta1, "BETA2": beta2, "LR_ON_DEVICE": isinstance(lr, torch.Tensor)}
+    _advance[(1,)](step, found_inf, lr, weight_decay, factors, **constants, num_warps=1)
+    if not state.param:
         return
-    given = {"param": param, "grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    sizes = [p.numel() for p in param]
+    given = dict(zip(State._fields, lists, strict=False))
+    sizes = [p.numel() for p in state.param]
     _check(given, sizes)
     dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
-    config = UPDATE.choose(step.device, grad=SHORT[grad[0].dtype])
+    config = UPDATE.choose(step.device, grad=SHORT[state.grad[0].dtype])
     firsts, blocks = [], 0
     for size in sizes:
         firsts.append(blocks)
@@ -378,18 +320,13 @@ def one_launch(
     if blocks:
         _update[(blocks,)](
             TABLES.table((tuple(firsts), tuple(sizes), *addresses), step.device),
-            factors,
-            found_inf,
-            *(tensors[0] for tensors in dense.values()),
-            1 - beta1,
-            beta2,
-            1 - beta2,
-            eps,
-            TENSORS=next_power_of_2(len(param)),
+            *(factors, found_inf, *(tensors[0] for tensors in dense.values())),
+            *(1 - beta1, beta2, 1 - beta2, eps),
+            TENSORS=next_power_of_2(len(sizes)),
             ALIGNED=all(address % 16 == 0 for row in addresses for address in row),
             **config.kwargs(),
         )
     for name in ("param", "exp_avg", "exp_avg_sq"):
-        for state, copy in zip(given[name], dense[name], strict=True):
-            if copy is not state:
-                state.copy_(copy)
+        for original, copy in zip(given[name], dense[name], strict=True):
+            if copy is not original:
+                original.copy_(copy)

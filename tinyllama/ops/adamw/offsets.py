@@ -6,7 +6,7 @@ import torch
 
 from tinyllama.harness.declare.offsets import Ends, Pairs, Results
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.ops.adamw import UPDATE, adamw, one_launch
+from tinyllama.ops.adamw import UPDATE, adamw
 
 
 @adamw.many_programs(narrow_fails=False)
@@ -15,7 +15,8 @@ def many_parameters(ends: Ends) -> Pairs:
 
     def call(*tensors: torch.Tensor) -> Results:
         step, found_inf = torch.zeros(()), torch.zeros(())
-        one_launch(*([x] for x in tensors), step, found_inf, lr=0.05, weight_decay=0.5)
+        lists = ([x] for x in tensors)
+        adamw["triton"](*lists, step, found_inf, lr=0.05, weight_decay=0.5)
         return list(tensors)
 
     with UPDATE.force(Config(BLOCK=2**16), grad="bf16"):

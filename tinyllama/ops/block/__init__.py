@@ -9,15 +9,16 @@ oracle, from a tier's providers it is what the model runs. A provider may replac
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.arguments import spread
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import contiguous, joined
 from tinyllama.harness.kernels.precision import compute_dtype
@@ -30,6 +31,26 @@ from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rm
 from tinyllama.ops.rope import COS, SIN, rope, rotate
 from tinyllama.ops.silu_mul import activate, activate_backward
 from tinyllama.ops.swiglu import swiglu
+
+
+class Inputs(NamedTuple):
+    x: torch.Tensor  # (B T D)
+    cos: torch.Tensor  # (T C), as sin
+    sin: torch.Tensor
+    attention_norm: torch.Tensor  # (D), as mlp_norm
+    w_q: torch.Tensor  # (Q D)
+    w_k: torch.Tensor  # (R D), as w_v
+    w_v: torch.Tensor
+    w_o: torch.Tensor  # (D Q)
+    mlp_norm: torch.Tensor
+    w_gate: torch.Tensor  # (F D), as w_up
+    w_up: torch.Tensor
+    w_down: torch.Tensor  # (D F)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [getattr(self, name) for name in WEIGHTS]
+
 
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
 PARTS: Mapping[str, Op] = {
@@ -99,39 +120,27 @@ def _sizes(draw: Callable[[int, int], int]) -> dict[str, int]:
 
 
 def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tensor]:
-    """The block made of these ops; ``table`` maps the names in `PARTS` to callables."""
+    """The block made of these ops; ``table`` maps the names in `PARTS` to callables.
+
+    It takes x (B T D), tables (T C) and weights (out in), in the order of `Inputs`; -> y (B T D).
+    """
     norm, project, rotate = table["rms_norm"], table["qkv"], table["rope"]
     attend, add_norm, gate = table["attention"], table["add_rms_norm"], table["swiglu"]
 
-    def composed(
-        x_BTD: torch.Tensor,
-        cos_TC: torch.Tensor,
-        sin_TC: torch.Tensor,
-        attention_norm_D: torch.Tensor,
-        w_q_QD: torch.Tensor,
-        w_k_RD: torch.Tensor,
-        w_v_RD: torch.Tensor,
-        w_o_DQ: torch.Tensor,
-        mlp_norm_D: torch.Tensor,
-        w_gate_FD: torch.Tensor,
-        w_up_FD: torch.Tensor,
-        w_down_DF: torch.Tensor,
-        eps: float = 1e-5,
-    ) -> torch.Tensor:
-        """x (B T D), tables (T C), weights (out in) -> y (B T D)."""
+    def composed(given: Inputs, eps: float = 1e-5) -> torch.Tensor:
+        x_BTD, cos_TC, sin_TC = given[:3]
         heads = (-1, 2 * cos_TC.shape[-1])
-        q_BTQ, k_BTR, v_BTR = project(
-            norm(x_BTD, attention_norm_D, eps=eps), w_q_QD, w_k_RD, w_v_RD
-        )
+        normed_BTD = norm(x_BTD, given.attention_norm, eps=eps)
+        q_BTQ, k_BTR, v_BTR = project(normed_BTD, given.w_q, given.w_k, given.w_v)
         q_BTHK, k_BTGK = rotate(
             q_BTQ.unflatten(-1, heads), k_BTR.unflatten(-1, heads), cos_TC, sin_TC
         )
         o_BTHK = attend(q_BTHK, k_BTGK, v_BTR.unflatten(-1, heads))
-        attended_BTD = F.linear(o_BTHK.flatten(-2), w_o_DQ)
-        n_BTD, x_BTD = add_norm(attended_BTD, x_BTD, mlp_norm_D, eps=eps)
-        return x_BTD + F.linear(gate(n_BTD, w_gate_FD, w_up_FD), w_down_DF)
+        attended_BTD = F.linear(o_BTHK.flatten(-2), given.w_o)
+        n_BTD, x_BTD = add_norm(attended_BTD, x_BTD, given.mlp_norm, eps=eps)
+        return x_BTD + F.linear(gate(n_BTD, given.w_gate, given.w_up), given.w_down)
 
-    return composed
+    return spread(composed)
 
 
 eager = block.reference(compose({name: op["eager"].call for name, op in PARTS.items()}))
@@ -179,13 +188,12 @@ AFTER = {
     "gate_up": Tensor("B*T 2*F"),
 }
 LARGE = (Large("B", "2*T*F", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 256, "C": 16}),)
-_KEPT = ("x", "cos", "sin", "attention_norm", "mlp_norm", *WEIGHTS)
 
 
 @block.provider(
     "triton",
     requires=("triton",),
-    keep=_KEPT,
+    keep=Inputs._fields,
     saved={
         "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
         **BEFORE,
@@ -203,41 +211,21 @@ class Triton:
     """
 
     @staticmethod
-    def forward(
-        x: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attention_norm: torch.Tensor,
-        w_q: torch.Tensor,
-        w_k: torch.Tensor,
-        w_v: torch.Tensor,
-        w_o: torch.Tensor,
-        mlp_norm: torch.Tensor,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor,
-        w_down: torch.Tensor,
-        eps: float,
-    ) -> tuple[torch.Tensor, ...]:
-        dtype = compute_dtype(x)
-        narrow, matrices = _narrowed((w_q, w_k, w_v, w_o, w_gate, w_up, w_down), dtype)
-        before = _before_attention(x, cos, sin, attention_norm, matrices, w_q.shape[0], eps)
-        o_BTHK, lse_BHT = attend(*_heads(before[-1], w_q.shape[0], 2 * cos.shape[-1]))
+    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        x, rows_q = given.x, given.w_q.shape[0]
+        narrow, matrices = _narrowed(given.weights, compute_dtype(x))
+        before = _before_attention(given, matrices, eps)
+        o_BTHK, lse_BHT = attend(*_heads(before[-1], rows_q, 2 * given.cos.shape[-1]))
         o_BTQ = o_BTHK.flatten(2)
-        after = _after_attention(x, o_BTQ, mlp_norm, matrices, eps)
+        after = _after_attention(given, o_BTQ, matrices, eps)
         h_NF = activate(*after[-1].chunk(2, -1))
         y = torch.add(after[0], F.linear(h_NF, matrices.down)).view_as(x)
         return y, narrow, *before, o_BTQ, lse_BHT, *after
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: dict[str, torch.Tensor],
-        saved: dict[str, torch.Tensor],
-        needs: set[str],
-        eps: float,
-    ) -> dict[str, torch.Tensor]:
-        x, cos, sin = kept["x"], kept["cos"], kept["sin"]
-        weights = [kept[name] for name in WEIGHTS]
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        given = Inputs(**kept)
+        (x, cos, sin), weights = given[:3], given.weights
         narrow, qkv_BTE = saved["narrow"], saved["qkv"]
         matrices = Matrices.of(weights, narrow if narrow.numel() else None)
         dtype, wide = qkv_BTE.dtype, weights[0].dtype
@@ -261,7 +249,7 @@ class Triton:
         dgate_dup = weight_gradient(dgate_up, saved["normed_2"], wide)
         del dgate_up, dgate, dup
         dsum_ND, dsum_low_ND, _ = norm_backward(
-            dn2_ND, saved["sum"], kept["mlp_norm"], saved["rstd_2"], dy_ND, low, gains_SPD[1]
+            dn2_ND, saved["sum"], given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
         )
         dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
         dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide)
@@ -277,13 +265,13 @@ class Triton:
         dx_ND, _, _ = norm_backward(
             input_gradient(dqkv_NE, matrices.qkv),
             contiguous(x).flatten(0, 1),
-            kept["attention_norm"],
+            given.attention_norm,
             saved["rstd_1"],
             dsum_ND,
             None,
             gains_SPD[0],
         )
-        dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(kept["mlp_norm"].dtype)
+        dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(given.mlp_norm.dtype)
         dq_QD, dk_RD, dv_RD = dqkv.split([w.shape[0] for w in weights[:3]])
         found = (dq_QD, dk_RD, dv_RD, dout, *dgate_dup.chunk(2), ddown)
         return {
@@ -294,31 +282,22 @@ class Triton:
         }
 
 
-@block.provider("selective", requires=("triton",), keep=_KEPT, saved=ATTENDED, large=LARGE)
+@block.provider("selective", requires=("triton",), keep=Inputs._fields, saved=ATTENDED, large=LARGE)
 class Selective:
     """`Triton`, bit for bit, that keeps what attention gave and computes all else again in the
     backward pass (selective recomputation, Korthikanti et al., arXiv 2205.05198)."""
 
     @staticmethod
-    @functools.wraps(Triton.forward)
-    def forward(*inputs: Any, **params: Any) -> tuple[torch.Tensor, ...]:
-        y, _, *saved = Triton.forward(*inputs, **params)
+    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        y, _, *saved = Triton.forward(given, eps)
         return y, *saved[len(BEFORE) :][: len(ATTENDED)]
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: dict[str, torch.Tensor],
-        saved: dict[str, torch.Tensor],
-        needs: set[str],
-        eps: float,
-    ) -> dict[str, torch.Tensor]:
-        x, o_BTQ, rows_q = kept["x"], saved["o"], kept["w_q"].shape[0]
-        narrow, matrices = _narrowed([kept[name] for name in WEIGHTS], o_BTQ.dtype)
-        before = _before_attention(
-            x, kept["cos"], kept["sin"], kept["attention_norm"], matrices, rows_q, eps
-        )
-        after = _after_attention(x, o_BTQ, kept["mlp_norm"], matrices, eps)
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        given, o_BTQ = Inputs(**kept), saved["o"]
+        narrow, matrices = _narrowed(given.weights, o_BTQ.dtype)
+        before = _before_attention(given, matrices, eps)
+        after = _after_attention(given, o_BTQ, matrices, eps)
         again = zip((*BEFORE, *AFTER), (*before, *after), strict=True)
         return Triton.backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, needs, eps)
 
@@ -332,37 +311,24 @@ def _narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torc
     return narrow, Matrices.of(weights, narrow)
 
 
-def _before_attention(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    attention_norm: torch.Tensor,
-    matrices: Matrices,
-    rows_q: int,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _before_attention(given: Inputs, matrices: Matrices, eps: float) -> tuple[torch.Tensor, ...]:
     """What `BEFORE` names: the normalised x (N D), its 1 / rms, and q, k, v, rotated."""
+    x, cos, sin = given[:3]
     x_ND = contiguous(x).flatten(0, 1)
-    n1_ND, rstd1_N = norm_forward(x_ND, attention_norm, eps, matrices.qkv.dtype)
+    n1_ND, rstd1_N = norm_forward(x_ND, given.attention_norm, eps, matrices.qkv.dtype)
     qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
-    q, k, _ = _heads(qkv_BTE, rows_q, 2 * cos.shape[-1])
+    q, k, _ = _heads(qkv_BTE, given.w_q.shape[0], 2 * cos.shape[-1])
     rotate(q, k, cos, sin, q, k)
     return n1_ND, rstd1_N, qkv_BTE
 
 
 def _after_attention(
-    x: torch.Tensor,
-    o_BTQ: torch.Tensor,
-    mlp_norm: torch.Tensor,
-    matrices: Matrices,
-    eps: float,
+    given: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
 ) -> tuple[torch.Tensor, ...]:
     """What `AFTER` names: x with attention added (N D), normalised, its 1 / rms, gate and up."""
     attended_ND = F.linear(o_BTQ.flatten(0, 1), matrices.out)
-    x_ND = contiguous(x).flatten(0, 1)
-    n2_ND, sum_ND, rstd2_N = add_norm_forward(
-        attended_ND, x_ND, mlp_norm, eps, matrices.gate_up.dtype
-    )
+    x_ND, dtype = contiguous(given.x).flatten(0, 1), matrices.gate_up.dtype
+    n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, given.mlp_norm, eps, dtype)
     return sum_ND, n2_ND, rstd2_N, F.linear(n2_ND, matrices.gate_up)
 
 
@@ -374,22 +340,9 @@ def _heads(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor
 
 
 @block.independent("torch.nn.functional, end to end")
-def stock(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    attention_norm: torch.Tensor,
-    w_q: torch.Tensor,
-    w_k: torch.Tensor,
-    w_v: torch.Tensor,
-    w_o: torch.Tensor,
-    mlp_norm: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
+def stock(given: Inputs, eps: float) -> torch.Tensor:
     """Stock functions only; none of the code above takes part."""
+    x, cos, sin = given[:3]
     turn_T1C = torch.polar(torch.ones_like(cos), torch.atan2(sin, cos))[:, None]
 
     def heads(y: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -397,14 +350,14 @@ def stock(
         y = torch.view_as_real(torch.view_as_complex(y) * turn_T1C) if turned else y
         return y.flatten(-2).transpose(1, 2)
 
-    a = F.rms_norm(x, (x.shape[-1],), attention_norm, eps)
+    a = F.rms_norm(x, (x.shape[-1],), given.attention_norm, eps)
     o = F.scaled_dot_product_attention(
-        heads(F.linear(a, w_q), True),
-        heads(F.linear(a, w_k), True),
-        heads(F.linear(a, w_v), False),
+        heads(F.linear(a, given.w_q), True),
+        heads(F.linear(a, given.w_k), True),
+        heads(F.linear(a, given.w_v), False),
         is_causal=True,
         enable_gqa=True,
     )
-    x = x + F.linear(o.transpose(1, 2).flatten(-2), w_o)
-    b = F.rms_norm(x, (x.shape[-1],), mlp_norm, eps)
-    return x + F.linear(F.silu(F.linear(b, w_gate)) * F.linear(b, w_up), w_down)
+    x = x + F.linear(o.transpose(1, 2).flatten(-2), given.w_o)
+    b = F.rms_norm(x, (x.shape[-1],), given.mlp_norm, eps)
+    return x + F.linear(F.silu(F.linear(b, given.w_gate)) * F.linear(b, given.w_up), given.w_down)
