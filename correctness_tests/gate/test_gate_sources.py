@@ -135,7 +135,7 @@ def test_comments_docstrings_and_formatting_do_not_matter(
         (KERNELS, "tl.rsqrt(tl.sum", "2 * tl.rsqrt(tl.sum", ["whole"]),
         (KERNELS, "other=0.0", "other=1.0", ["whole"]),
         (KERNELS, "WIDEST = 16384", "WIDEST = 8192", ["whole", "host"]),
-        (KERNELS, "    AHEAD: tl.constexpr,", "    AHEAD: tl.constexpr = 1,", ["whole", "host"]),
+        (KERNELS, "AHEAD: tl.constexpr,", "AHEAD: tl.constexpr = 1,", ["whole", "host"]),
         (KERNELS, "@jit", "@jit\n@profiled", ["whole", "host"]),
         (KERNELS, "cdiv(n_rows, 8)", "cdiv(n_rows, 4)", ["whole", "host"]),
         ("tinyllama/harness/kernels/layout.py", "return ", "return 0 or ", ["whole", "host"]),

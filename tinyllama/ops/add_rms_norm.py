@@ -6,12 +6,11 @@ sum of a model feeds only a norm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Named, Needs, SomeGrads
 from tinyllama.harness.declare.values import normal, scaled_rows
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
@@ -124,13 +123,7 @@ class Triton:
         return y_ND.view(x.shape), sum_ND.view(x.shape), rstd_N, x.new_empty(0)
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor | None],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-        eps: float,
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: SomeGrads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         dy, dsum = grads
         total, weight = kept["sum"], kept["weight"]
         dtypes = {"residual": total.dtype, "x": saved["like_x"].dtype}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
@@ -307,12 +308,7 @@ class Flash:
         return attend(q_BTHK, k_BTGK, v_BTGK)
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor | None]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         q, k, v, o = (kept[name] for name in ("q", "k", "v", "o"))
 
         def wanted(x: torch.Tensor, *names: str) -> torch.Tensor | None:
@@ -321,7 +317,8 @@ class Flash:
         # dk and dv come from one pass, so one is not made without the other.
         dq, dk, dv = wanted(q, "q"), wanted(k, "k", "v"), wanted(v, "k", "v")
         attend_backward(grads[0], q, k, v, o, saved["lse"], dq, dk, dv)
-        return {"q": dq, "k": dk, "v": dv}
+        found = {"q": dq, "k": dk, "v": dv}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 @attention.independent("torch.nn.functional.multi_head_attention_forward")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.offsets import zero
 from tinyllama.harness.declare.values import Values, constant, integers, normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
@@ -125,16 +126,10 @@ def _true_logit(line, target, V: tl.constexpr):
 
 @jit
 def _row_losses(
-    logits,
-    targets,
-    losses,
-    lses,
-    stride,
-    target_stride,
-    V: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, targets, losses, lses,
+    stride, target_stride,
+    V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a row: its loss and its log-sum-exp."""
     row = tl.program_id(0).to(tl.int64)
     line = logits + tl.multiple_of(row * stride, ALIGNED)
@@ -147,19 +142,10 @@ def _row_losses(
 
 @jit
 def _gradients(
-    logits,
-    targets,
-    lses,
-    upstream,
-    gradients,
-    N,
-    stride,
-    out_stride,
-    target_stride,
-    V: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, targets, lses, upstream, gradients, N,
+    stride, out_stride, target_stride,
+    V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a block of a row: (softmax - onehot) * upstream / N, in float32 to the end."""
     BLOCKS: tl.constexpr = (V + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
@@ -177,18 +163,10 @@ def _gradients(
 
 @jit
 def _row_losses_and_gradients(
-    logits,
-    targets,
-    losses,
-    gradients,
-    scale,
-    stride,
-    out_stride,
-    target_stride,
-    V: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, targets, losses, gradients, scale,
+    stride, out_stride, target_stride,
+    V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program a row, which is read twice only if it is longer than a block."""
     row = tl.program_id(0).to(tl.int64)
     line = logits + tl.multiple_of(row * stride, ALIGNED)
@@ -242,16 +220,10 @@ def row_losses(
     if N:
         stride = logits_NV.stride(0)
         _row_losses[(N,)](
-            logits_NV,
-            targets_N,
-            loss_N,
-            lse_N,
-            stride,
-            targets_N.stride(0),
-            V=V,
-            ALIGNED=math.gcd(stride, 16),
+            logits_NV, targets_N, loss_N, lse_N, stride, targets_N.stride(0),
+            V=V, ALIGNED=math.gcd(stride, 16),
             **STATISTICS.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
-        )
+        )  # fmt: skip
     return loss_N, lse_N
 
 
@@ -283,18 +255,9 @@ def loss_backward(
         config = GRADIENT.choose(logits_NV.device, **_key(logits_NV))
         strides = logits_NV.stride(0), out_NV.stride(0)
         _gradients[(N * cdiv(V, config["BLOCK"]),)](
-            logits_NV,
-            targets_N,
-            lse_N,
-            dloss,
-            out_NV,
-            N,
-            *strides,
-            targets_N.stride(0),
-            V=V,
-            ALIGNED=math.gcd(*strides, 16),
-            **config.kwargs(),
-        )
+            logits_NV, targets_N, lse_N, dloss, out_NV, N, *strides, targets_N.stride(0),
+            V=V, ALIGNED=math.gcd(*strides, 16), **config.kwargs(),
+        )  # fmt: skip
     return out_NV
 
 
@@ -315,17 +278,10 @@ def losses_and_gradient(
     if N:
         strides = logits_NV.stride(0), out_NV.stride(0)
         _row_losses_and_gradients[(N,)](
-            logits_NV,
-            targets_N,
-            loss_N,
-            out_NV,
-            scale,
-            *strides,
-            targets_N.stride(0),
-            V=V,
-            ALIGNED=math.gcd(*strides, 16),
+            logits_NV, targets_N, loss_N, out_NV, scale, *strides, targets_N.stride(0),
+            V=V, ALIGNED=math.gcd(*strides, 16),
             **BOTH.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
-        )
+        )  # fmt: skip
     return out_NV
 
 
@@ -353,11 +309,6 @@ class Triton:
         return loss_forward(logits_NV, targets_N)
 
     @staticmethod
-    def backward(
-        grads: tuple[torch.Tensor],
-        kept: dict[str, torch.Tensor],
-        saved: dict[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         (dloss,) = grads
         return {"logits": loss_backward(kept["logits"], kept["targets"], saved["lse"], dloss)}

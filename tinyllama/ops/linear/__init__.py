@@ -7,12 +7,11 @@ along the inner axis of a product; kernels for other operands take up to 1.7 tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
@@ -119,12 +118,7 @@ class Products:
         return F.linear(x.to(dtype), w.to(dtype))
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         x, w = kept["x"], kept["w"]
         dy_NF = contiguous(grads[0])
         found = {}

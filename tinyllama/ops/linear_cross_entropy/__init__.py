@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
-from tinyllama.harness.declare.autograd import Derived, derive
+from tinyllama.harness.declare.autograd import Derived, Grads, Named, Needs, derive
 from tinyllama.harness.declare.offsets import zero
 from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, tl
@@ -190,12 +190,7 @@ def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Derived:
             return chunked_loss(x_ND, weight_VD, targets_N, wanted)
 
         @staticmethod
-        def backward(
-            grads: tuple[torch.Tensor],
-            kept: dict[str, torch.Tensor],
-            saved: dict[str, torch.Tensor],
-            needs: set[str],
-        ) -> dict[str, torch.Tensor]:
+        def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
             (dloss,) = grads
             in_place = owned and not _graph_is_kept()
             return {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal, scaled_rows
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
@@ -116,13 +115,7 @@ class Triton:
         return y_ND.view(x.shape), rstd_N
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-        eps: float,
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         x, weight = kept["x"], kept["weight"]
         dy_ND, x_ND = (contiguous(t).flatten(0, 1) for t in (grads[0], x))
         dx = x.new_empty(x.shape) if "x" in needs else None

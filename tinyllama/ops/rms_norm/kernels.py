@@ -45,20 +45,10 @@ def store_tile(y, value, rows, columns, stride, n_rows, width):
 
 @jit
 def forward_kernel(
-    x,
-    residual,
-    weight,
-    y,
-    total,
-    rstd,
-    eps,
-    n_rows,
-    width,
-    stride_x,
-    stride_residual,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    x, residual, weight, y, total, rstd, eps, n_rows, width,
+    stride_x, stride_residual,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """y = norm(x) of ROWS rows; with a residual total = x + residual and y = norm(total)."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
@@ -76,24 +66,10 @@ def forward_kernel(
 
 @jit
 def backward_kernel(
-    dy,
-    x,
-    weight,
-    rstd,
-    dresidual,
-    dx,
-    dx_low,
-    partials,
-    n_rows,
-    width,
-    stride_dy,
-    stride_x,
-    stride_dresidual,
-    stride_partials,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
+    dy, x, weight, rstd, dresidual, dx, dx_low, partials, n_rows, width,
+    stride_dy, stride_x, stride_dresidual, stride_partials,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
     """dx = dresidual + rstd (w dy - n mean(n w dy)) with n = x rstd, and this program's share of
     dweight = sum of dy n over rows. A program takes every so many-th tile of ROWS rows; AHEAD: it
     asks for its next tile before it works on this one. What is None is left out."""
@@ -251,20 +227,10 @@ def launch_forward(
         space = FORWARD if residual_ND is None else ADD_FORWARD
         config = space.choose(x_ND.device, D=width, dtype=SHORT[x_ND.dtype])
         forward_kernel[(cdiv(n_rows, config["ROWS"]),)](
-            x_ND,
-            residual_ND,
-            weight_D,
-            y_ND,
-            total_ND,
-            rstd_N,
-            eps,
-            n_rows,
-            D,
-            x_ND.stride(0),
-            0 if residual_ND is None else residual_ND.stride(0),
-            WIDTH=width,
-            **config.kwargs(),
-        )
+            x_ND, residual_ND, weight_D, y_ND, total_ND, rstd_N, eps, n_rows, D,
+            x_ND.stride(0), 0 if residual_ND is None else residual_ND.stride(0),
+            WIDTH=width, **config.kwargs(),
+        )  # fmt: skip
     return y_ND, total_ND, rstd_N
 
 
@@ -350,23 +316,10 @@ def launch_backward(
         dresidual_ND = dense_rows(dresidual_ND)
     config = BACKWARD.choose(x_ND.device, D=width, dtype=SHORT[x_ND.dtype], added=added)
     backward_kernel[(programs,)](
-        dy_ND,
-        x_ND,
-        weight_D,
-        rstd_N,
-        dresidual_ND,
-        dx_ND,
-        low_ND,
-        partials_PD,
-        n_rows,
-        D,
-        dy_ND.stride(0),
-        x_ND.stride(0),
-        0 if dresidual_ND is None else dresidual_ND.stride(0),
-        D if partials_PD is None else partials_PD.stride(0),
-        WIDTH=width,
-        **config.kwargs(),
-    )
+        dy_ND, x_ND, weight_D, rstd_N, dresidual_ND, dx_ND, low_ND, partials_PD, n_rows, D,
+        dy_ND.stride(0), x_ND.stride(0), 0 if dresidual_ND is None else dresidual_ND.stride(0),
+        D if partials_PD is None else partials_PD.stride(0), WIDTH=width, **config.kwargs(),
+    )  # fmt: skip
 
 
 def sum_rows(partials_SPD: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

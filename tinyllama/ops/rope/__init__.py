@@ -6,11 +6,12 @@ tables of cosines and sines are inputs: they are made once, in float64, and stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Named, Needs, SomeGrads
 from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
@@ -131,77 +132,40 @@ def exponential(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.
 
 @jit
 def _turn_heads(
-    x,
-    out,
-    batch,
-    time,
-    inside,
-    cos,
-    sin,
-    n_heads,
-    width,
-    stride_xb,
-    stride_xt,
-    stride_xh,
-    stride_ob,
-    stride_ot,
-    stride_oh,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Rotate all heads of some tokens. batch, time, inside: (tokens); cos, sin: (tokens, pairs).
+    x, out, batch, time, inside, cos, sin, n_heads, width,
+    strides, out_strides,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rotate all heads of some tokens. batch, time, inside: (tokens); cos, sin: (tokens, pairs);
+    strides: of batch, time and head.
 
     A row is read and written whole, and its pairs are taken apart in registers.
     """
     columns = tl.arange(0, WIDTH)[None, None, :]
     batch, time = batch.to(tl.int64)[:, None, None], time.to(tl.int64)[:, None, None]
-    at = batch * stride_xb + time * stride_xt
-    to = batch * stride_ob + time * stride_ot
+    at = batch * strides[0] + time * strides[1]
+    to = batch * out_strides[0] + time * out_strides[1]
     within = inside[:, None, None] & (columns < width)
     cos, sin = cos[:, None, :], sin[:, None, :]
     for first in range(0, n_heads, HEADS):
         heads = first + tl.arange(0, HEADS)
         mask = within & (heads < n_heads)[None, :, None]
         heads = heads.to(tl.int64)[None, :, None]
-        wide = tl.load(x + (at + heads * stride_xh) + columns, mask=mask, other=0.0).to(tl.float32)
+        wide = tl.load(x + (at + heads * strides[2]) + columns, mask=mask, other=0.0).to(tl.float32)
         even, odd = tl.split(tl.reshape(wide, (TOKENS, HEADS, WIDTH // 2, 2)))
         pairs = tl.join(even * cos - odd * sin, even * sin + odd * cos)
         turned = tl.reshape(pairs, (TOKENS, HEADS, WIDTH)).to(out.dtype.element_ty)
-        tl.store(out + (to + heads * stride_oh) + columns, turned, mask=mask)
+        tl.store(out + (to + heads * out_strides[2]) + columns, turned, mask=mask)
 
 
 @jit
 def rotate_kernel(
-    q,
-    k,
-    cos,
-    sin,
-    q_out,
-    k_out,
-    n_tokens,
-    length,
-    n_q,
-    n_k,
-    width,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_qob,
-    stride_qot,
-    stride_qoh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_kob,
-    stride_kot,
-    stride_koh,
-    TOKENS: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    INVERSE: tl.constexpr,
-):
+    q, k, cos, sin, q_out, k_out, n_tokens, length, n_q, n_k, width,
+    stride_qb, stride_qt, stride_qh, stride_qob, stride_qot, stride_qoh,
+    stride_kb, stride_kt, stride_kh, stride_kob, stride_kot, stride_koh,
+    TOKENS: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, INVERSE: tl.constexpr,
+):  # fmt: skip
     """All heads of q and k of TOKENS tokens, for which the tables are read once; a q or k that is
     None is left out."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -216,46 +180,16 @@ def rotate_kernel(
         sine = -sine
     if q is not None:
         _turn_heads(
-            q,
-            q_out,
-            batch,
-            time,
-            inside,
-            cosine,
-            sine,
-            n_q,
-            width,
-            stride_qb,
-            stride_qt,
-            stride_qh,
-            stride_qob,
-            stride_qot,
-            stride_qoh,
-            TOKENS,
-            Q_HEADS,
-            WIDTH,
-        )
+            q, q_out, batch, time, inside, cosine, sine, n_q, width,
+            (stride_qb, stride_qt, stride_qh), (stride_qob, stride_qot, stride_qoh),
+            TOKENS, Q_HEADS, WIDTH,
+        )  # fmt: skip
     if k is not None:
         _turn_heads(
-            k,
-            k_out,
-            batch,
-            time,
-            inside,
-            cosine,
-            sine,
-            n_k,
-            width,
-            stride_kb,
-            stride_kt,
-            stride_kh,
-            stride_kob,
-            stride_kot,
-            stride_koh,
-            TOKENS,
-            K_HEADS,
-            WIDTH,
-        )
+            k, k_out, batch, time, inside, cosine, sine, n_k, width,
+            (stride_kb, stride_kt, stride_kh), (stride_kob, stride_kot, stride_koh),
+            TOKENS, K_HEADS, WIDTH,
+        )  # fmt: skip
 
 
 def _rotation(H: int, G: int, K: int, elements: int, num_warps: int) -> Config:
@@ -310,23 +244,9 @@ def rotate(
     key = {"H": next_power_of_2(n_q), "G": next_power_of_2(n_k), "K": next_power_of_2(K)}
     config = ROTATE.choose(first.device, **key, dtype=SHORT[first.dtype])
     rotate_kernel[(cdiv(B * T, config["TOKENS"]),)](
-        q,
-        k,
-        contiguous(cos_TC),
-        contiguous(sin_TC),
-        q_out,
-        k_out,
-        B * T,
-        T,
-        n_q,
-        n_k,
-        K,
-        *q_strides,
-        *k_strides,
-        WIDTH=key["K"],
-        INVERSE=inverse,
-        **config.kwargs(),
-    )
+        q, k, contiguous(cos_TC), contiguous(sin_TC), q_out, k_out, B * T, T, n_q, n_k, K,
+        *q_strides, *k_strides, WIDTH=key["K"], INVERSE=inverse, **config.kwargs(),
+    )  # fmt: skip
 
 
 Rows = tuple[torch.Tensor | None, torch.Tensor | None, int, tuple[int, ...]]
@@ -364,12 +284,7 @@ class Triton:
         return q_out, k_out, heads
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor | None],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: SomeGrads, kept: Named, saved: Named, needs: Needs) -> Named:
         given = next(grad for grad in grads if grad is not None)
         B, T, _, K = given.shape
         found: dict[str, torch.Tensor] = {}
@@ -380,13 +295,6 @@ class Triton:
             elif name in needs and grad is not None:
                 turned[name] = grad
                 found[name] = given.new_empty((B, T, heads, K))
-        rotate(
-            turned.get("q"),
-            turned.get("k"),
-            kept["cos"],
-            kept["sin"],
-            found.get("q"),
-            found.get("k"),
-            inverse=True,
-        )
+        tables, outputs = (kept["cos"], kept["sin"]), (found.get("q"), found.get("k"))
+        rotate(turned.get("q"), turned.get("k"), *tables, *outputs, inverse=True)
         return found

@@ -5,12 +5,11 @@ An op of its own, so that it is checked and timed apart from the products that m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
@@ -89,23 +88,10 @@ def activate_kernel(
 
 @jit
 def activate_backward_kernel(
-    dh,
-    gate,
-    up,
-    dgate,
-    dup,
-    h,
-    n_rows,
-    width,
-    stride_dh,
-    stride_gate,
-    stride_up,
-    stride_dgate,
-    stride_dup,
-    stride_h,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    dh, gate, up, dgate, dup, h, n_rows, width,
+    stride_dh, stride_gate, stride_up, stride_dgate, stride_dup, stride_h,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """dgate = dh up s (1 + gate (1 - s)) with s = sigmoid(gate), dup = dh gate s, and h again
     where it is not None, on a tile."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -189,22 +175,10 @@ def activate_backward(
         return
     config = _choose(ACTIVATE_BACKWARD, gate_NF)
     activate_backward_kernel[(cdiv(N, config["ROWS"]), cdiv(F, config["COLUMNS"]))](
-        dh_NF,
-        gate_NF,
-        up_NF,
-        dgate_NF,
-        dup_NF,
-        h_NF,
-        N,
-        F,
-        dh_NF.stride(0),
-        gate_NF.stride(0),
-        up_NF.stride(0),
-        dgate_NF.stride(0),
-        dup_NF.stride(0),
-        0 if h_NF is None else h_NF.stride(0),
-        **config.kwargs(),
-    )
+        dh_NF, gate_NF, up_NF, dgate_NF, dup_NF, h_NF, N, F,
+        dh_NF.stride(0), gate_NF.stride(0), up_NF.stride(0), dgate_NF.stride(0), dup_NF.stride(0),
+        0 if h_NF is None else h_NF.stride(0), **config.kwargs(),
+    )  # fmt: skip
 
 
 @silu_mul.provider(
@@ -222,12 +196,7 @@ class Triton:
         return activate(gate, up)
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         gate, up = kept["gate"], kept["up"]
         found = {"gate": gate.new_empty(gate.shape), "up": up.new_empty(up.shape)}
         activate_backward(grads[0], gate, up, found["gate"], found["up"])

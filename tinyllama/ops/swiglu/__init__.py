@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
@@ -98,12 +99,7 @@ class Hybrid:
         return h_NF.view(*x.shape[:-1], F), gate_up
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         x, gate_up = kept["x"], saved["gate_up"]
         names, dtype = ("w_gate", "w_up"), gate_up.dtype
         dgate_up = torch.empty_like(gate_up)
@@ -134,18 +130,7 @@ swiglu.provider(
 
 
 @jit
-def element_kernel(
-    x,
-    w_gate,
-    w_up,
-    h,
-    gate,
-    up,
-    D,
-    F,
-    stride_out,
-    BLOCK: tl.constexpr,
-):
+def element_kernel(x, w_gate, w_up, h, gate, up, D, F, stride_out, BLOCK: tl.constexpr):
     """One element h[n, f], and the gate[n, f] and up[n, f] that it is made of: two dot products
     over D. The other elements of row n read the same x again, those of column f the same weights.
     """

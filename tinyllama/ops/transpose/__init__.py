@@ -6,11 +6,10 @@ run other operands through slower kernels; see `linear`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 
 from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, tl
 from tinyllama.harness.kernels.configs import Config, Space
@@ -108,10 +107,5 @@ class Triton:
         return transposed(x)
 
     @staticmethod
-    def backward(
-        grads: Sequence[torch.Tensor],
-        kept: Mapping[str, torch.Tensor],
-        saved: Mapping[str, torch.Tensor],
-        needs: set[str],
-    ) -> dict[str, torch.Tensor]:
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         return {"x": transposed(grads[0])}
