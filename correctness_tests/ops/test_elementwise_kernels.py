@@ -80,7 +80,7 @@ def test_a_row_that_is_too_wide_is_refused_with_the_limit(device: torch.device) 
     assert "16384" in str(rms_norm["triton"].supports({"D": norms.WIDEST + 1}))
 
 
-@pytest.mark.parametrize("D", [24, 512])  # without and with the next tile asked for ahead
+@pytest.mark.parametrize("D", [24, 512])  # without and with prefetching
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 63, 65])
 def test_every_row_is_summed_once_whatever_the_number_of_programs(
     rows: int, D: int, device: torch.device

@@ -26,7 +26,7 @@ def guarded(device: torch.device) -> Iterator[GuardedMemory]:
     assert not memory.broken()
 
 
-@pytest.mark.parametrize("D", [24, 512])  # without and with the next tile asked for ahead
+@pytest.mark.parametrize("D", [24, 512])  # without and with prefetching
 def test_nothing_is_read_behind_the_last_row(D: int, device: torch.device) -> None:
     """Rows that a tile has and the tensors have not."""
     with guarded(device) as memory:

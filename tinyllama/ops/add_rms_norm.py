@@ -39,7 +39,7 @@ add_rms_norm = Op(
         Case(B=1, T=1, D=128, why="one row"),
         Case(B=1, T=3, D=100, why="width that no power of two divides"),
         Case(B=1, T=300, D=16, why="many rows: the weight gradient's reduction"),
-        Case(B=1, T=41, D=512, why="tiles that are asked for ahead, more of them than programs"),
+        Case(B=1, T=41, D=512, why="prefetched tiles, more of them than programs"),
         Case(B=2, T=3, D=64, params={"eps": 0.5}, why="epsilon that dominates"),
     ],
     timed=[Case(B=4, T=64, D=128), Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],

@@ -175,7 +175,7 @@ def fused(
 def optimizer(
     state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
-    """The class itself, handed these states."""
+    """The class itself, given these states."""
     param, grad, exp_avg, exp_avg_sq, step, found_inf = state
     if found_inf.item():
         return
@@ -251,7 +251,7 @@ def _elements(param, grad, exp_avg, exp_avg_sq, factors, inside, rest1, beta2, r
 
 @jit
 def _at(address, like, start, ALIGNED: tl.constexpr):
-    """The element ``start`` of the tensor at an address, whose dtype is that of ``like``."""
+    """A pointer to element ``start`` of the tensor at ``address``, with the dtype of ``like``."""
     pointer = address.to(like.dtype)
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
@@ -263,7 +263,7 @@ def _update(
     table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, rest1, beta2, rest2, eps,
     TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a block of one tensor, found in the table (6, TENSORS): for each tensor
+    """Each program updates one block of one tensor. The table (6, TENSORS) holds for each tensor
     its first block, its size and four addresses."""
     if tl.load(found_inf) == 0:
         block = tl.program_id(0)
@@ -283,7 +283,7 @@ def _update(
 
 
 def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
-    """Raise ValueError for lists that do not fit each other: the kernel trusts addresses."""
+    """Raise ValueError for lists that do not match: the kernel does not check addresses."""
     device = tensors["param"][0].device
     for name, given in tensors.items():
         if [t.numel() for t in given] != sizes:
@@ -296,10 +296,10 @@ def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
 def one_launch(
     state: State, lr: Rate, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> None:
-    """One launch for all tensors, after one of a single program that counts the step.
+    """One launch for all tensors, after a launch of one program that counts the step.
 
-    Everything is on one device; each list has one dtype (computed in float32). A state that is
-    not dense is updated in a copy and written back.
+    All tensors are on one device, and those of a list have one dtype; float32 is used inside. A
+    state that is not dense is updated in a copy, which is then written back.
     """
     *lists, step, found_inf = state
     factors = torch.empty(3, dtype=torch.float32, device=step.device)

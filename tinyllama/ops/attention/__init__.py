@@ -144,7 +144,7 @@ FARTHEST_ROW = 2**31 // 256
 
 
 def _readable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x in this dtype, as `_tile` reads it; itself where it is so already."""
+    """x in this dtype, with strides that `_tile` can read; x itself where nothing has to change."""
     x = dense_rows(x.to(dtype))
     return x if x.stride(1) <= FARTHEST_ROW else contiguous(x)
 
@@ -169,14 +169,15 @@ def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
-    """Of the log-sum-exp that is saved: float64 where products are those of float32. Rounded to
-    float32 it was the largest error of dv there, six times all others (docs/LOG.md)."""
+    """The dtype of the saved log-sum-exp: float64 where products are exact in float32. Rounded to
+    float32 it caused the largest error of dv there, six times all others (docs/LOG.md)."""
     exact = q.dtype is torch.float32 and input_precision(q) == "ieee"
     return torch.float64 if exact else torch.float32
 
 
 def _turns(config: Config, tokens: int) -> bool:
-    """Whether products read transposes: where a configuration says so, and 32 bits reach."""
+    """Whether products read transposed copies: where the configuration says so, and 32-bit offsets
+    suffice."""
     return bool(dict(config.constants).get("TURN")) and tokens <= FARTHEST_ROW
 
 
@@ -190,7 +191,7 @@ def _turned(x_BTHK: torch.Tensor) -> torch.Tensor:
 
 
 def _strides(*tensors: torch.Tensor | None) -> list[int]:
-    """Of batch, token and head, for each tensor."""
+    """The strides of batch, token and head of each tensor; zeros for None."""
     return [s for x in tensors for s in ((0, 0, 0) if x is None else x.stride()[:3])]
 
 

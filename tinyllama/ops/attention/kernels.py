@@ -84,7 +84,7 @@ def _rotated_back(tile, cos, sin, start, T, ROWS: tl.constexpr, K: tl.constexpr,
 
 @jit
 def _weights(s, slope, lse):
-    """2^(slope s - lse). Where lse is float64, what its upper part lacks is taken off apart."""
+    """2^(slope s - lse). Where lse is float64, its rounding error is subtracted separately."""
     upper = lse.to(tl.float32)
     exponent = s * slope - upper
     if lse.dtype == tl.float64:

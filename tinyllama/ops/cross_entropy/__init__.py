@@ -101,7 +101,7 @@ BOTH = Space("cross_entropy.losses_and_gradient", default=_default, configs=_con
 @jit
 def _statistics(line, V: tl.constexpr, BLOCK: tl.constexpr):
     """The largest m of V logits at ``line``, and the sum of exp(logit - m). The next block is
-    asked for before this one is used."""
+    prefetched."""
     columns = tl.arange(0, BLOCK)
     ahead = tl.load(line + columns, mask=columns < V, other=float("-inf"))
     top = tl.full((), float("-inf"), tl.float32)
@@ -196,7 +196,7 @@ def _row_losses_and_gradients(
 
 
 def _rows(logits_NV: torch.Tensor) -> torch.Tensor:
-    """The same with neighbouring logits of a row beside each other; rows may be anywhere."""
+    """logits with a dense last axis; rows may be any distance apart."""
     dense = logits_NV.stride(1) == 1 or logits_NV.shape[1] == 1
     return logits_NV if dense else contiguous(logits_NV)
 

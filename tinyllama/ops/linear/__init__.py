@@ -63,8 +63,8 @@ def contraction(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.einsum("nd,fd->nf", x, w)
 
 
-# Whether an operand is transposed, by what its product is like: by the longer side of a weight's
-# gradient, and by the rows and the inner axis of an input's. Beyond these, sizes share a choice.
+# Whether to transpose an operand depends on the longer side of a weight's gradient, and on the rows
+# and the inner axis of an input's gradient. Sizes beyond these share one choice.
 LONGEST_SIDE, MOST_ROWS = 4096, 8192
 
 

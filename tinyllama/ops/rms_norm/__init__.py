@@ -22,7 +22,8 @@ from tinyllama.ops.rms_norm.kernels import (
 
 __all__ = ["norm_backward", "norm_forward", "partial_rows", "rms_norm", "sum_rows"]
 
-HOST_SLOWDOWN = {"host_seconds": 0.12}  # equal processes differ by 5% (docs/GATE.md)
+# Host times of two processes that run the same code differ by 5% (docs/GATE.md).
+HOST_SLOWDOWN = {"host_seconds": 0.12}
 
 rms_norm = Op(
     "rms_norm",
@@ -39,7 +40,7 @@ rms_norm = Op(
         Case(B=3, T=7, D=33, why="ragged everywhere"),
         Case(B=2, T=4, D=1, why="one column"),
         Case(B=1, T=300, D=16, why="many rows: the weight gradient's reduction"),
-        Case(B=1, T=41, D=512, why="tiles that are asked for ahead, more of them than programs"),
+        Case(B=1, T=41, D=512, why="prefetched tiles, more of them than programs"),
         Case(B=2, T=3, D=64, params={"eps": 0.5}, why="epsilon that dominates"),
     ],
     timed=[Case(B=4, T=64, D=128), Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],

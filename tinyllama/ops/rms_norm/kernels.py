@@ -71,8 +71,8 @@ def backward_kernel(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """dx = dresidual + rstd (w dy - n mean(n w dy)) with n = x rstd, and this program's share of
-    dweight = sum of dy n over rows. A program takes every so many-th tile of ROWS rows; AHEAD: it
-    asks for its next tile before it works on this one. What is None is left out."""
+    dweight = sum of dy n over rows. Programs stride over tiles of ROWS rows; with AHEAD they
+    prefetch the next tile. An output that is None is not computed."""
     columns = tl.arange(0, WIDTH)
     gain = load_row(weight, columns, width)
     start = tl.program_id(0) * ROWS
@@ -136,18 +136,18 @@ def sum_kernel(partials, out, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.con
 
 
 def _tile(D: int, elements: int, most_rows: int, share: int = 512) -> dict[str, int]:
-    """Whole rows of about so many elements together, and ``share`` elements for a warp."""
+    """Whole rows of about ``elements`` elements in all, with ``share`` elements for each warp."""
     rows = min(max(elements // D, 1), most_rows)
     return {"ROWS": rows, "num_warps": min(max(rows * D // share, 1), 16)}
 
 
 def _most(dtype: str) -> int:
-    """Elements of a warp's tile that fit in its registers."""
+    """How many elements of a tile fit in a warp's registers."""
     return 512 if dtype == "fp32" else 1024
 
 
 def _tiles(D: int, share: int, elements: int = WIDEST) -> list[dict[str, int]]:
-    """Tiles of at most so many elements, and so many for a warp."""
+    """Tiles of at most ``elements`` elements, of which a warp gets at most ``share``."""
     return [
         {"ROWS": rows, "num_warps": warps}
         for rows in (1, 2, 4, 8)
@@ -297,7 +297,7 @@ def launch_backward(
     low_ND: torch.Tensor | None,
     partials_PD: torch.Tensor | None,
 ) -> None:
-    """`norm_backward` into tensors that are given; what is None is not computed."""
+    """`norm_backward` into the given tensors; an output that is None is not computed."""
     width = width_of(x_ND)
     n_rows, D = x_ND.shape
     programs = partial_rows(n_rows, x_ND.device)

@@ -116,7 +116,7 @@ def complex_product(
 
 @rope.independent("matrix_exp of the rotation's generator")
 def exponential(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
-    """exp([[0, -a], [a, 0]]) is the rotation by a; the angle is read back from the tables."""
+    """exp([[0, -a], [a, 0]]) is the rotation by a; the angle follows from the tables."""
     angle_TC = torch.atan2(sin, cos)
     generator = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=q.dtype, device=q.device)
     turn_TC22 = torch.linalg.matrix_exp(angle_TC[..., None, None] * generator)
@@ -139,7 +139,7 @@ def _turn_heads(
     """Rotate all heads of some tokens. batch, time, inside: (tokens); cos, sin: (tokens, pairs);
     strides: of batch, time and head.
 
-    A row is read and written whole, and its pairs are taken apart in registers.
+    Whole rows are read and written; pairs are split in registers.
     """
     columns = tl.arange(0, WIDTH)[None, None, :]
     batch, time = batch.to(tl.int64)[:, None, None], time.to(tl.int64)[:, None, None]
@@ -167,7 +167,7 @@ def rotate_kernel(
     WIDTH: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
     """All heads of q and k of TOKENS tokens, for which the tables are read once; a q or k that is
-    None is left out."""
+    None is skipped."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = tokens < n_tokens
     batch, time = tokens // length, tokens % length
@@ -193,7 +193,7 @@ def rotate_kernel(
 
 
 def _rotation(H: int, G: int, K: int, elements: int, num_warps: int) -> Config:
-    """About so many elements in a tile: some heads of one token, or all of several."""
+    """Tiles of about ``elements`` elements: some heads of one token, or all heads of several."""
     q_heads, k_heads = (min(heads, max(elements // K, 1)) for heads in (H, G))
     tokens = min(max(elements // (q_heads * K), 1), 16)
     return Config(TOKENS=tokens, Q_HEADS=q_heads, K_HEADS=k_heads, num_warps=num_warps)
@@ -233,7 +233,7 @@ def rotate(
 
     Any strides in and out (of the outputs, the last is 1), views of one packed buffer among them;
     an output may be its own input. inverse: rotate back, which is also the gradient. None for q
-    and q_out, or for k and k_out, leaves that one out. One launch.
+    and q_out, or for k and k_out, skips that pair. One launch.
     """
     q, q_out, n_q, q_strides = _rows(q_BTHK, q_out_BTHK)
     k, k_out, n_k, k_strides = _rows(k_BTGK, k_out_BTGK)
@@ -253,7 +253,8 @@ Rows = tuple[torch.Tensor | None, torch.Tensor | None, int, tuple[int, ...]]
 
 
 def _rows(x: torch.Tensor | None, out: torch.Tensor | None) -> Rows:
-    """x with dense rows, its output, their heads, and the strides of batch, time and heads."""
+    """x with dense rows, its output, how many heads they have, and the strides of batch, time and
+    head of both."""
     if x is None or out is None:
         return None, None, 0, (0,) * 6
     if out.shape[-1] > 1 and out.stride(-1) != 1:

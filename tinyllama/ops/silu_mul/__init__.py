@@ -47,7 +47,7 @@ def eager(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
     return (wide_NF * torch.sigmoid(wide_NF) * up_NF).to(gate_NF.dtype)
 
 
-@silu_mul.provider("torch", slowdowns={"host_seconds": 0.15})  # of 80 us, varies with its process
+@silu_mul.provider("torch", slowdowns={"host_seconds": 0.15})  # 80 us; processes differ
 def stock(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
     """Two stock kernels; silu(gate) is written and read again between them."""
     return F.silu(gate_NF) * up_NF

@@ -34,7 +34,8 @@ transpose = Op(
     },
     flops={"forward": lambda N, D: 0, "backward": lambda N, D: 0},
     computes=False,
-    # Torch's strided copies vary with the pages that they get, calls of 50 us with their process.
+    # Times of torch's strided copies depend on the pages that they get, and short calls on the
+    # process.
     slowdowns={"device_seconds": 0.04, "host_seconds": 0.12},
 )
 
