@@ -14,7 +14,7 @@ from tinyllama.harness.declare.offsets import zero
 from tinyllama.harness.declare.values import Values, constant, integers, normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
-from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.layout import dense_rows
 from tinyllama.harness.kernels.precision import SHORT
 
 TARGETS = Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"]))
@@ -195,12 +195,6 @@ def _row_losses_and_gradients(
     tl.store(losses + row, tl.log(total) + (top - true))
 
 
-def _rows(logits_NV: torch.Tensor) -> torch.Tensor:
-    """logits with a dense last axis; rows may be any distance apart."""
-    dense = logits_NV.stride(1) == 1 or logits_NV.shape[1] == 1
-    return logits_NV if dense else contiguous(logits_NV)
-
-
 def _key(logits_NV: torch.Tensor) -> dict[str, Any]:
     V = min(next_power_of_2(logits_NV.shape[1]), 2**17)
     return {"V": max(V, 16), "dtype": SHORT[logits_NV.dtype]}
@@ -214,7 +208,7 @@ def row_losses(
     loss_N: where the losses go. A target outside [0, V) gives a loss of NaN.
     """
     N, V = logits_NV.shape
-    logits_NV = _rows(logits_NV)
+    logits_NV = dense_rows(logits_NV)
     lse_N = torch.empty(N, dtype=torch.float32, device=logits_NV.device)
     loss_N = torch.empty_like(lse_N) if loss_N is None else loss_N
     if N:
@@ -248,7 +242,7 @@ def loss_backward(
     other; ``logits_NV`` itself for a caller who owns that memory.
     """
     N, V = logits_NV.shape
-    logits_NV = _rows(logits_NV)
+    logits_NV = dense_rows(logits_NV)
     if out_NV is None:
         out_NV = torch.empty((N, V), dtype=logits_NV.dtype, device=logits_NV.device)
     if N:
