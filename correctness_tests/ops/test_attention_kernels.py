@@ -6,19 +6,17 @@ packed buffer and nowhere else, gradients left out, rows far apart.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 
+from correctness_tests.support.attention_blocks import blocks
 from tinyllama.harness import Case
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.compare import SLACK
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.machine.device import cannot
@@ -75,23 +73,6 @@ def results(device: torch.device, tokens: int = T) -> tuple[tuple, tuple]:
     gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
     attend_backward(do, q, k, v, o, lse, *gradients)
     return (o, lse, *gradients), exact(do, q, k, v)
-
-
-@contextlib.contextmanager
-def blocks(rows: int, step: int, turn: int = 0, ahead: int = 0) -> Iterator[None]:
-    """Every kernel owns ``rows`` rows a program and takes ``step`` a step; turn: products read
-    transposes; ahead: those of the scores come first."""
-    size = {"num_warps": 4, "num_stages": 2, "TURN": turn}
-    queries, keys = {"QM": rows, "QN": step}, {"KN": rows, "KM": step, "AHEAD": ahead}
-    with contextlib.ExitStack() as stack:
-        for kind in ("fp32", "tf32x3"):
-            key = {"D": D, "kind": kind}
-            for length in ("short", "long"):
-                stack.enter_context(FORWARD.force(Config(**queries, **size), **key, length=length))
-            stack.enter_context(BACKWARD_QUERIES.force(Config(**queries, **size), **key))
-            stack.enter_context(BACKWARD_KEYS.force(Config(**keys, **size), **key))
-            stack.enter_context(BACKWARD.force(Config(**queries, **keys, **size), **key))
-        yield
 
 
 @pytest.fixture(params=["short", "long"])

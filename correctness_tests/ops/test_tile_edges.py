@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.ops.test_attention_kernels import blocks
+from correctness_tests.support.attention_blocks import blocks
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward
