@@ -289,7 +289,7 @@ except RuntimeError as error:
         tmp_path,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "kernel needs triton: pip install 'tinyllama[triton]'"
+    assert run.stdout.strip() == "kernel needs triton: pip install -e '.[triton]'"
 
 
 # -- names ------------------------------------------------------------------------------------

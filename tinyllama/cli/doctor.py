@@ -65,7 +65,7 @@ def tool_reasons(device: torch.device) -> dict[str, str | None]:
     reasons = {capability: cannot(capability, device) for capability in _CAPABILITIES}
     for module, extra in _MODULES.items():
         found = importlib.util.find_spec(module)
-        reasons[module] = None if found else f"not installed (pip install 'tinyllama[{extra}]')"
+        reasons[module] = None if found else f"not installed (pip install -e '.[{extra}]')"
     for profiler in _PROFILERS:
         reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
     return reasons

@@ -265,7 +265,7 @@ elif not TYPE_CHECKING:
             self.__name__ = function.__name__
 
         def __getitem__(self, grid: Any) -> Any:
-            raise RuntimeError(f"{self.__name__} needs triton: pip install 'tinyllama[triton]'")
+            raise RuntimeError(f"{self.__name__} needs triton: pip install -e '.[triton]'")
 
     def jit(function: Callable[..., Any]) -> _Missing:
         """Stands for a kernel where triton is not installed."""

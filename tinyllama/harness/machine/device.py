@@ -75,7 +75,7 @@ def cannot(capability: str, device: torch.device) -> str | None:
         return None if gpu else "no GPU is available to torch"
     if capability == "triton":
         installed = importlib.util.find_spec("triton")
-        return None if installed else "triton is not installed (pip install 'tinyllama[triton]')"
+        return None if installed else "triton is not installed (pip install -e '.[triton]')"
     if capability == "compile":
         if gpu:
             return cannot("triton", device)

@@ -223,4 +223,4 @@ def sensor(device: torch.device) -> Sensor | str:
             return kind(device)
         except Exception as error:  # each library has exceptions of its own
             reasons.append(f"{kind.__name__}: {type(error).__name__}: {error}")
-    return f"no sensor (pip install 'tinyllama[sensors]'): {'; '.join(reasons)}"
+    return f"no sensor (pip install -e '.[sensors]'): {'; '.join(reasons)}"

@@ -30,7 +30,7 @@ def render(
     absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if absent:
         needs = " and ".join(absent)
-        raise ValueError(f"the page needs {needs}: pip install 'tinyllama[report]'")
+        raise ValueError(f"the page needs {needs}: pip install -e '.[report]'")
     import jinja2
 
     from tinyllama.harness.page.view import page

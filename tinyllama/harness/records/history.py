@@ -153,7 +153,7 @@ def unsearched(records: Sequence[Record]) -> str:
     if not watched(records):
         return _too_few(records)
     if importlib.util.find_spec("ruptures") is None:
-        return "Change points need ruptures: pip install 'tinyllama[report]', on Python up to 3.13."
+        return "Change points need ruptures: pip install -e '.[report]', on Python up to 3.13."
     return ""
 
 
