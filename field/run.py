@@ -24,10 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tinyllama.harness.machine.toml import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "field" / "cases.toml"

@@ -6,17 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tinyllama.harness.machine.toml import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results/mutants.json"

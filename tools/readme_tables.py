@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 from field.run import RECORD as RELEASED_BUGS
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.results import Record
 from tools.model_tables import table
 from tools.result_tables import ROOT, newest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 GROUPS = ("small-tf32", "small-bf16")
 SHOWN = ("v1", "v2", "v3", "fastest peer", "floor")

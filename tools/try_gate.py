@@ -28,17 +28,14 @@ from typing import Any
 from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.results import current_commit, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
 BASE = "tried-base"
 SECONDS = 1200.0  # of one gate at most
-NORM = "tinyllama/ops/rms_norm/kernels.py"
-COMMENTED = (
-    NORM,
-    *(f"tinyllama/ops/{op}/__init__.py" for op in ("cross_entropy", "rope", "silu_mul")),
-)
+DECLARED = ROOT / "tools/try_gate.toml"
 
 
 class EditError(RuntimeError):
@@ -65,21 +62,18 @@ class Edit:
 
 @dataclass(frozen=True)
 class Branch:
-    """What it does, the verdicts that the gate may give it, and in how many seconds.
-
-    slower: benchmark (a pattern), its metric and, of device time, the kernel that must be named.
-    """
+    """A branch of `tools/try_gate.toml`, which says what the fields mean."""
 
     does: str
     edits: tuple[Edit, ...]
-    outcomes: frozenset[str]
+    outcomes: list[str]
     seconds: float
-    slower: tuple[str, str, str] | None = None
+    slower: list[str] | None = None
 
     def wrong(self, run: Mapping[str, Any]) -> list[str]:
         """What of a run is not as it should be."""
         found = []
-        if unknown := set(run["outcomes"]) - self.outcomes:
+        if unknown := set(run["outcomes"]) - set(self.outcomes):
             found.append(f"some are {', '.join(sorted(unknown))}")
         if run["seconds"] > self.seconds:
             found.append(f"it took {run['seconds']:.0f} s, not {self.seconds:.0f}")
@@ -97,66 +91,9 @@ class Branch:
         return fnmatchcase(one["benchmark"], benchmark) and metric in one["metrics"] and named
 
 
-GREEN = frozenset({"IDENTICAL", "SAME", "FASTER"})
 BRANCHES = {
-    "comments": Branch(
-        "comments above kernels, in four files",
-        tuple(Edit(f, "\n@jit\n", "\n# a comment\n@jit\n", first=True) for f in COMMENTED),
-        frozenset({"IDENTICAL"}),
-        60.0,
-    ),
-    "everything": Branch(
-        "a name that nothing uses, in a file that every op imports: the kernels are the same",
-        (
-            Edit(
-                "tinyllama/harness/declare/op.py",
-                "\n@dataclass",
-                "\nUNUSED = 0\n\n\n@dataclass",
-                True,
-            ),
-        ),
-        GREEN,
-        600.0,
-    ),
-    "slower-kernel": Branch(
-        "RMSNorm forward over 7.5% of its rows twice, in the same launch: about 3% of both passes",
-        (
-            Edit(
-                NORM,
-                'forward_kernel[(cdiv(n_rows, config["ROWS"]),)](',
-                'forward_kernel[(cdiv(n_rows, config["ROWS"]) * 43 // 40,)](',
-            ),
-            Edit(
-                NORM,
-                "    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)\n"
-                "    columns = tl.arange(0, WIDTH)\n"
-                "    gain = load_row(weight, columns, width)\n"
-                "    wide = load_tile(x,",
-                "    tile = tl.program_id(0) % tl.cdiv(n_rows, ROWS)\n"
-                "    rows = tile * ROWS + tl.arange(0, ROWS)\n"
-                "    columns = tl.arange(0, WIDTH)\n"
-                "    gain = load_row(weight, columns, width)\n"
-                "    wide = load_tile(x,",
-            ),
-        ),
-        GREEN | {"SLOWER"},
-        180.0,
-        ("rms_norm-triton-*", "device_seconds", "rms_norm_forward"),
-    ),
-    "slower-host": Branch(
-        "RMSNorm hashes 1000 texts on its way to the kernel",
-        (
-            Edit(
-                "tinyllama/ops/rms_norm/__init__.py",
-                "        x_ND = contiguous(x).flatten(0, 1)\n        y_ND, rstd_N = norm_forward(",
-                "        for row in range(1000):\n            hash(str(row))\n"
-                "        x_ND = contiguous(x).flatten(0, 1)\n        y_ND, rstd_N = norm_forward(",
-            ),
-        ),
-        GREEN | {"SLOWER"},
-        180.0,
-        ("rms_norm-triton-*", "host_seconds", ""),
-    ),
+    name: Branch(**{**fields, "edits": tuple(Edit(**edit) for edit in fields["edits"])})
+    for name, fields in tomllib.loads(DECLARED.read_text(encoding="utf-8")).items()
 }
 
 

@@ -6,20 +6,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.verdict import Outcome
 
 yaml = pytest.importorskip("yaml", reason="extra 'test' is not installed: it brings PyYAML")
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = ROOT / ".ci" / "summary"

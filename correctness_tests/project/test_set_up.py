@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tinyllama.harness.machine.toml import tomllib
 from tools import set_up
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = re.findall(r"^([a-z-]+):.* ## ", (ROOT / "Makefile").read_text(), re.M)

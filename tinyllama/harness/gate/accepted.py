@@ -29,16 +29,12 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tinyllama.harness.machine.toml import tomllib
 
 FILE = "accepted_slowdowns.toml"
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")

@@ -8,17 +8,12 @@ import ast
 import hashlib
 import json
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tinyllama.harness.gate.revision import RevisionError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tinyllama.harness.machine.toml import tomllib
 
 _FACTORY = re.compile(r"([A-Za-z_]\w*(?:\.\w+)+):\w+")  # "module:name", which a worker imports
 _JIT = {

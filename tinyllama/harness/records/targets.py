@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.entries import OpEntry, Ratio, Timed
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SPEED = "speed"
 FASTEST_PEER = "fastest peer"
