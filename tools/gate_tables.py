@@ -9,6 +9,7 @@ from typing import Any
 
 from tinyllama.harness.gate.certificates import load, provenance
 from tinyllama.harness.gate.noise import METRICS
+from tinyllama.harness.records.report import markdown_table
 from tools import try_gate
 from tools.result_tables import tracked
 
@@ -35,22 +36,19 @@ def _source(data: dict[str, Any]) -> str:
 
 
 def _bars(data: dict[str, Any], shown: Callable[[str], str] = str) -> str:
-    lines = ["| bar | measured | |", "| --- | --- | --- |"]
+    rows = [["bar", "measured", ""]]
     for bar in data["bars"]:
-        held = "" if bar["held"] else "**missed**"
-        lines.append(f"| {bar['text']} | {shown(bar['measured'])} | {held} |")
-    return "\n".join(lines)
+        rows.append([bar["text"], shown(bar["measured"]), "" if bar["held"] else "**missed**"])
+    return markdown_table(rows)
 
 
 def _figures(data: dict[str, Any]) -> str:
-    lines = ["| benchmark | metric | spread | 1% | 2% | 5% | 10% | finds |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    rows = [["benchmark", "metric", "spread", "1%", "2%", "5%", "10%", "finds"]]
     for one in data["found"]:
-        shares = " | ".join(f"{share:.1%}" for share in one["detected"].values())
+        shares = (f"{share:.1%}" for share in one["detected"].values())
         smallest = "none" if one["smallest"] is None else f"{one['smallest']:.1%}"
-        name = f"{one['benchmark']} | {one['metric']} | {one['spread']:.2%}"
-        lines.append(f"| {name} | {shares} | {smallest} |")
-    return "\n".join(lines)
+        rows.append([one["benchmark"], one["metric"], f"{one['spread']:.2%}", *shares, smallest])
+    return markdown_table(rows)
 
 
 def validation() -> str:
@@ -62,10 +60,7 @@ def validation() -> str:
 
 
 def _validated(data: dict[str, Any]) -> str:
-    lines = [
-        "| metric | work added | benchmarks | measured | verdicts |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = [["metric", "work added", "benchmarks", "measured", "verdicts"]]
     groups: dict[tuple[str, float], list[tuple[str, float]]] = {}
     untimed = []
     for name, share in data["slowed"].items():
@@ -82,13 +77,13 @@ def _validated(data: dict[str, Any]) -> str:
         verdicts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counted.items()))
         measured = sorted(ratio for _, ratio in found)
         spread = f"{measured[0]:+.1%} to {measured[-1]:+.1%}"
-        lines.append(f"| {metric} | {share:.0%} | {len(found)} | {spread} | {verdicts} |")
+        rows.append([metric, f"{share:.0%}", str(len(found)), spread, verdicts])
     wrong = ", ".join(data["wrong"]) or "none"
     source = provenance({**data, "commits": [data["commit"]]})
     providers = sorted({name.split("-")[1] for name in data["slowed"]})
     said = [f"Providers: {', '.join(providers)}. Not what was added: {wrong}."]
     said += [f"Not timed: {', '.join(untimed)}."] if untimed else []
-    return "\n".join([*lines, "", f"{' '.join(said)} {source}."])
+    return f"{markdown_table(rows)}\n\n{' '.join(said)} {source}."
 
 
 def tried() -> str:
@@ -98,10 +93,7 @@ def tried() -> str:
 
 
 def _tried(runs: list[dict[str, Any]]) -> str:
-    lines = [
-        "| branch | runs | statuses | seconds | slower, kernels |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = [["branch", "runs", "statuses", "seconds", "slower, kernels"]]
     for name, branch in try_gate.BRANCHES.items():
         own = [run for run in runs if run["branch"] == name]
         if own:
@@ -110,10 +102,10 @@ def _tried(runs: list[dict[str, Any]]) -> str:
             took = f"{min(seconds):.0f} to {max(seconds):.0f}" if own[1:] else f"{seconds[0]:.0f}"
             wrong = sorted({text for run in own for text in try_gate.wrong(run)})
             told = "; ".join([*_slower(own), *(f"**{text}**" for text in wrong)])
-            lines.append(f"| {branch.does} | {len(own)} | {statuses} | {took} | {told} |")
+            rows.append([branch.does, str(len(own)), statuses, took, told])
     last = max(runs, key=lambda run: run["date"])
     commits = list(dict.fromkeys(run["commit"] for run in runs))
-    return "\n".join([*lines, "", f"{provenance({**last, 'commits': commits})}."])
+    return f"{markdown_table(rows)}\n\n{provenance({**last, 'commits': commits})}."
 
 
 def _slower(runs: list[dict[str, Any]]) -> list[str]:

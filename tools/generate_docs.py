@@ -17,7 +17,6 @@ from pathlib import Path
 
 import field.run
 from tools import (
-    bar_tables,
     gate_tables,
     model_tables,
     mutant_record,
@@ -49,8 +48,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "versions": readme_tables.versions,
     "ops": result_tables.ops,
     "parts": result_tables.parts,
-    "step-bars": bar_tables.steps,
-    "op-bars": bar_tables.ops,
+    "step-bars": result_tables.step_bars,
+    "op-bars": result_tables.op_bars,
     "curves": result_figures.curves,
     "certificate": gate_tables.certificate,
     "gate-bars": gate_tables.bars,

@@ -6,15 +6,17 @@ Only records that git tracks count: what a reader measures must not make the doc
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.harness.records.entries import (
     Entry,
     FlopsEntry,
     LongestEntry,
     OpEntry,
     PartEntry,
+    Ratio,
     StepEntry,
 )
 from tinyllama.harness.records.report import (
@@ -26,6 +28,7 @@ from tinyllama.harness.records.report import (
     source,
 )
 from tinyllama.harness.records.results import Record, load
+from tinyllama.harness.records.targets import Bounded, by_call, of_group, shown
 from tools.count_flops import rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,6 +80,58 @@ def counted() -> str:
     head = ("op", "case", "dtype", "declared", "matrix units", "threads, fp32", "of declared")
     last = [records[0] for records in newest(FlopsEntry)]
     return _tables((record, [head, *rows(record)]) for record in last)
+
+
+Bar = tuple[str, Bounded, Ratio | None, Record]  # what it is of, the bar, what was measured, where
+
+
+def step_bars() -> str:
+    """The bars of training steps in targets.toml, workload by workload."""
+    return _bars(_step_bars())
+
+
+def op_bars() -> str:
+    """The bars of single ops, case by case."""
+    return _bars(_op_bars())
+
+
+def _step_bars() -> Iterator[Bar]:
+    for record in (record for group in newest(StepEntry) for record in group):
+        entries = {entry.contender: entry for entry in record.of(StepEntry)}
+        (group,) = {entry.group for entry in entries.values()}
+        for target in of_group(OF_STEPS, *group):
+            own = entries.get(target.contender)
+            if target.holds_on(record.device) and own and own.ran:
+                yield record.group, target, target.measured(entries), record
+
+
+def _op_bars() -> Iterator[Bar]:
+    for record in (record for group in newest(OpEntry) for record in group):
+        for target in OF_OPS:
+            for call, entries in by_call(record.of(OpEntry)).items():
+                own = entries.get(target.contender)
+                if target.holds_on(record.device) and target.covers(call) and own and own.ran:
+                    yield ", ".join(call), target, target.measured(entries), record
+
+
+def _bars(bars: Iterator[Bar]) -> str:
+    """Whether each bar holds. One without a measurement on its device has no row: nothing is known
+    of it yet."""
+    every = list(bars)
+    if not every:
+        return "Nothing is recorded yet."
+    held = [found is not None and target.met(found) for _, target, found, _ in every]
+    rows = [["of", "bar", "measured", ""]]
+    for (where, target, found, _), good in zip(every, held, strict=True):
+        by_median = ", by the median" if target.judged_by == "median" else ""
+        verdict = "holds" if good else "**missed**"
+        rows.append([where, f"{target}{by_median}", shown(found), verdict])
+    sources = dict.fromkeys(
+        f"{record.group}: {record.device}, commit {record.commit[:10]}, {record.date[:10]}"
+        for *_, record in every
+    )
+    text = f"{sum(held)} of {len(held)} hold.\n\n{markdown_table(rows)}"
+    return f"{text}\n\nRecords: {'; '.join(sources)}."
 
 
 def newest(kind: type[Entry]) -> list[list[Record]]:

@@ -22,7 +22,7 @@ from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
 from tinyllama.ops import OPS
-from tools import bar_tables, generate_docs, model_tables, readme_tables
+from tools import generate_docs, model_tables, readme_tables, result_tables
 
 ROOT = generate_docs.ROOT
 LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)|(?:href|src)=\"([^\"]+)", re.M)
@@ -71,14 +71,14 @@ def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
         entries = [step("small-tf32", name) for name in ("v1", "hf-eager")]
         entries.append(step("small-tf32", "v3", over=over, **changed))
         found = record("small-tf32", entries, device="NVIDIA H200")
-        monkeypatch.setattr(bar_tables, "newest", lambda kind: [[found]] * (kind is StepEntry))
-        return bar_tables.steps()
+        monkeypatch.setattr(result_tables, "newest", lambda kind: [[found]] * (kind is StepEntry))
+        return result_tables.step_bars()
 
     bar = "| small-tf32 | v3 speed over v1 >= 5.5 | {} | {} |"
     assert bar.format("7.000 [6.300, 7.700]", "holds") in table(7)
     assert bar.format("6.000 [5.400, 6.600]", "**missed**") in table(6), "its worse end"
     assert "v3 speed over v1" not in table(7, seconds=None)
-    assert bar_tables.ops() == "Nothing is recorded yet."
+    assert result_tables.op_bars() == "Nothing is recorded yet."
 
 
 def test_the_short_ladder_leaves_a_cell_empty_for_what_was_not_timed(
