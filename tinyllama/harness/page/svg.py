@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -41,7 +42,6 @@ OURS, THEIRS = ("o", "s", "D", "P"), ("^", "v", "<", ">")
 # Artists read these when they are made: a plot is drawn and written within this style.
 STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "tinyllama",
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
     "font.size": FONT,
@@ -104,46 +104,23 @@ def to_svg(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
     stream = io.StringIO()
     figure = axes.figure
     assert isinstance(figure, Figure)
-    figure.savefig(stream, format="svg", metadata={"Date": None}, facecolor="none")
+    with rc_context({"svg.hashsalt": ident}):  # in the ids of what is referred to
+        figure.savefig(stream, format="svg", metadata={"Date": None}, facecolor="none")
     text = stream.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     for gid, tip in tips.items():
         text = text.replace(f'<g id="{gid}">', f"<g><title>{html.escape(tip)}</title>")
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # the same in every plot, and not referred to
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.S)  # it would apply to the whole page
-    text = _own_ids(text.replace("xlink:href", "href"), ident)
-    text = re.sub(r"font: (?:(700|bold) )?([\d.]+px) [^;\"]*", _font, text)
-    text = re.sub(r"font-family: [^;\"]*; ?", "", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shorter, text)
+    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shorter, text.replace("xlink:href", "href"))
     for name in NAMES:
         text = text.replace(colour(name), f"var(--{name})")
     view_box = re.search(r'viewBox="[^"]*"', text)
     assert view_box, "matplotlib gives an SVG its viewBox"
     head = f'<svg {view_box[0]} role="img" aria-label="{html.escape(label)}">'
     head += f"<title>{html.escape(label)}</title>"
-    text = head + text[text.index(">") + 1 :]
-    return re.sub(r"\s*\n\s*", " ", text).strip()
-
-
-def _own_ids(text: str, ident: str) -> str:
-    """Keep only the ids that are referred to, each prefixed with this plot's."""
-    used = set(re.findall(r"#([\w.-]+)\)|href=\"#([\w.-]+)\"", text))
-    names = {name for pair in used for name in pair if name}
-
-    def own(match: re.Match[str]) -> str:
-        return f' id="{ident}-{match[1]}"' if match[1] in names else ""
-
-    text = re.sub(r' id="([^"]*)"', own, text)
-    text = re.sub(r"url\(#", f"url(#{ident}-", text)
-    return text.replace('href="#', f'href="#{ident}-')
-
-
-def _font(match: re.Match[str]) -> str:
-    """Size and weight, from the shorthand that older matplotlib versions write."""
-    weight = "; font-weight: 700" if match[1] else ""
-    return f"font-size: {match[2]}{weight}"
+    _, _, body = text.partition("<svg")[2].partition(">")
+    return re.sub(r"\s*\n\s*", " ", head + body).strip()
 
 
 def _shorter(match: re.Match[str]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.page import (
     certified,
     changes,
@@ -24,7 +26,8 @@ from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, SweepEn
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import Target
 
-FILL = "pytest perf_tests --record"
+# Of each section by its name in ids: title, introduction, and what it lacks where it is empty.
+SECTIONS = tomllib.loads(Path(__file__).with_name("sections.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Section:
     ident: str
     intro: str
     panels: tuple[Panel, ...]
-    empty: str
+    empty: str = ""
     beside: bool = False
 
 
@@ -149,78 +152,23 @@ def _device(
         sweeps.panel(context, runs[-1], group, f"{ident}-sweep{n}")
         for n, (group, runs) in enumerate(swept.items())
     ]
+    unsearched = history.unsearched(records)
+    moved = [] if unsearched else changes.panels(records, f"{ident}-changes")
     sections = (
-        *_sections(ident, (ladders, roofs, along, splits, trends)),
-        _changes(ident, records),
-        _gate(ident, certificate),
+        _section(ident, "ladder", ladders),
+        _section(ident, "roofline", roofs),
+        _section(ident, "sweep", along),
+        _section(ident, "split", splits),
+        _section(ident, "history", trends),
+        _section(ident, "changes", moved, unsearched),
+        _section(ident, "gate", [certified.panel(certificate)] if certificate else []),
     )
     known = facts.machine(used[-1]) if used else ()
     sources = facts.sources(used) if used else None
     return Device(name, ident, known, facts.left_out(records, used), sources, sections)
 
 
-def _changes(ident: str, records: Sequence[Record]) -> Section:
-    """Where figures moved; an empty section says why nothing was searched."""
-    empty = history.unsearched(records)
-    found = [] if empty else changes.panels(records, f"{ident}-changes")
-    intro = (
-        "Levels of a figure over the records of unchanged trees with the same versions, and the "
-        "commits between which it moved. It decides nothing: the gate judges merges."
-    )
-    return Section("Change points", f"{ident}-changes", intro, tuple(found), empty, True)
-
-
-def _gate(ident: str, certificate: dict[str, Any] | None) -> Section:
-    intro = (
-        "How often the gate would stop a merge for nothing, and which slowdowns it would find: "
-        "merges simulated from blocks in which both sides ran the same code."
-    )
-    found = (certified.panel(certificate),) if certificate else ()
-    empty = "Not certified. This does it: python -m tinyllama certify"
-    return Section("The gate", f"{ident}-gate", intro, found, empty)
-
-
-# Of each section of panels: title, name in ids, introduction, what it lacks where it is empty.
-SECTIONS = (
-    (
-        "Ladder",
-        "ladder",
-        "One training step: forward, loss, backward, AdamW. The contenders of a group took turns "
-        "in one run, and every ratio is formed within it.",
-        "No complete record of a step. This would make one:",
-    ),
-    (
-        "Roofline",
-        "roofline",
-        "FLOP/s over FLOP per byte, bytes being the fewest that must move; the lines are ceilings "
-        "measured in the same run. Each op has a letter; filled marks are ours, hollow ones peers.",
-        "No complete record of single ops. This would make one:",
-    ),
-    (
-        "Length and batch",
-        "sweep",
-        "A step at other sequence lengths and batches, logarithmic on both axes.",
-        "No complete record of a sweep. This would make one:",
-    ),
-    (
-        "Where a step's time goes",
-        "split",
-        "Time in kernels by kind, as a share of the contender's own step; idle is the rest, in "
-        "which no kernel ran.",
-        "No complete record says which kernels a step ran. This would make one:",
-    ),
-    (
-        "History",
-        "history",
-        "Absolute times of different runs, on logarithmic axes, runs evenly spaced: no ratio is "
-        "formed between them. A dotted line and hollow marks: the versions changed.",
-        "Fewer than two complete records of any group. This adds one:",
-    ),
-)
-
-
-def _sections(ident: str, found: Iterable[Iterable[Panel | None]]) -> Iterable[Section]:
-    for (title, slug, intro, lack), each in zip(SECTIONS, found, strict=True):
-        kept = tuple(panel for panel in each if panel)
-        beside = slug == "ladder"  # one plot and one table
-        yield Section(title, f"{ident}-{slug}", intro, kept, f"{lack} {FILL}", beside)
+def _section(ident: str, slug: str, found: Iterable[Panel | None], empty: str = "") -> Section:
+    """A section of a device by its name in ids, with the panels that there are."""
+    words = {**SECTIONS[slug], **({"empty": empty} if empty else {})}
+    return Section(ident=f"{ident}-{slug}", panels=tuple(filter(None, found)), **words)
