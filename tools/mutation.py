@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,29 +43,25 @@ class Mutant:
         return self.kernel, self.gives
 
 
-def changes(node: ast.AST) -> Iterator[Callable[[Any], ast.AST]]:
-    """Functions that change a copy of a node."""
+def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
+    """The fields of a node that each change replaces."""
     if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)) and type(node.op) in SWAPPED:
-        yield lambda new: _set(new, op=SWAPPED[type(new.op)]())
+        yield {"op": SWAPPED[type(node.op)]()}
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        yield lambda new: _set(new, ops=[SWAPPED[type(new.ops[0])]()])
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield lambda new: _set(new, value=new.value + 1)
+        yield {"ops": [SWAPPED[type(node.ops[0])]()]}
+    if isinstance(node, ast.Constant):
+        value: Any = node.value
+        if type(value) in (int, float):
+            yield {"value": value + 1}
     if isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if called in CALLS:
-            yield lambda new: _set(new, func=_set(new.func, attr=CALLS[called]))
-        if called == "where":
-            yield lambda new: _set(new, args=[new.args[0], new.args[2], new.args[1]])
+        if isinstance(called := node.func, ast.Attribute):
+            if called.attr in CALLS:
+                yield {"func": ast.Attribute(called.value, CALLS[called.attr])}
+            if called.attr == "where":
+                yield {"args": [node.args[0], node.args[2], node.args[1]]}
         if any(word.arg == "mask" for word in node.keywords):
             kept = [word for word in node.keywords if word.arg not in ("mask", "other")]
-            yield lambda new: _set(new, keywords=kept)
-
-
-def _set(node: Any, **fields: Any) -> Any:
-    for name, value in fields.items():
-        setattr(node, name, value)
-    return node
+            yield {"keywords": kept}
 
 
 def mutants_of(kernel: Kernel) -> list[Mutant]:
@@ -78,11 +73,11 @@ def mutants_of(kernel: Kernel) -> list[Mutant]:
     found = []
     for statement, place in _places(function.body):
         for change in changes(place):
-            new, old = change(copy.deepcopy(place)), copy.deepcopy(place)
-            text = f"{ast.unparse(old)} -> {ast.unparse(new)}"
-            replace = _Replace(place, new)
-            gives = ast.unparse(replace.visit(_copy_but(statement, place))).partition("\n")[0]
-            source = ast.unparse(replace.visit(_copy_but(tree, place)))
+            old, before = ast.unparse(place), dict(vars(place))
+            vars(place).update(change)
+            text = f"{old} -> {ast.unparse(place)}"
+            gives, source = ast.unparse(statement).partition("\n")[0], ast.unparse(tree)
+            vars(place).update(before)
             line = first + getattr(place, "lineno", 1)
             found.append(Mutant(identity(kernel), line, text, gives, source))
     return found
@@ -100,16 +95,3 @@ def _places(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.AST]]:
             own += [n for n in ast.iter_child_nodes(place) if not isinstance(n, ast.stmt)]
         for block in ("body", "orelse"):
             yield from _places(getattr(statement, block, []))
-
-
-def _copy_but(tree: ast.AST, place: ast.AST) -> ast.AST:
-    """A copy of a tree that shares one node with it, so that the node can be found."""
-    return copy.deepcopy(tree, {id(place): place})
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self.old, self.new = old, new
-
-    def visit(self, node: ast.AST) -> Any:
-        return self.new if node is self.old else self.generic_visit(node)
