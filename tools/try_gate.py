@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
 from tinyllama.harness.machine.toml import tomllib
-from tinyllama.harness.records.results import current_commit, versions
+from tinyllama.harness.records.results import current_commit, now, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
@@ -220,7 +219,7 @@ def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
     return {
         "branch": name,
         "commit": current_commit(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": now(),
         "device": device_name(default_device()),
         "versions": versions(),
         "status": done.returncode,

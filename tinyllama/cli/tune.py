@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.harness.kernels.launch import chip_of
     from tinyllama.harness.machine.device import default_device, device_name
     from tinyllama.harness.measure.tuning import compiled_ahead, merged, search
-    from tinyllama.harness.records.results import current_commit, versions
+    from tinyllama.harness.records.results import current_commit, now, versions
 
     cases = _cases(args)
     device = default_device()
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
                 "device": device_name(device),
                 "versions": versions(),
                 "commit": current_commit(),
-                "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "date": now(),
                 "spaces": merged(stored.get("spaces", {}), [found]),
             }
             path.parent.mkdir(exist_ok=True)

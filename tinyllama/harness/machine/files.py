@@ -65,6 +65,19 @@ def write_json(path: Path, data: Any) -> None:
     replace_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that everyone can read, whole or not at all, and never over another one.
+
+    Raises FileExistsError where there is one, by whomever it was made.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        os.chmod(file.name, READABLE)
+        os.link(file.name, path)
+
+
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
     """Read a file and replace it while no other process does so. The lock is a file in the folder

@@ -7,10 +7,9 @@ from elsewhere: all of it is checked before any of it is written.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import re
-import tempfile
 import zipfile
 import zlib
 from collections import Counter
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllama.harness.machine.device import slug
+from tinyllama.harness.machine.files import write_new
 from tinyllama.harness.records import results
 
 MANIFEST = "manifest.json"
@@ -40,14 +40,12 @@ def export(paths: Iterable[Path], output: Path) -> None:
         record = results.parse(text, str(path))
         contents[f"{slug(record.device)}/{path.name}"] = text
     manifest = {"format": FORMAT, "records": {n: _digest(t) for n, t in contents.items()}}
-    with tempfile.NamedTemporaryFile(dir=output.parent, suffix=".tmp") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
-            for name, text in contents.items():
-                archive.writestr(name, text)
-        file.flush()
-        os.chmod(file.name, 0o644)
-        os.link(file.name, output)  # fails where there is one
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
+        for name, text in contents.items():
+            archive.writestr(name, text)
+    write_new(output, packed.getvalue())
 
 
 @dataclass(frozen=True)
@@ -139,11 +137,7 @@ def _write(contents: dict[Path, bytes]) -> None:
             for folder in [f for f in reversed(path.parents) if not f.exists()]:
                 folder.mkdir()
                 made.append(folder)
-            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp") as file:
-                file.write(text)
-                file.flush()
-                os.chmod(file.name, 0o644)
-                os.link(file.name, path)
+            write_new(path, text)
             written.append(path)
     except BaseException:
         for path in written:

@@ -7,6 +7,7 @@ schema is docs/RECORDS.md.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -17,20 +18,21 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 import torch
 
 from tinyllama.harness.machine.device import device_name, slug
+from tinyllama.harness.machine.files import write_new
 from tinyllama.harness.records.entries import Entry, entry_as_json, entry_from_json, is_number
 
 SCHEMA = 2
+DATE = "%Y-%m-%dT%H:%M:%SZ"
 Kind = TypeVar("Kind", bound=Entry)
 
 
@@ -90,9 +92,7 @@ class Record:
 
 def new_record(device: torch.device, group: str) -> Record:
     """An empty record of this process on a device."""
-    from tinyllama.harness.machine.facts import (
-        describe,  # asks drivers: not for those who only read
-    )
+    from tinyllama.harness.machine.facts import describe  # asks drivers, so not for readers
 
     return Record(
         group=group,
@@ -100,9 +100,14 @@ def new_record(device: torch.device, group: str) -> Record:
         machine=describe(device),
         versions=versions(),
         commit=current_commit(),
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        date=now(),
         command=_command(),
     )
+
+
+def now() -> str:
+    """The date of what is made now, in UTC."""
+    return datetime.now(timezone.utc).strftime(DATE)
 
 
 def versions() -> dict[str, str]:
@@ -139,20 +144,14 @@ def save(record: Record, root: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     stamp = record.date.replace(":", "").replace("-", "")
     name = f"{stamp}-{record.commit[:10]}-{record.group}"
-    with tempfile.NamedTemporaryFile("w", dir=target, suffix=".tmp") as file:
-        json.dump(content, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-        os.chmod(file.name, 0o644)  # a record is for everyone to read
-        for number in itertools.count(1):
-            path = target / (f"{name}.json" if number == 1 else f"{name}-{number}.json")
-            try:
-                os.link(file.name, path)  # fails where a name is taken, by whoever was first
-            except FileExistsError:
-                continue
-            return path
-    raise AssertionError("unreachable")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    path = target / f"{name}.json"
+    for number in itertools.count(2):
+        with contextlib.suppress(FileExistsError):
+            write_new(path, text.encode())
+            break
+        path = target / f"{name}-{number}.json"
+    return path
 
 
 def load(path: Path) -> Record:
@@ -199,19 +198,7 @@ def as_json(record: Record) -> dict[str, Any]:
 
 # Group and commit are parts of a file's name.
 _PART_OF_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_FIELDS: dict[str, type] = {
-    "group": str,
-    "device": str,
-    "machine": dict,
-    "versions": dict,
-    "commit": str,
-    "date": str,
-    "command": str,
-    "entries": list,
-    "complete": bool,
-    "missed": list,
-    "schema": int,
-}
+_FIELDS = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
 
 
 def from_json(data: Any) -> Record:
@@ -245,9 +232,8 @@ def from_json(data: Any) -> Record:
 
 
 def _check_date(text: str) -> None:
-    form = "%Y-%m-%dT%H:%M:%SZ"
     try:
-        same = datetime.strptime(text, form).strftime(form) == text
+        same = datetime.strptime(text, DATE).strftime(DATE) == text
     except ValueError:
         same = False
     if not same:
