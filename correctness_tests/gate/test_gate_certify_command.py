@@ -16,9 +16,9 @@ import pytest
 
 from correctness_tests.support.gate_answers import died, wrong
 from correctness_tests.support.gate_fakes import CPU, Script
-from tinyllama.cli import main
-from tinyllama.cli.certify import ROOT, SLOWDOWNS, _shares
-from tinyllama.harness.gate import comparison, pair
+from tinyllama.cli import certifying, main
+from tinyllama.cli.certifying import ROOT, SLOWDOWNS, _shares
+from tinyllama.harness.gate import pair
 from tinyllama.harness.gate.certificates import load
 from tinyllama.harness.gate.noise import Noise, noise_path
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -61,10 +61,10 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
         tree = type("Side", (), {"tree": made.script.setting().base})()
         return made.script._benchmarks(tree)
 
-    monkeypatch.setattr(pair, "launcher", launcher)
-    monkeypatch.setattr(comparison, "benchmarks_of", listed)
+    monkeypatch.setattr(certifying, "launcher", launcher)
+    monkeypatch.setattr(certifying, "benchmarks_of", listed)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
-    monkeypatch.setattr("tinyllama.cli.certify.WAIT", 0.0)
+    monkeypatch.setattr(certifying, "WAIT", 0.0)
     monkeypatch.setattr(Watch, "before", lambda self: None)
     return made
 

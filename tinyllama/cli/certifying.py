@@ -1,0 +1,229 @@
+"""This tree gated against itself: blocks of a device, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+import tinyllama
+from tinyllama.bench.gated import REGISTERED
+from tinyllama.cli.summary import console
+from tinyllama.harness.gate.accepted import Accepted
+from tinyllama.harness.gate.certify import Certificate, bars, certify
+from tinyllama.harness.gate.comparison import benchmarks_of, sources
+from tinyllama.harness.gate.noise import METRICS, SCHEMA, Block, Noise, noise_path
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher, timing_processor
+from tinyllama.harness.gate.session import Session
+from tinyllama.harness.gate.setting import Setting, margin_of
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.records.results import current_commit, now, versions
+from tinyllama.harness.records.verdict import Outcome, Verdict
+from tinyllama.model.config import ConfigError
+
+ROOT = Path(tinyllama.__file__).resolve().parent.parent
+SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)  # in turn, over the benchmarks
+WAIT = 180.0  # seconds for the device to become idle
+
+
+@dataclass
+class Certifying:
+    """This tree against itself on a device. only: a pattern of benchmarks' names."""
+
+    results: Path
+    only: str
+    device: torch.device
+    noise: Noise
+
+    def record(self, blocks: int, seconds: float | None) -> bool:
+        """Add blocks one by one and save each. Returns whether no benchmark failed: one that fails
+        now is not certified by its earlier blocks."""
+        began, longest = time.monotonic(), 0.0
+        before = began
+        with self._session({}) as session:
+            for number, statistics in enumerate(session.blocks(), 1):
+                try:
+                    self.noise.record(self.results, _block(session, statistics))
+                except ValueError as error:  # another process has written there
+                    raise ConfigError(str(error)) from error
+                ended = time.monotonic()
+                print(f"block {number} of {blocks}: {ended - before:.1f} s", flush=True)
+                longest = max(longest, ended - before if number > 1 else 0.0)
+                before = ended
+                late = seconds is not None and ended - began + longest > seconds
+                if number == blocks or late:
+                    break
+            wrong = [one.verdict for one in session.found.values() if one.verdict is not None]
+            for verdict in wrong:
+                print(f"not certified: {verdict}")
+            return not wrong
+
+    def validate(self) -> int:
+        """Gate benchmarks of which most have work added, and check the verdicts."""
+        slowed = _shares(self._chosen())
+        with self._session({name: share for name, share in slowed.items() if share}) as session:
+            wrong = []
+            for verdict in session.run():
+                share = slowed.get(verdict.name)
+                print(f"{'' if share is None else f'{share:+.0%} '}{verdict}", flush=True)
+                if not _as_expected(verdict, share, session):
+                    wrong.append(verdict.name)
+            content = {
+                "device": self.noise.device,
+                "date": now(),
+                "commit": current_commit(),
+                "slowed": slowed,
+                "wrong": wrong,
+                **session.report(),
+            }
+        path = self._folder / "validation.json"
+        replace_text(path, json.dumps(content, indent=1) + "\n")
+        print(f"wrote {path}; {len(wrong)} of {len(slowed)} verdicts are not as expected")
+        return 1 if wrong else 0
+
+    def show(self, merges: int) -> int:
+        """Print and write the error rates; 1 where a bar is missed."""
+        chosen = {one.name: one.slowdowns for one in self._chosen()}
+        usual = {metric: stated for one in chosen.values() for metric, stated in one.items()}
+        rules = {metric: (margin_of(metric, self.device), usual[metric]) for metric in usual}
+        try:
+            found = certify(self.noise, versions(), rules, chosen, chosen, merges)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        console(sys.stdout).print(_table(found))
+        judged = bars(found)
+        for bar in judged:
+            print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
+        blocks = self.noise.of(versions())
+        content = {
+            "schema": SCHEMA,
+            "date": max(block.date for block in blocks),
+            "commits": sorted({block.commit for block in blocks}),
+            **found.as_dict(),
+            "bars": [bar._asdict() for bar in judged],
+        }
+        if self.only == "*":
+            path = self._folder / "certificate.json"
+            replace_text(path, json.dumps(content, indent=1) + "\n")
+            print(f"wrote {path}")
+        else:
+            print("not written: a certificate covers every benchmark")
+        return 0 if all(bar.held for bar in judged) else 1
+
+    @property
+    def _folder(self) -> Path:
+        return noise_path(self.results, self.noise.device).parent
+
+    def _chosen(self) -> list[Benchmark]:
+        """The benchmarks of this tree whose names match."""
+        every = benchmarks_of(ROOT, self.device, REGISTERED)
+        found = [one for one in every if fnmatchcase(one.name, self.only)]
+        if not found:
+            raise ConfigError(
+                f"--only {self.only!r}: no benchmark of {self.device} has such a name"
+            )
+        return found
+
+    @contextmanager
+    def _session(self, slowed: Mapping[str, float]) -> Iterator[Session]:
+        """A session of this tree against itself. Raises BusyError for a disturbed device."""
+
+        def tree(name: str, slowed: Mapping[str, float]) -> Tree:
+            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed)
+
+        processor = timing_processor(self.device)
+        with (
+            device_lock(self.device, WAIT),
+            tempfile.TemporaryDirectory() as folder,
+            launcher(processor) as pairs,
+        ):
+            watch = Watch(self.device)
+            if disturbed := watch.wait_until_idle(WAIT):
+                raise BusyError(disturbed)
+            yield Session(
+                Setting(
+                    base=tree(BASE, {}),
+                    candidate=tree(CANDIDATE, slowed),
+                    device=self.device,
+                    registered=REGISTERED,
+                    noise=self.noise,
+                    accepted=Accepted(ROOT),
+                    watch=watch,
+                    sources=sources,
+                    measure_all=True,
+                    only=lambda name: fnmatchcase(name, self.only),
+                    pairs=pairs,
+                    processor=processor,
+                    say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
+                )
+            )
+
+
+def _slowed_metric(benchmark: Benchmark) -> str:
+    """The metric of whose time work is added: device time, where both are timed."""
+    return next(metric for metric in METRICS if metric in benchmark.slowdowns)
+
+
+def _shares(benchmarks: Iterable[Benchmark]) -> dict[str, float]:
+    """The share of work added to each benchmark: for each metric the slowdowns in turn."""
+    found: dict[str, float] = {}
+    seen: Counter[str] = Counter()
+    for one in benchmarks:
+        metric = _slowed_metric(one)
+        found[one.name] = SLOWDOWNS[seen[metric] % len(SLOWDOWNS)]
+        seen[metric] += 1
+    return found
+
+
+def _as_expected(verdict: Verdict, share: float | None, session: Session) -> bool:
+    """Whether a verdict fits the added work.
+
+    Without any, the benchmark must be SAME; from the tolerance on its time must be SLOWER; below
+    it no figure may be FASTER. A counted kernel does not replace a time that was not found.
+    """
+    if share is None or verdict.name not in session.found:
+        return False
+    benchmark = session.found[verdict.name].benchmark
+    metric = _slowed_metric(benchmark)
+    timed = next((f.outcome for f in verdict.figures if f.metric == metric), None)
+    if not share:
+        return timed is not None and verdict.outcome is Outcome.SAME
+    if any(figure.outcome is Outcome.FASTER for figure in verdict.figures):
+        return False
+    if share >= benchmark.slowdowns[metric]:
+        return timed is Outcome.SLOWER
+    return timed in (Outcome.SAME, Outcome.SLOWER, Outcome.INCONCLUSIVE)
+
+
+def _block(session: Session, statistics: dict[str, dict[str, float]]) -> Block:
+    return Block(
+        date=now(),
+        commit=current_commit(),
+        versions=session.versions,
+        pairs=session.effort.pairs,
+        statistics=statistics,
+    )
+
+
+def _table(found: Certificate) -> Table:
+    table = Table(title=f"{found.device}: {found.blocks} A/A blocks, {found.merges:,} merges")
+    names = ("benchmark", "metric", "spread", *(f"{s:.0%}" for s in found.found[0].detected))
+    for name in (*names, "finds"):
+        table.add_column(name, justify="left" if name in names[:2] else "right")
+    for one in found.found:
+        shares = [f"{share:.1%}" for share in one.detected.values()]
+        smallest = "none" if one.smallest is None else f"{one.smallest:.1%}"
+        table.add_row(one.benchmark, one.metric, f"{one.spread:.2%}", *shares, smallest)
+    return table
