@@ -6,7 +6,7 @@ Only records that git tracks count: what a reader measures must not make the doc
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tinyllama.bench.targets import OF_OPS, OF_STEPS
@@ -16,8 +16,8 @@ from tinyllama.harness.records.entries import (
     LongestEntry,
     OpEntry,
     PartEntry,
-    Ratio,
     StepEntry,
+    Timed,
 )
 from tinyllama.harness.records.report import (
     ladder_markdown,
@@ -28,7 +28,7 @@ from tinyllama.harness.records.report import (
     source,
 )
 from tinyllama.harness.records.results import Record, load
-from tinyllama.harness.records.targets import Bounded, by_call, of_group, shown
+from tinyllama.harness.records.targets import Kind, covered, shown
 from tools.count_flops import rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,42 +82,25 @@ def counted() -> str:
     return _tables((record, [head, *rows(record)]) for record in last)
 
 
-Bar = tuple[str, Bounded, Ratio | None, Record]  # what it is of, the bar, what was measured, where
-
-
 def step_bars() -> str:
     """The bars of training steps in targets.toml, workload by workload."""
-    return _bars(_step_bars())
+    return _bars(OF_STEPS, StepEntry, "-")
 
 
 def op_bars() -> str:
     """The bars of single ops, case by case."""
-    return _bars(_op_bars())
+    return _bars(OF_OPS, OpEntry, ", ")
 
 
-def _step_bars() -> Iterator[Bar]:
-    for record in (record for group in newest(StepEntry) for record in group):
-        entries = {entry.contender: entry for entry in record.of(StepEntry)}
-        (group,) = {entry.group for entry in entries.values()}
-        for target in of_group(OF_STEPS, *group):
-            own = entries.get(target.contender)
-            if target.holds_on(record.device) and own and own.ran:
-                yield record.group, target, target.measured(entries), record
-
-
-def _op_bars() -> Iterator[Bar]:
-    for record in (record for group in newest(OpEntry) for record in group):
-        for target in OF_OPS:
-            for call, entries in by_call(record.of(OpEntry)).items():
-                own = entries.get(target.contender)
-                if target.holds_on(record.device) and target.covers(call) and own and own.ran:
-                    yield ", ".join(call), target, target.measured(entries), record
-
-
-def _bars(bars: Iterator[Bar]) -> str:
+def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
     """Whether each bar holds. One without a measurement on its device has no row: nothing is known
     of it yet."""
-    every = list(bars)
+    every = [
+        (between.join(call), target, target.measured(entries), record)
+        for record in (record for group in newest(kind) for record in group)
+        for target, call, entries in covered(targets, record.of(kind))
+        if (own := entries.get(target.contender)) and own.ran and target.holds_on(record.device)
+    ]
     if not every:
         return "Nothing is recorded yet."
     held = [found is not None and target.met(found) for _, target, found, _ in every]

@@ -16,7 +16,7 @@ from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.targets import OpTarget, Target, load, of_group
+from tinyllama.harness.records.targets import OpTarget, Target, load
 from tinyllama.ops import OPS
 
 H200, MI325X = "NVIDIA H200", "AMD Instinct MI325X"
@@ -139,8 +139,10 @@ def test_a_bar_is_asserted_where_it_was_set(
 ) -> None:
     found = [
         one
-        for one in of_group(OF_STEPS, workload, precision)
-        if (one.tier, one.metric, one.over) == (tier, metric, over) and one.holds_on(H200)
+        for one in OF_STEPS
+        if one.covers((workload, precision))
+        and (one.tier, one.metric, one.over) == (tier, metric, over)
+        and one.holds_on(H200)
     ]
     assert [one.bound for one in found] == [pytest.approx(bound, abs=5e-4)]
     more_is_better = metric in ("speed", "mfu")
@@ -224,9 +226,9 @@ def test_a_documented_claim_is_shown_unless_the_file_asserts_it(tmp_path: Path) 
 def test_a_target_covers_the_groups_that_it_names(tmp_path: Path) -> None:
     some = {"workload": '["small", "medium"]', "precision": '"tf32"'}
     targets = load(written(tmp_path, some, {"workload": '"any"'}))
-    assert [t.covers("medium", "tf32") for t in targets] == [True, True]
-    assert [t.covers("medium", "bf16") for t in targets] == [False, True]
-    assert list(of_group(targets, "large", "tf32")) == targets[1:]
+    assert [t.covers(("medium", "tf32")) for t in targets] == [True, True]
+    assert [t.covers(("medium", "bf16")) for t in targets] == [False, True]
+    assert [t for t in targets if t.covers(("large", "tf32"))] == targets[1:]
 
 
 # -- when it is met ---------------------------------------------------------------------------

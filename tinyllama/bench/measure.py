@@ -25,7 +25,7 @@ from tinyllama.bench.workloads import Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
-from tinyllama.harness.records.targets import Target, of_group, shown
+from tinyllama.harness.records.targets import Target, shown
 from tinyllama.model.tiers import TIERS, V1, Tier
 
 FLOOR = Contender(
@@ -313,7 +313,9 @@ def missed(
     without a measurement is missed, unless the contender that it is over cannot run here."""
     known = {contender.name for contender in CONTENDERS}
     lines = []
-    for target in of_group(targets, measured.group.workload, measured.group.precision):
+    for target in targets:
+        if not target.covers((measured.group.workload, measured.group.precision)):
+            continue
         if target.tier not in known or not target.holds_on(device):
             continue  # a tier that does not exist yet, or a claim about another device
         found = target.measured(entries)

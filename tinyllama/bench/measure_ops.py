@@ -36,7 +36,7 @@ from tinyllama.harness.measure.op_contender import (
 )
 from tinyllama.harness.measure.rounds import interleaved, ratio, summary
 from tinyllama.harness.records.entries import OpEntry, Ratio
-from tinyllama.harness.records.targets import OpTarget, by_call, shown
+from tinyllama.harness.records.targets import OpTarget, covered, shown
 
 PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
@@ -240,17 +240,13 @@ def missed(
 ) -> list[str]:
     """The targets that entries miss, each at the cases that it covers. A target without a
     measurement is missed, unless the providers that it is over cannot run here."""
-    lines, calls = [], by_call(found)
-    for target in targets:
-        for call, entries in calls.items():
-            op, case, *rest = call
-            if not target.covers(call) or _not_here(target, runs[f"{op}-{case}"]):
-                continue
-            measured = target.measured(entries)
-            if measured is None or not target.met(measured):
-                lines.append(
-                    f"{op}-{case}, {', '.join(rest)}: {target}: measured {shown(measured)}"
-                )
+    lines = []
+    for target, (op, case, *rest), entries in covered(targets, found):
+        if _not_here(target, runs[f"{op}-{case}"]):
+            continue
+        measured = target.measured(entries)
+        if measured is None or not target.met(measured):
+            lines.append(f"{op}-{case}, {', '.join(rest)}: {target}: measured {shown(measured)}")
     return lines
 
 

@@ -39,7 +39,7 @@ def beside(
         for target in targets
         for entry in found
         if entry.contender == target.tier
-        and target.covers(entry.workload, entry.precision)
+        and target.covers(entry.call)
         and (target.documented or target.concerns(device))
         and (field := _field(target, entry.baseline))
     ]

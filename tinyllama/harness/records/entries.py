@@ -106,6 +106,11 @@ class Timed(Entry):
         """What it has in common with all entries that are shown together with it."""
         raise NotImplementedError
 
+    @property
+    def call(self) -> tuple[str, ...]:
+        """What is the same for all contenders, or providers, that are compared with each other."""
+        return self.group
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contended(Timed):
@@ -238,8 +243,7 @@ class OpEntry(Timed):
         return (self.dtype,)
 
     @property
-    def call(self) -> tuple[str, str, str, str]:
-        """What is the same for all providers that are compared with each other."""
+    def call(self) -> tuple[str, ...]:
         return self.op, self.case, self.dtype, self.passes
 
 

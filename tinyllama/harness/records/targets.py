@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from tinyllama.harness.machine.toml import tomllib
-from tinyllama.harness.records.entries import OpEntry, Ratio, Timed
+from tinyllama.harness.records.entries import Ratio, Timed
 
 SPEED = "speed"
 FASTEST_PEER = "fastest peer"
@@ -41,6 +41,7 @@ class Bounded:
 
     CONTENDER: ClassVar[str]  # the field that names it
     METRICS: ClassVar[tuple[str, ...]]
+    CALL: ClassVar[tuple[str, ...]]  # the fields that say what it is about, as in `Timed.call`
     LISTS: ClassVar[Mapping[str, str]]  # fields of several names, () for "any", and what they take
 
     metric: str
@@ -72,6 +73,11 @@ class Bounded:
         over = " / ".join(self.over) if isinstance(self.over, tuple) else self.over
         beside = f" over {over}" if over else ""
         return f"{self.contender} {self.metric}{beside} {self.direction} {self.bound:g}"
+
+    def covers(self, call: tuple[str, ...]) -> bool:
+        """Whether it is about a call (`Timed.call`), on whatever device."""
+        named = (_listed(getattr(self, name)) for name in self.CALL)
+        return all(not names or part in names for part, names in zip(call, named, strict=True))
 
     def concerns(self, device: str) -> bool:
         """Whether it is about a device of that name."""
@@ -137,18 +143,13 @@ class Target(Bounded):
 
     CONTENDER = "tier"
     METRICS = METRICS
-    LISTS: ClassVar[Mapping[str, str]] = {"workload": ANY_NAMES, "precision": ANY_NAMES}
+    CALL = ("workload", "precision")
+    LISTS: ClassVar[Mapping[str, str]] = dict.fromkeys(CALL, ANY_NAMES)
 
     tier: str
     workload: tuple[str, ...]
     precision: tuple[str, ...]
     documented: bool = False
-
-    def covers(self, workload: str, precision: str) -> bool:
-        """Whether it is about this workload and precision, on whatever device."""
-        return (not self.workload or workload in self.workload) and (
-            not self.precision or precision in self.precision
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +161,8 @@ class OpTarget(Bounded):
 
     CONTENDER = "provider"
     METRICS = OP_METRICS
-    LISTS: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("op", "case", "dtype"), ANY_NAMES),
-        "over": NAMES,
-    }
+    CALL = ("op", "case", "dtype", "passes")
+    LISTS: ClassVar[Mapping[str, str]] = {**dict.fromkeys(CALL[:3], ANY_NAMES), "over": NAMES}
 
     op: tuple[str, ...]
     provider: str
@@ -171,18 +170,20 @@ class OpTarget(Bounded):
     dtype: tuple[str, ...]
     passes: str
 
-    def covers(self, call: tuple[str, str, str, str]) -> bool:
-        """Whether it is about a call (`OpEntry.call`), on whatever device."""
-        named = (self.op, self.case, self.dtype, (self.passes,))
-        return all(not names or part in names for part, names in zip(call, named, strict=True))
+
+Kind = TypeVar("Kind", Target, OpTarget)
+Timing = TypeVar("Timing", bound=Timed)
 
 
-def by_call(entries: Iterable[OpEntry]) -> dict[tuple[str, str, str, str], dict[str, OpEntry]]:
-    """The entries of each call, by provider."""
-    found: dict[tuple[str, str, str, str], dict[str, OpEntry]] = {}
+def covered(
+    targets: Iterable[Kind], entries: Iterable[Timing]
+) -> Iterator[tuple[Kind, tuple[str, ...], dict[str, Timing]]]:
+    """Each target with each call that it covers and the entries of that, by who was measured."""
+    calls: dict[tuple[str, ...], dict[str, Timing]] = {}
     for entry in entries:
-        found.setdefault(entry.call, {})[entry.provider] = entry
-    return found
+        calls.setdefault(entry.call, {})[entry.who] = entry
+    for target in targets:
+        yield from ((target, call, own) for call, own in calls.items() if target.covers(call))
 
 
 def _value(entry: Timed | None, metric: str) -> float | None:
@@ -201,9 +202,6 @@ def shown(found: Ratio | None) -> str:
 
 def _exactly(value: float | None) -> Ratio | None:
     return None if value is None else Ratio(value, value, value)
-
-
-Kind = TypeVar("Kind", Target, OpTarget)
 
 
 def load(path: Path) -> list[Target]:
@@ -291,12 +289,7 @@ def _mistyped(name: str, value: Any, several: str | None) -> str | None:
     return None if names and ANY not in value else several
 
 
-def _listed(value: str | list[str]) -> tuple[str, ...]:
+def _listed(value: str | Iterable[str]) -> tuple[str, ...]:
     if value == ANY:
         return ()
     return (value,) if isinstance(value, str) else tuple(value)
-
-
-def of_group(targets: Iterable[Target], workload: str, precision: str) -> Iterator[Target]:
-    """The targets about a workload and precision, those of other devices too."""
-    return (target for target in targets if target.covers(workload, precision))
