@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from functools import cache, partial
 
 import torch
 
@@ -17,16 +17,8 @@ class Ceilings:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.copy = functools.cache(self._copy)
-        self.product = functools.cache(self._product)
-
-    def _copy(self) -> float:
-        """Bytes read plus bytes written per second."""
-        return copy_rate(self.device)
-
-    def _product(self, precision: str) -> float:
-        """FLOP per second."""
-        return product_rate(precision, self.device)
+        self.copy = cache(partial(copy_rate, device))  # bytes read plus bytes written per second
+        self.product = cache(partial(product_rate, device=device))  # FLOP per second
 
     def entries(self) -> list[CeilingEntry]:
         """All that the device has; those that nobody asked for are measured now."""

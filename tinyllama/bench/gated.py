@@ -207,9 +207,7 @@ class StepSubject:
             return {}
         self._calibrate()
         peak = self.step.memory()["peak_bytes"]
-        found = launches(self._call, self.device)
-        counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
-        return {"peak_bytes": peak, **{name: n for name, n in counts.items() if n is not None}}
+        return {"peak_bytes": peak, **launches(self._call, self.device).counts}
 
     def profile(self) -> dict[str, tuple[int, float]]:
         self._calibrate()

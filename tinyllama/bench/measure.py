@@ -22,7 +22,7 @@ from tinyllama.bench.contender import Contender
 from tinyllama.bench.peers import PEERS
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import Group, at_once
-from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.targets import Target, shown
@@ -123,10 +123,7 @@ def _workers(
                 workers[contender.name] = Worker(contender.name, preload=modules)
         yield workers
     finally:
-        for worker in workers.values():
-            worker.hang_up()
-        for worker in workers.values():
-            worker.close()
+        close_all(workers.values())
 
 
 class _Run:

@@ -23,7 +23,7 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.kernels.precision import DTYPE_OF
-from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
     BOTH,
@@ -115,10 +115,7 @@ class Bench:
             for run in self.runs:
                 self._one(run)
         finally:
-            for worker in self.workers.values():
-                worker.hang_up()
-            for worker in self.workers.values():
-                worker.close()
+            close_all(self.workers.values())
         return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
 
     def _key(self, run: OpCaseRun, provider: str) -> str:

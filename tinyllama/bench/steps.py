@@ -213,9 +213,7 @@ class StepContender:
     def launched(self) -> dict[str, Any]:
         """Kernels, copies and waits of a step, and where its time goes."""
         found = launches(self.next, self.device)
-        counts = {"kernels": found.kernels, "copies": found.copies, "host_syncs": found.host_syncs}
-        known = {name: count for name, count in counts.items() if count is not None}
-        return {**known, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
+        return {**found.counts, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
 
     def memory(self) -> dict[str, int]:
         """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""

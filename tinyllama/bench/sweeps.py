@@ -11,7 +11,7 @@ import torch
 
 from tinyllama.bench.measure import CONTENDERS, Effort
 from tinyllama.bench.workloads import Group, not_here
-from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.rounds import interleaved, summary
 from tinyllama.harness.records.entries import SweepEntry
 
@@ -65,13 +65,11 @@ def _point(
     entries: dict[str, SweepEntry] = {}
     calls: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
-        workers = {
-            tier.name: stack.enter_context(Worker(tier.name, preload=["tinyllama.bench.steps"]))
-            for tier in TIERS
-            if tier.cannot(device, str(sweep.base)) is None
-        }
-        for worker in workers.values():
-            stack.callback(worker.hang_up)  # of all, before any is waited for
+        workers: dict[str, Worker] = {}
+        stack.callback(lambda: close_all(workers.values()))
+        for tier in TIERS:
+            if tier.cannot(device, str(sweep.base)) is None:
+                workers[tier.name] = Worker(tier.name, preload=["tinyllama.bench.steps"])
         for tier in TIERS:
             entry = SweepEntry(
                 name=f"sweep/{sweep.base}/{tier.name}/B{batch_size}T{seq_len}/{axis}",

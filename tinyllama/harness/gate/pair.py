@@ -32,7 +32,7 @@ from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
-from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.results import is_number
 
@@ -275,10 +275,7 @@ class Pair:
         self.close()
 
     def close(self) -> None:
-        for worker in self.workers.values():
-            worker.hang_up()
-        for worker in self.workers.values():
-            worker.close()
+        close_all(self.workers.values())
 
 
 def make_side(

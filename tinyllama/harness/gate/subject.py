@@ -248,15 +248,9 @@ class Subject(OpContender):
         self._prepare(self.passes[-1])
         peak = self._peak()
         self._prepare(self.passes[-1])
-        found = launches(self._run, self.device)
-        counts = {
-            "peak_bytes": peak,
-            "kept_bytes": self.kept_bytes,
-            "kernels": found.kernels,
-            "copies": found.copies,
-            "host_syncs": found.host_syncs,
-        }
-        return {name: value for name, value in counts.items() if value is not None}
+        counted = launches(self._run, self.device).counts
+        found = {"peak_bytes": peak, "kept_bytes": self.kept_bytes, **counted}
+        return {name: value for name, value in found.items() if value is not None}
 
     def profile(self) -> dict[str, tuple[int, float]]:
         """By kernel of one call: how often it ran, and its seconds in all."""

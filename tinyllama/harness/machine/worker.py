@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,15 @@ class Worker:
     def _tail(self, characters: int = 4000) -> str:
         output = self._folder / "output"  # gone when the worker was closed
         return output.read_text(errors="replace")[-characters:] if output.exists() else ""
+
+
+def close_all(workers: Iterable[Worker]) -> None:
+    """Close workers: all hang up before any is waited for."""
+    several = list(workers)
+    for worker in several:
+        worker.hang_up()
+    for worker in several:
+        worker.close()
 
 
 def _qualified(kind: type) -> str:

@@ -57,6 +57,12 @@ class Launches:
     time_by: dict[str, float]
     by_name: dict[str, tuple[int, float]] = field(default_factory=dict)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Those that are known, by the names that they have in records."""
+        named = {"kernels": self.kernels, "copies": self.copies, "host_syncs": self.host_syncs}
+        return {name: count for name, count in named.items() if count is not None}
+
 
 def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS.items() if pattern.search(name)), "other")
