@@ -6,20 +6,19 @@ from typing import Any
 
 from tinyllama.harness.gate.certificates import provenance
 from tinyllama.harness.page.panels import Panel
-from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.page.tables import Cell, Header, Row, Table, texts
 from tinyllama.harness.records.numbers import MISSING
-
-BARS = (Header("bar", words=True), Header("", words=True), Header("measured", words=True))
 
 
 def panel(certificate: dict[str, Any]) -> Panel:
     """Its bars, and folded what is found of each figure."""
-    rows = tuple(
-        Row((Cell(bar["text"]), Cell("holds" if bar["held"] else "missed"), Cell(bar["measured"])))
-        for bar in certificate["bars"]
-    )
+    bars = certificate["bars"]
+    rows = ((bar["text"], "holds" if bar["held"] else "missed", bar["measured"]) for bar in bars)
     title = f"{certificate['blocks']} A/A blocks, {certificate['merges']:,} simulated merges"
-    tables = (Table("Bars of the gate", BARS, rows), _figures(certificate["found"]))
+    tables = (
+        texts("Bars of the gate", ("bar", "", "measured"), rows),
+        _figures(certificate["found"]),
+    )
     return Panel(title, (), tables, (), provenance(certificate))
 
 
@@ -35,12 +34,8 @@ def _figures(found: list[dict[str, Any]]) -> Table:
     rows = []
     for one in found:
         smallest = one["smallest"]
-        cells = (
-            Cell(one["benchmark"]),
-            Cell(one["metric"]),
-            Cell(f"{100 * one['spread']:.2f}"),
-            *(Cell(f"{100 * one['detected'][s]:.1f}") for s in slowdowns),
-            Cell(MISSING if smallest is None else f"{100 * smallest:.1f}"),
-        )
-        rows.append(Row(cells))
+        found_of = (f"{100 * one['detected'][s]:.1f}" for s in slowdowns)
+        finds = MISSING if smallest is None else f"{100 * smallest:.1f}"
+        cells = (one["benchmark"], one["metric"], f"{100 * one['spread']:.2f}", *found_of, finds)
+        rows.append(Row(tuple(map(Cell, cells))))
     return Table("What is found of each figure", headers, tuple(rows), folded=True)

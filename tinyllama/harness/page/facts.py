@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tinyllama.harness.page.tables import Cell, Header, Row, Table
-from tinyllama.harness.records import numbers
+from tinyllama.harness.page.tables import Table, texts
 from tinyllama.harness.records.entries import Contended, SweepEntry
+from tinyllama.harness.records.numbers import MISSING
 from tinyllama.harness.records.results import Record
 
 
@@ -44,21 +44,13 @@ def _clocks(megahertz: Mapping[str, float]) -> str:
 
 def sources(used: Sequence[Record]) -> Table:
     """The records that a device's sections are made from."""
+    names = ("group", "date, UTC", "commit", "versions", "driver", "command", "schema")
     rows = []
     for record in used:
-        texts = (
-            record.group,
-            record.date[:16].replace("T", " "),
-            record.short_commit,
-            record.software,
-            str(record.machine.get("driver", numbers.MISSING)),
-            record.command,
-            str(record.schema),
-        )
-        rows.append(Row(tuple(Cell(text) for text in texts)))
-    names = ("group", "date, UTC", "commit", "versions", "driver", "command", "schema")
-    headers = tuple(Header(name, words=True) for name in names)
-    return Table("Records behind this section", headers, tuple(rows), folded=True)
+        date, driver = record.date[:16].replace("T", " "), record.machine.get("driver", MISSING)
+        found = (record.group, date, record.short_commit, record.software, str(driver))
+        rows.append((*found, record.command, str(record.schema)))
+    return texts("Records behind this section", names, rows, folded=True)
 
 
 def left_out(records: Sequence[Record], used: Sequence[Record]) -> tuple[str, ...]:

@@ -112,7 +112,11 @@ def to_svg(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # the same in every plot, and not referred to
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.S)  # it would apply to the whole page
-    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', _shorter, text.replace("xlink:href", "href"))
+    text = re.sub(
+        r' (?:d|x|y|transform)="[^"]*"',
+        lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]),  # to a hundredth of a point
+        text.replace("xlink:href", "href"),
+    )
     for name in NAMES:
         text = text.replace(colour(name), f"var(--{name})")
     view_box = re.search(r'viewBox="[^"]*"', text)
@@ -121,8 +125,3 @@ def to_svg(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
     head += f"<title>{html.escape(label)}</title>"
     _, _, body = text.partition("<svg")[2].partition(">")
     return re.sub(r"\s*\n\s*", " ", head + body).strip()
-
-
-def _shorter(match: re.Match[str]) -> str:
-    """Coordinates to a hundredth of a point."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", match[0])

@@ -49,6 +49,14 @@ class Table:
     folded: bool = False
 
 
+def texts(
+    caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], folded: bool = False
+) -> Table:
+    """A table of words."""
+    headers = tuple(Header(name, words=True) for name in names)
+    return Table(caption, headers, tuple(Row(tuple(map(Cell, row))) for row in rows), folded)
+
+
 @dataclass(frozen=True)
 class Column(Generic[E]):
     """A header and how an entry fills it; None where it cannot."""
