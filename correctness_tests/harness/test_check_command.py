@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.commands import refused
 from tinyllama.cli import main
 from tinyllama.harness.correct.checks import CHECKS
 
@@ -99,6 +100,7 @@ def test_a_file_that_ends_its_process_is_a_finding_and_the_rest_goes_on(tmp_path
     ("text", "options", "message"),
     [
         (None, [], "no file"),
+        ("x = 1\ny = = 2", [], "some.py:2: SyntaxError: "),  # test_ops_files.py has others
         ("x = 1", [], "declares no op and no provider"),
         ("", ["--only", "speed"], "--only 'speed' does not exist: use one of"),
         ("", ["--device", "tpu"], "device 'tpu' is unknown"),
@@ -114,19 +116,7 @@ def test_what_cannot_be_checked_is_one_error(
     path = tmp_path / "some.py"
     if text is not None:
         path.write_text(text)
-    assert main(["check", str(path), *options]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_imported_is_one_line_with_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of what went wrong in a library, the place in the file; test_ops_files.py has others."""
-    path = tmp_path / "some.py"
-    path.write_text("import json\n\njson.loads('{')\n")
-    assert main(["check", str(path), "--device", "cpu"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"error: {path}:3: JSONDecodeError: Expecting property name" in line
+    assert message in refused(capsys, "check", str(path), *options)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +134,6 @@ def test_an_output_that_would_be_lost_or_take_anothers_place_is_refused(
     path = tmp_path / "some.py"
     path.write_text("x = 1")
     os.mkfifo(tmp_path / "pipe")
-    assert main(["check", str(path), *options.format(tmp=tmp_path).split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message.format(tmp=tmp_path) in line
+    asked = ["check", str(path), *options.format(tmp=tmp_path).split()]
+    assert message.format(tmp=tmp_path) in refused(capsys, *asked)
     assert path.read_text() == "x = 1"

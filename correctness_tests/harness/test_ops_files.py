@@ -19,6 +19,7 @@ from correctness_tests.support.commands import ROOT, python
         ("def name():\n    return nobody\n\n\nname()\n", ":2: NameError: name 'nobody' is not"),
         ("import tinyllama_not_there\n", ":1: ModuleNotFoundError: No module named"),
         ("\n\nint('x')\n", ":3: ValueError: invalid literal for int()"),
+        ("import json\n\njson.loads('{')\n", ":3: JSONDecodeError: Expecting property name"),
         ("import sys\nsys.exit(0)\n", ":2: SystemExit: 0"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import ROOT, SHORT, python
+from correctness_tests.support.commands import ROOT, SHORT, python, refused
 from correctness_tests.support.faults import tier_with
 from tinyllama import cli
 from tinyllama.harness.machine import files
@@ -40,14 +40,9 @@ from tinyllama.ops import OPS
         ("--device tpu", "device 'tpu' is unknown: use cpu, cuda or cuda:N"),
         ("--device cuda:99", "device 'cuda:99' is not there: torch sees"),
         ("--data {tmp}/none", "data '{tmp}/none' does not exist: name a text file or a folder"),
-        ("--data {tmp}/empty", "data '{tmp}/empty' has 0 bytes of text"),
         ("--data {tmp}/short", "data '{tmp}/short' has 5 bytes of text"),
         ("--resume {tmp}/none", "checkpoint '{tmp}/none' does not exist: name a file that --save"),
         ("--resume {tmp}/short", "checkpoint '{tmp}/short' is not a readable safetensors file"),
-        (
-            "--resume {tmp}/other",
-            "checkpoint '{tmp}/other' has hidden_dim 32, the model 128: remove",
-        ),
         ("--save {tmp}/none/x", "--save '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
         ("--save {tmp}", "--save '{tmp}' is a folder: name a file in it"),
         ("--save {tmp}/pipe", "--save '{tmp}/pipe' is a pipe or a device, which would be replaced"),
@@ -55,7 +50,7 @@ from tinyllama.ops import OPS
         ("--json {tmp}/saved", "--save and --json are both '{tmp}/saved': name two files"),
         ("--json {tmp}/../{tmp.name}/saved", "--save and --json are both '{tmp}/../{tmp.name}/sav"),
         ("--data {tmp}/short --save {tmp}/short", "--data and --save are both '{tmp}/short'"),
-        ("--resume {tmp}/other --json {tmp}/other", "--resume and --json are both '{tmp}/other'"),
+        ("--resume {tmp}/short --json {tmp}/short", "--resume and --json are both '{tmp}/short'"),
         ("--json {tmp}/none/x", "--json '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
         ("--accumulate 0", "accumulate is 0: use a whole number of at least 1"),
         ("--accumulate two", "argument --accumulate: 'two' is not a whole number: use one"),
@@ -74,21 +69,12 @@ from tinyllama.ops import OPS
 def test_a_bad_value_is_one_line_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
 ) -> None:
-    (tmp_path / "empty").touch()
     (tmp_path / "short").write_text("abcde")
     os.mkfifo(tmp_path / "pipe")
-    narrow = ["--hidden-dim", "32", "--save", str(tmp_path / "other")]
-    if "other" in options:
-        assert cli.main([*SHORT, *narrow]) == 0
-        capsys.readouterr()
     before = sorted(tmp_path.iterdir())
     outputs = ["--save", str(tmp_path / "saved"), "--json", str(tmp_path / "run.json")]
-    assert cli.main([*SHORT, *outputs, *options.format(tmp=tmp_path).split()]) == 2
-    out, err = capsys.readouterr()
-    (line,) = err.splitlines()
-    assert line.startswith("tinyllama: error: ")
+    line = refused(capsys, *SHORT, *outputs, *options.format(tmp=tmp_path).split())
     assert message.format(tmp=tmp_path) in line
-    assert out == ""
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "short").read_text() == "abcde"
@@ -141,8 +127,8 @@ def test_a_folder_that_is_not_writable_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path) != tmp_path)
-    assert cli.main([*SHORT, option, str(tmp_path / "file")]) == 2
-    assert f"folder '{tmp_path}' is not writable" in capsys.readouterr().err
+    line = refused(capsys, *SHORT, option, str(tmp_path / "file"))
+    assert f"folder '{tmp_path}' is not writable" in line
 
 
 def test_a_machine_without_triton_is_told_how_to_get_it(
@@ -152,13 +138,12 @@ def test_a_machine_without_triton_is_told_how_to_get_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with tier_with("rms_norm", eager, requires=("triton",)) as tier:
         monkeypatch.setitem(TIERS, "needy", tier)
-        assert cli.main([*SHORT, "--tier", "needy"]) == 2
-    assert "needs triton: triton is not installed (pip install" in capsys.readouterr().err
+        line = refused(capsys, *SHORT, "--tier", "needy")
+    assert "needs triton: triton is not installed (pip install" in line
 
 
 def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert "tinyllama: error: the following arguments are required" in capsys.readouterr().err
+    assert "the following arguments are required" in refused(capsys)
 
 
 def test_a_bad_value_in_a_real_process() -> None:
@@ -180,8 +165,4 @@ def test_a_bad_value_in_a_real_process() -> None:
 def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(
     capsys: pytest.CaptureFixture[str], options: str, message: str
 ) -> None:
-    assert cli.main(["tune", *options.split()]) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith(f"tinyllama: error: {message}")
-    assert error.count("\n") == 1
+    assert message in refused(capsys, "tune", *options.split())

@@ -9,28 +9,17 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.sample_records import bare_step
+from correctness_tests.support.commands import refused
+from correctness_tests.support.sample_records import bare_step, plain_record
 from tinyllama import cli
 from tinyllama.harness.records import results
 from tinyllama.harness.records.results import Record, as_json
 
 
 def record(seconds: float = 1.0, **fields: Any) -> Record:
-    known: dict[str, Any] = {
-        "group": "small-bf16",
-        "device": "A Card",
-        "machine": {},
-        "versions": {"torch": "2.0"},
-        "commit": "a" * 40,
-        "date": "2030-01-02T03:04:05Z",
-        "command": "pytest",
-        "complete": True,
-        "entries": [
-            bare_step("small-bf16", "v1", seconds=seconds, peak_bytes=2**20),
-            bare_step("small-bf16", "hf", "peer", seconds=2 * seconds),
-        ],
-    }
-    return Record(**{**known, **fields})
+    first = bare_step("small-bf16", "v1", seconds=seconds, peak_bytes=2**20)
+    peer = bare_step("small-bf16", "hf", "peer", seconds=2 * seconds)
+    return plain_record(**{"group": "small-bf16", "entries": [first, peer], **fields})
 
 
 def file(path: Path, content: Record) -> str:
@@ -102,25 +91,15 @@ def test_what_weakens_a_comparison_is_said(compared: Any) -> None:
     has(out, "^B: other; .*; not complete$", "note: A is of group small-bf16, B of other")
 
 
-def one_line(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The error of a command that has nothing else to say."""
-    assert cli.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("tinyllama: error: ")
-    assert err.count("\n") == 1
-    return err
-
-
 def test_files_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = file(tmp_path / "good.json", record()), tmp_path / "bad.json"
-    assert "nowhere.json': No such file" in one_line(capsys, "compare", good, "nowhere.json")
-    assert "Is a directory" in one_line(capsys, "compare", str(tmp_path), good)
-    assert "are one file" in one_line(capsys, "compare", good, good)
+    assert "nowhere.json': No such file" in refused(capsys, "compare", good, "nowhere.json")
+    assert "Is a directory" in refused(capsys, "compare", str(tmp_path), good)
+    assert "are one file" in refused(capsys, "compare", good, good)
     bad.write_text(json.dumps({**as_json(record()), "complete": "yes"}))
-    found = one_line(capsys, "compare", good, str(bad))
+    found = refused(capsys, "compare", good, str(bad))
     assert "bad.json is not a record of this version: complete is 'yes'" in found
-    assert "A.json" in one_line(capsys, "compare")
+    assert "A.json" in refused(capsys, "compare")
 
 
 # -- results ----------------------------------------------------------------------------------
@@ -172,19 +151,19 @@ def test_what_cannot_be_exported_or_imported(
     export = ("results", "export", "--output")
     assert run(*export, output, "--results-dir", root) == 0
     capsys.readouterr()
-    assert "exists: name a new file" in one_line(capsys, *export, output, "--results-dir", folder)
-    assert "no folder 'gone'" in one_line(capsys, *export, "gone/x.zip", "--results-dir", folder)
-    found = one_line(capsys, *export, str(tmp_path / "x.zip"), "--results-dir", "gone")
+    assert "exists: name a new file" in refused(capsys, *export, output, "--results-dir", folder)
+    assert "no folder 'gone'" in refused(capsys, *export, "gone/x.zip", "--results-dir", folder)
+    found = refused(capsys, *export, str(tmp_path / "x.zip"), "--results-dir", "gone")
     assert "--results-dir 'gone' is no folder" in found
-    assert "gone.zip': No such file" in one_line(capsys, "results", "import", "gone.zip")
+    assert "gone.zip': No such file" in refused(capsys, "results", "import", "gone.zip")
     (root / "bad").mkdir()
     (root / "bad" / "x.json").write_text("{}")
-    found = one_line(capsys, "results", "list", "--results-dir", folder)
+    found = refused(capsys, "results", "list", "--results-dir", folder)
     assert "bad/x.json is not a record of this version" in found
-    found = one_line(capsys, "results", "import", str(root / "bad" / "x.json"))
+    found = refused(capsys, "results", "import", str(root / "bad" / "x.json"))
     assert "is not an export of records: File is not a zip file: nothing was imported" in found
     blocked = str(tmp_path / "records.zip" / "under")
-    found = one_line(capsys, "results", "import", output, "--results-dir", blocked)
+    found = refused(capsys, "results", "import", output, "--results-dir", blocked)
     assert "Not a directory: nothing was imported" in found
-    assert "--output" in one_line(capsys, "results", "export")
-    assert "COMMAND" in one_line(capsys, "results")
+    assert "--output" in refused(capsys, "results", "export")
+    assert "COMMAND" in refused(capsys, "results")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.sample_records import bare_step
+from correctness_tests.support.sample_records import bare_step, plain_record
 from tinyllama.harness.records.entries import CeilingEntry, Entry, OpEntry, Ratio, StepEntry
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.verdict import (
@@ -20,12 +20,9 @@ from tinyllama.harness.records.verdict import (
     worst,
 )
 
-SETTING = {"group": "g", "device": "a card", "machine": {}, "versions": {"torch": "2.0"}}
-
 
 def record(*entries: Entry, **fields: Any) -> Record:
-    known = {"commit": "a" * 40, "date": "2030-01-01T00:00:00Z", "command": "x", "complete": True}
-    return Record(**{**SETTING, **known, "entries": list(entries), **fields})
+    return plain_record(entries=list(entries), **fields)
 
 
 TEXTS = ("op", "provider", "role", "case", "dtype", "values", "passes")
@@ -258,7 +255,7 @@ def test_without_a_baseline_the_reason_is_said() -> None:
     assert verdict.text.endswith("torch 1.0 -> 2.0, triton 3 -> none")
     (verdict,) = judge(now, [replace(now, device="another card")])
     assert verdict.outcome is Outcome.OTHER_DEVICE_OR_VERSION
-    assert "another card; this is a card" in verdict.text
+    assert "another card; this is A Card" in verdict.text
 
 
 def test_a_group_that_measured_nothing_is_missing() -> None:

@@ -89,6 +89,22 @@ def record(
     return Record(group=group, device=device, date=date, entries=list(entries), **fields)
 
 
+def plain_record(**fields: Any) -> Record:
+    """The smallest record, with these fields instead of its own; it has no entries."""
+    smallest: dict[str, Any] = {
+        "group": "g",
+        "device": "A Card",
+        "machine": {},
+        "versions": {"torch": "2.0"},
+        "commit": "a" * 40,
+        "date": "2030-01-02T03:04:05Z",
+        "command": "pytest",
+        "complete": True,
+        "entries": [],
+    }
+    return Record(**{**smallest, **fields})
+
+
 def step(group: str, contender: str, scale: float = 1.0, **changed: Any) -> StepEntry:
     """A step of ``group`` ("small-bf16"); scale: multiplies the times."""
     role, title, milliseconds, kernels, idle = CONTENDERS[contender]
