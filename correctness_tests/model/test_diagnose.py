@@ -14,7 +14,7 @@ from correctness_tests.support.runs import CONFIG, MODEL, run
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import TIERS, V1, StepPlan, Tier
+from tinyllama.model.tiers import TIERS, StepPlan, Tier
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.diagnose import Statistics, diagnose, observed
 from tinyllama.training.step import TrainStep
@@ -62,12 +62,6 @@ def test_every_op_of_every_layer_is_there_in_order(tier: str) -> None:
     ops = diagnose(make_step(tier), *BATCH, 1).ops
     assert [op.name for op in ops] == (IN_ONE_PIECE if "block" in TIERS[tier].table else NAMES)
     assert [op.name for op in ops if op.gradient is None] == ["logits"]
-
-
-def test_a_block_in_one_piece_shows_its_output() -> None:
-    tier = replace(V1, table={**V1.table, "block": "torch"})
-    names = [op.name for op in diagnose(make_step(tier), *BATCH, 1).ops]
-    assert names == IN_ONE_PIECE
 
 
 def test_statistics_are_of_the_finite_values() -> None:
@@ -162,25 +156,6 @@ def test_the_model_is_put_back_even_after_an_error() -> None:
 
 
 # -- what it is for ---------------------------------------------------------------------------
-
-
-def test_a_missing_weight_initialisation_is_found() -> None:
-    """Left at torch's default for embeddings, a standard deviation of 1, weights give a first
-    loss in the hundreds instead of log(vocabulary). The table shows that it is there from
-    the embedding on, and that each layer makes it worse."""
-    healthy, sick = by_name(make_step()), by_name(make_step(model=replace(MODEL, init_std=1.0)))
-    assert healthy["loss"].output.maximum == pytest.approx(math.log(MODEL.vocab_size), rel=0.02)
-    assert sick["loss"].output.maximum > 10
-
-    def std(ops: dict, name: str) -> float:
-        return ops[name].output.std
-
-    assert std(healthy, "embedding") == pytest.approx(0.02, rel=0.1)
-    assert std(sick, "embedding") == pytest.approx(1.0, rel=0.1)
-    for before, after in (("embedding", "layers.0"), ("layers.0", "layers.1")):
-        assert std(sick, after) > std(sick, before) + 10
-        assert std(healthy, after) < std(healthy, before) + 0.1
-    assert std(sick, "logits") > math.sqrt(MODEL.hidden_dim) / 2
 
 
 @pytest.mark.parametrize(

@@ -61,16 +61,6 @@ def test_every_parameter_gets_its_gradient_compiled(
     assert_every_gradient("v2", precision, device, seed, StepPlan(compile=True))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_every_parameter_gets_its_gradient_captured(
-    precision: str, device: torch.device, seed: int
-) -> None:
-    reason = cannot("capture", device)
-    if reason:
-        pytest.skip(f"capture: {reason}")
-    assert_every_gradient("v2", precision, device, seed, StepPlan(capture=True))
-
-
 def test_a_gradient_that_stops_at_the_final_norm_is_seen(device: torch.device) -> None:
     """The published fault: only the tied embedding learns, through the output projection."""
     message = f"{COUNT - 1} of {COUNT} parameters have no gradient"

@@ -112,17 +112,6 @@ def test_a_step_in_which_only_the_embedding_learns_holds_less(
     assert not within(held, by_v1)
 
 
-def test_what_a_module_keeps_beside_is_held(by_v1: int, device: torch.device) -> None:
-    def hoarding(step: TrainStep, tokens: torch.Tensor) -> None:
-        layer = step.model.layers[0]
-        layer.register_forward_hook(lambda module, _, y: setattr(module, "kept", y.new_empty(size)))
-        everything(step, tokens)
-
-    size = int(2 * SAME * by_v1 / 4)
-    assert held_after("v1", device, hoarding) - by_v1 == pytest.approx(4 * size, rel=0.1)
-    assert not within(held_after("v1", device, hoarding), by_v1)
-
-
 # -- the counter that a CPU needs -----------------------------------------------------------------
 
 

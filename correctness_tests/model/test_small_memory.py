@@ -155,24 +155,6 @@ def test_small_memory_keeps_no_gradients() -> None:
     assert memory.live_means == "parameters and optimizer state"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_grad_norm": 0.5}, r"max_grad_norm 0\.5 needs them: use memory fast, or no limit"),
-        ({"accumulate": 2}, "accumulate 2 needs them: use memory fast, or accumulate 1"),
-        ({"precision": "fp16"}, "precision fp16 needs them: use memory fast, or precision bf16"),
-    ],
-    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
-)
-def test_what_needs_all_gradients_is_refused_with_small_memory(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(
-        ConfigError, match=f"memory small never has all gradients at once.*{message}"
-    ):
-        TrainStep(TinyLlama(SHAPE), TrainConfig(**options), SMALL)
-
-
 def test_small_memory_is_not_compiled() -> None:
     """Left out where it is a tier's default, refused where it is asked for."""
     reason = "a compiled backward pass gives all gradients at once"

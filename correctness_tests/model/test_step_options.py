@@ -23,9 +23,7 @@ from correctness_tests.support.steps import (
     RATES,
     SHAPE,
     Run,
-    assert_equal_bits,
     assert_same_training,
-    leave_to_gpu,
     must_capture,
     run,
     slow_steps,
@@ -122,36 +120,6 @@ def test_captured_it_is_the_same(
     expected = run(tier, device, plan=StepPlan(), **settings)
     got = run(tier, device, plan=StepPlan(capture=True), **settings)
     assert_same_training(got, expected, {"fp32": 1e-5, "bf16": 1e-4}[precision])
-
-
-def test_a_limit_above_the_norm_changes_nothing() -> None:
-    plain = run("v1", CPU, steps=3)
-    assert_equal_bits(run("v1", CPU, steps=3, max_grad_norm=100.0), plain)
-    assert run("v1", CPU, steps=3, max_grad_norm=LIMIT).grads["embedding"].norm() <= LIMIT
-    assert plain.grads["embedding"].norm() > LIMIT
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_micro_batches_give_the_gradients_of_one_batch(tier: str, device: torch.device) -> None:
-    leave_to_gpu(tier, device)
-    batch = tokens(0, accumulate=4).to(device)
-    found = []
-    for accumulate in (1, 4):
-        config = TrainConfig(
-            batch_size=batch.shape[0] // accumulate,
-            seq_len=batch.shape[1] - 1,
-            accumulate=accumulate,
-        )
-        with products("fp32", device):
-            step = TrainStep(TinyLlama(SHAPE, tier).to(device), config, StepPlan())
-            loss = step(batch[:, :-1], batch[:, 1:]).item()
-        found.append((loss, [p.grad for p in step.model.parameters()]))
-    (loss, whole), (mean, parts) = found
-    assert mean == pytest.approx(loss, rel=1e-6)
-    for one, other in zip(whole, parts, strict=True):
-        assert one is not None
-        assert other is not None
-        assert (one - other).norm() <= 1e-5 * one.norm()
 
 
 def test_a_batch_of_another_size_is_refused() -> None:

@@ -18,7 +18,7 @@ from correctness_tests.support.steps import (
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import TIERS, V1, V2, StepPlan, Tier, resolve
+from tinyllama.model.tiers import TIERS, V1, V2, StepPlan, Tier
 from tinyllama.ops import OPS
 from tinyllama.training.diagnose import diagnose, gradients
 from tinyllama.training.step import TrainStep, products
@@ -164,19 +164,6 @@ def test_each_part_of_v2_can_be_switched_off(switch: str, device: torch.device) 
         assert losses == pytest.approx(run("v1", device).losses, rel=1e-6)
     else:
         assert not getattr(tier.gpu, switch)
-
-
-def test_v1_is_the_baseline_and_v2_fuses() -> None:
-    assert {V1.table[op] for op in ("rms_norm", "attention", "qkv", "swiglu")} == {"eager"}
-    assert V1.plan("cuda") == V1.plan("cpu") == StepPlan()
-    assert V2.plan("cuda") == StepPlan(compile=True, capture=True)
-
-
-def test_what_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tier 'v9' does not exist: use one of v1, v2"):
-        resolve("v9")
-    with pytest.raises(ConfigError, match="no switch 'magic': use one of norm"):
-        V2.without("magic")
 
 
 def test_what_cannot_be_captured_says_why(device: torch.device) -> None:
