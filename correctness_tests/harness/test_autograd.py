@@ -69,14 +69,6 @@ def test_an_unwritten_tail_shows_as_nan() -> None:
     assert not torch.zeros(3).isnan().any()
 
 
-def test_a_second_derivative_raises_and_is_not_silently_detached() -> None:
-    inputs = make_inputs(PAIR, PAIR.cases[0], torch.float32).args
-    x, weight = (value.requires_grad_() for value in inputs.values())
-    y, _ = PAIR(x, weight, provider="manual")
-    with pytest.raises(RuntimeError, match="pair-manual has no second derivative"):
-        torch.autograd.grad(y.square().sum(), x, create_graph=True)
-
-
 def test_a_lost_gradient_is_an_error() -> None:
     op = scaled_pair("forgetful")
 

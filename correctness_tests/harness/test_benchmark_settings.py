@@ -44,15 +44,6 @@ def test_other_settings_are_13_never_compared_and_never_overwritten(
     assert baseline.run(COMPARE).ret == 0
 
 
-@pytest.mark.parametrize("fields", [{"complete": False}, {"commit": "a" * 40 + "+dirty"}])
-def test_records_that_are_incomplete_or_of_a_changed_tree_are_no_baselines(
-    baseline: Suite, fields: dict[str, Any]
-) -> None:
-    stored_elsewhere(baseline, **fields)
-    baseline.measure(9.0)
-    assert baseline.run(COMPARE).ret == 12
-
-
 def test_a_changed_tree_is_judged_and_not_kept_unless_asked(baseline: Suite) -> None:
     baseline.commit("b" * 40 + "+dirty")
     assert baseline.run(COMPARE).ret == 0

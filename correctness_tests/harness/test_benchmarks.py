@@ -64,14 +64,6 @@ def test_a_speed_up_is_0_and_the_next_baseline(baseline: Suite) -> None:
     assert baseline.run(COMPARE).ret == 10
 
 
-def test_quartiles_that_overlap_are_11(baseline: Suite) -> None:
-    figures = json.loads(Path("figures.json").read_text())
-    figures["one"]["one/a"] = {"seconds": 1.2, "seconds_quartiles": [0.9, 1.5]}
-    Path("figures.json").write_text(json.dumps(figures))
-    assert baseline.run(COMPARE).ret == 11
-    assert sum(record["group"] == "one" for record in baseline.records()) == 1
-
-
 @pytest.mark.parametrize(("statement", "failed"), [("assert True", False), ("assert False", True)])
 def test_the_table_says_whether_a_run_that_is_not_recorded_failed(
     suite: Suite, statement: str, failed: bool

@@ -152,14 +152,6 @@ def test_a_call_that_waits_for_the_device_has_no_device_time() -> None:
         Clock(queue).read(queue.call(delay=2 * LONGEST_SPIN))
 
 
-@pytest.mark.parametrize("spin", [200 * US, 1e-3, 0.2])
-def test_a_short_kernel_behind_a_slow_host_reads_both_and_no_spin(spin: float) -> None:
-    queue = SimulatedQueue(launch=0.0)
-    reading = Clock(queue, spin_seconds=spin).read(queue.call())
-    assert reading.queued
-    assert (reading.device, reading.host) == pytest.approx((KERNEL, DELAY))
-
-
 def test_queued_is_never_claimed_of_a_device_that_waited() -> None:
     """Around the length at which the spin just suffices, where launches cost as much as work."""
     draw = random.Random(0)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import tinyllama
+from correctness_tests.support.commands import python
 from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
 from tinyllama.harness.kernels.launch import (
@@ -60,13 +58,6 @@ def test_on_the_cpu_it_is_interpreted() -> None:
     assert torch.equal(launched(x, num_warps=2, num_stages=3), 2 * x)
     y = torch.zeros_like(x)
     doubled[(4,)](x=x, y=y, n=50, BLOCK=16)  # every argument by its name
-    assert torch.equal(y, 2 * x)
-
-
-@needs_triton
-def test_a_grid_may_be_a_function_of_the_arguments() -> None:
-    x, y = torch.arange(50.0), torch.zeros(50)
-    doubled[lambda names: (cdiv(names["n"], names["BLOCK"]),)](x, y, 50, BLOCK=16)
     assert torch.equal(y, 2 * x)
 
 
@@ -241,40 +232,13 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def run_without_triton(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"  # a file: kernels are read from one
-    script.write_text(WITHOUT + code, encoding="utf-8")
-    root = str(Path(tinyllama.__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
-    )
-
-
-def test_without_triton_every_op_imports_and_stock_providers_run(tmp_path: Path) -> None:
-    run = run_without_triton(
-        """
+USING = """
 import torch
-from tinyllama.ops import OPS
-x = torch.ones(1, 2, 4)
-print(OPS["rms_norm"](x, torch.ones(4), provider="torch").sum().item())
-print("triton" in sys.modules)
-""",
-        tmp_path,
-    )
-    assert run.returncode == 0, run.stderr
-    total, loaded = run.stdout.split()
-    assert abs(float(total) - 8) < 1e-3
-    assert loaded == "False"
-
-
-def test_without_triton_a_launch_says_what_to_install(tmp_path: Path) -> None:
-    run = run_without_triton(
-        """
 from tinyllama.harness.kernels import HAS_TRITON, jit, tl
+from tinyllama.ops import OPS
 assert not HAS_TRITON
+assert "triton" not in sys.modules
+print(OPS["rms_norm"](torch.ones(1, 2, 4), torch.ones(4), provider="torch").sum().item())
 LOG2E = tl.constexpr(1.4426950408889634)
 
 @jit
@@ -285,11 +249,19 @@ try:
     kernel[(1,)](None, BLOCK=1)
 except RuntimeError as error:
     print(error)
-""",
-        tmp_path,
-    )
+"""
+
+
+def test_without_triton_stock_providers_run_and_a_launch_says_what_to_install(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"  # a file: kernels are read from one
+    script.write_text(WITHOUT + USING, encoding="utf-8")
+    run = python(str(script))
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "kernel needs triton: pip install -e '.[triton]'"
+    total, said = run.stdout.splitlines()
+    assert abs(float(total) - 8) < 1e-3
+    assert said == "kernel needs triton: pip install -e '.[triton]'"
 
 
 # -- names ------------------------------------------------------------------------------------

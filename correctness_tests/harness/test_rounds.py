@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable
 
 import pytest
@@ -100,16 +99,9 @@ def test_series_of_unequal_length_are_an_error() -> None:
 
 
 def test_a_summary_has_the_median_and_the_quartiles() -> None:
-    readings = [5.0, 1.0, 3.0, 2.0, 4.0]
+    readings = [500.0, 1.0, 3.0, 2.0, 4.0]  # one was disturbed
     found = summary("seconds", readings)
     assert found == {"seconds": 3.0, "seconds_quartiles": (2.0, 4.0)}
-    assert readings == [5.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
+    assert readings == [500.0, 1.0, 3.0, 2.0, 4.0], "the series keeps its order"
     assert summary("x", [7.0]) == {"x": 7.0, "x_quartiles": (7.0, 7.0)}
     assert summary("x", [float(i) for i in range(101)])["x_quartiles"] == (25.0, 75.0)
-
-
-def test_quartiles_do_not_follow_a_disturbed_round() -> None:
-    quiet = summary("s", [1.0 + 0.01 * i for i in range(9)])
-    spiked = summary("s", [1.0 + 0.01 * i for i in range(8)] + [100.0])
-    assert statistics.median([1.0 + 0.01 * i for i in range(9)]) == quiet["s"]
-    assert spiked == quiet
