@@ -26,26 +26,38 @@ CURVE = """CurveEntry(
                 every=1, losses=[3.0, 2.0],
             )"""
 
+
+def ends(found: pytest.RunResult, status: int, *says: str) -> None:
+    """A run has this exit status, and says this."""
+    assert found.ret == status, found.stdout.str()
+    lines(found, *says)
+
+
 # -- the verdict ------------------------------------------------------------------------------
 
 
 def test_without_a_baseline_it_is_12_and_recorded_and_then_0(suite: Suite) -> None:
-    found = suite.run(COMPARE)
-    assert found.ret == 12
-    lines(found, "NO BASELINE one: ", "recorded .*one.json$", r"exit status 12; .*NO BASELINE")
+    ends(
+        suite.run(COMPARE),
+        12,
+        "NO BASELINE one: ",
+        "recorded .*one.json$",
+        r"exit status 12; .*NO BASELINE",
+    )
     assert [(r["group"], r["complete"]) for r in suite.records()] == [("one", True), ("two", True)]
-    found = suite.run(COMPARE)
-    assert found.ret == 0
-    lines(found, r"SAME one/a: seconds 1\.000 times")
+    ends(suite.run(COMPARE), 0, r"SAME one/a: seconds 1\.000 times")
     assert len(suite.records()) == 4
 
 
 def test_a_slowdown_is_10_and_never_becomes_the_baseline(baseline: Suite) -> None:
     baseline.measure(1.2)
     for _ in range(2):
-        found = baseline.run(COMPARE)
-        assert found.ret == 10
-        lines(found, r"SLOWER one/a: seconds 1\.200 times", "not recorded one: no baseline")
+        ends(
+            baseline.run(COMPARE),
+            10,
+            r"SLOWER one/a: seconds 1\.200 times",
+            "not recorded one: no baseline",
+        )
         assert len(baseline.records()) == 2
     found = baseline.run(COMPARE, "--record")
     assert found.ret == 10
@@ -57,9 +69,7 @@ def test_a_slowdown_is_10_and_never_becomes_the_baseline(baseline: Suite) -> Non
 
 def test_a_speed_up_is_0_and_the_next_baseline(baseline: Suite) -> None:
     baseline.measure(0.5)
-    found = baseline.run(COMPARE)
-    assert found.ret == 0
-    lines(found, "FASTER one/a")
+    ends(baseline.run(COMPARE), 0, "FASTER one/a")
     baseline.measure(1.0)
     assert baseline.run(COMPARE).ret == 10
 
@@ -76,9 +86,11 @@ def test_the_table_says_whether_a_run_that_is_not_recorded_failed(
 
 def test_a_missed_target_fails_the_run_and_the_record_says_so(suite: Suite) -> None:
     suite.target('missed = ["v3 speed >= 2: measured 1"]; assert not missed, "\\n".join(missed)')
-    found = suite.run("--record")
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
-    lines(found, "^MISSED one: v3 speed >= 2: measured 1$")
+    ends(
+        suite.run("--record"),
+        pytest.ExitCode.TESTS_FAILED,
+        "^MISSED one: v3 speed >= 2: measured 1$",
+    )
     said = [(r["complete"], r["missed"]) for r in suite.records()]
     assert said == [(True, ["v3 speed >= 2: measured 1"])] * 2, "it was measured whole"
     suite.target("assert True")
@@ -108,9 +120,7 @@ def test_what_its_tests_hold_needs_nothing_to_compare(suite: Suite) -> None:
             "{right}", "pass"
         )
     )
-    found = suite.run("--record")
-    assert found.ret == 0
-    lines(found, "SAME one: held by its tests")
+    ends(suite.run("--record"), 0, "SAME one: held by its tests")
     assert sorted(r["complete"] for r in suite.records()) == [False, True]
 
 
@@ -141,18 +151,14 @@ def test_every_comparison_is_a_test_case_of_junit(baseline: Suite) -> None:
 
 def test_a_new_benchmark_is_12_and_recorded(baseline: Suite) -> None:
     baseline.measure(names="abc")
-    found = baseline.run(COMPARE)
-    assert found.ret == 12
-    lines(found, "NO BASELINE one/c: seconds is new")
+    ends(baseline.run(COMPARE), 12, "NO BASELINE one/c: seconds is new")
     assert baseline.run(COMPARE).ret == 0
 
 
 def test_a_missing_benchmark_is_15_until_it_is_recorded_without(baseline: Suite) -> None:
     baseline.measure(names="a")
     for _ in range(2):
-        found = baseline.run(COMPARE)
-        assert found.ret == 15
-        lines(found, "MISSING one/b: in the baseline, not in this run")
+        ends(baseline.run(COMPARE), 15, "MISSING one/b: in the baseline, not in this run")
     assert baseline.run("--record").ret == 0
     assert baseline.run(COMPARE).ret == 0
 
@@ -161,9 +167,7 @@ def test_a_missing_benchmark_is_15_until_it_is_recorded_without(baseline: Suite)
 def test_a_missing_group_is_15(suite: Suite, option: str) -> None:
     suite.measure(groups="one")
     for _ in range(2):
-        found = suite.run(option)
-        assert found.ret == 15
-        lines(found, "MISSING two: expected, and not measured to its end")
+        ends(suite.run(option), 15, "MISSING two: expected, and not measured to its end")
 
 
 @pytest.mark.parametrize("option", [COMPARE, "--record"])
@@ -171,9 +175,7 @@ def test_a_run_that_expects_or_collects_nothing_is_15(suite: Suite, option: str)
     suite.measure(groups="")
     assert suite.run(option, "-k", "nothing").ret == 15
     suite.expect()
-    found = suite.run(option)
-    assert found.ret == 15
-    lines(found, "MISSING groups: no groups are declared")
+    ends(suite.run(option), 15, "MISSING groups: no groups are declared")
 
 
 def test_a_group_nobody_expects_is_an_error(suite: Suite) -> None:
@@ -191,9 +193,7 @@ def test_a_group_nobody_expects_is_an_error(suite: Suite) -> None:
 )
 def test_a_skipped_benchmark_is_15(baseline: Suite, statement: str, text: str) -> None:
     baseline.right(statement)
-    found = baseline.run(COMPARE)
-    assert found.ret == 15
-    lines(found, rf"MISSING test_timed.py::test_it_is_right\[one\]: {text}")
+    ends(baseline.run(COMPARE), 15, rf"MISSING test_timed.py::test_it_is_right\[one\]: {text}")
     assert len(baseline.records()) == 2
 
 
@@ -248,17 +248,18 @@ def test_timings_of_a_failed_test_are_no_baseline(
     assert suite.run(option, *args).ret == pytest.ExitCode.TESTS_FAILED
     assert [r["group"] for r in suite.records() if r["complete"]] == ["one"]
     suite.right()
-    found = suite.run(COMPARE)
-    assert found.ret == 12
-    lines(found, "NO BASELINE two")
+    ends(suite.run(COMPARE), 12, "NO BASELINE two")
 
 
 def test_a_failure_keeps_its_status_and_the_verdict_is_said(baseline: Suite) -> None:
     baseline.measure(1.2)
     baseline.right("assert group.record.group != 'two'")
-    found = baseline.run(COMPARE)
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
-    lines(found, "SLOWER one/a", r"exit status 1; the worst verdict is SLOWER \(10\)")
+    ends(
+        baseline.run(COMPARE),
+        pytest.ExitCode.TESTS_FAILED,
+        "SLOWER one/a",
+        r"exit status 1; the worst verdict is SLOWER \(10\)",
+    )
 
 
 @pytest.mark.parametrize("scope", ["function", "module"])
@@ -301,20 +302,14 @@ def test_a_record_that_cannot_be_saved_is_15(suite: Suite, monkeypatch: pytest.M
 
     monkeypatch.setattr(results, "save", full)
     for option in (COMPARE, "--record"):
-        found = suite.run(option)
-        assert found.ret == 15
-        lines(found, "MISSING one: it could not be recorded: no space left")
+        ends(suite.run(option), 15, "MISSING one: it could not be recorded: no space left")
 
 
 @pytest.mark.parametrize("reasons", [["another process"], [None, "throttled"]])
 def test_a_disturbed_group_is_14_and_no_baseline(suite: Suite, reasons: list[str | None]) -> None:
     for option in (COMPARE, "--record"):
         suite.disturb(list(reasons))
-        found = suite.run(option, "--groups", "one")
-        assert found.ret == 14
-        lines(found, f"BUSY one: {reasons[-1]}")
+        ends(suite.run(option, "--groups", "one"), 14, f"BUSY one: {reasons[-1]}")
     assert not any(record["complete"] for record in suite.records())
     suite.disturb(list(reasons))
-    found = suite.run()
-    assert found.ret == 0
-    lines(found, f"BUSY one: {reasons[-1]}")
+    ends(suite.run(), 0, f"BUSY one: {reasons[-1]}")

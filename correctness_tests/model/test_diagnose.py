@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.faults import infinite_gradient_tier
 from correctness_tests.support.runs import CONFIG, MODEL, run
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ModelConfig
@@ -171,12 +170,3 @@ def test_the_first_op_that_is_not_finite_is_named(parameter: str, name: str) -> 
     assert first is not None
     assert first.name == name
     assert first.output.nonfinite == 1.0
-
-
-def test_a_gradient_that_is_not_finite_is_no_output() -> None:
-    with infinite_gradient_tier() as tier:
-        found = diagnose(make_step(tier), *BATCH, 1)
-    assert found.first_nonfinite is None
-    gradient = {op.name: op for op in found.ops}["layers.0"].gradient
-    assert gradient is not None
-    assert gradient.nonfinite == 1.0

@@ -13,7 +13,6 @@ import torch
 
 from correctness_tests.support.faults import (
     detached_norm_tier,
-    infinite_gradient_tier,
     tier_with,
 )
 from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
@@ -34,14 +33,6 @@ from tinyllama.training.train import StepRecord
 
 def make_step(precision: str = "fp32", device: str | torch.device = "cpu") -> TrainStep:
     return TrainStep(TinyLlama(MODEL).to(device), replace(CONFIG, precision=precision))
-
-
-# -- it learns --------------------------------------------------------------------------------
-
-
-def test_a_run_repeats_bit_for_bit_and_another_seed_does_not() -> None:
-    assert run(seed=5).losses == run(seed=5).losses
-    assert run(seed=5).losses[0] != run(seed=6).losses[0]
 
 
 # -- it says what it did ----------------------------------------------------------------------
@@ -135,13 +126,6 @@ def test_parameters_that_no_gradient_reaches_are_named(device: torch.device) -> 
         f"no gradient arrives at {len(PARAMETERS) - 1} of {len(PARAMETERS)} parameters, "
         "and the optimizer updates all of them or none"
     )
-
-
-def test_a_gradient_that_is_not_finite_does_not_pass(device: torch.device) -> None:
-    with infinite_gradient_tier() as tier:
-        result = run(tier, device=device, num_steps=1)
-    assert result.lost["layers.1.w_up"] == "not finite"
-    assert result.gradients["layers.1.w_down"]
 
 
 def test_a_gradient_that_is_released_at_once_counts() -> None:

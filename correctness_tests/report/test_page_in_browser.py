@@ -16,6 +16,7 @@ import pytest
 
 from correctness_tests.support.sample_records import record, sample_records, sample_targets, steps
 from tinyllama.harness.page import NEEDS, render
+from tinyllama.harness.records.results import Record
 
 PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
 BROWSER = next(
@@ -108,24 +109,24 @@ CHECKS: list[Callable[[dict[str, Any]], list[str]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_of(records: list[Record], folder: Path) -> Path:
     if not PLOTS:
         pytest.skip("needs the extra 'report'")
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(render(sample_records(), sample_targets()))
+    path = folder / "page.html"
+    path.write_text(render(records, sample_targets()))
     return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page_of(sample_records(), tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
 def small_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One group of one device, for what needs no more."""
-    if not PLOTS:
-        pytest.skip("needs the extra 'report'")
     few = [record("small-bf16", steps("small-bf16"))]
-    path = tmp_path_factory.mktemp("page") / "small.html"
-    path.write_text(render(few, sample_targets()))
-    return path
+    return page_of(few, tmp_path_factory.mktemp("page"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
