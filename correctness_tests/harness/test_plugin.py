@@ -75,7 +75,6 @@ def test_a_soak_repeats_random_cases_with_fresh_seeds(suite: pytest.Pytester) ->
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--device", "warp"], "--device warp:"),
         (["--ops", "nowhere.py"], "--ops nowhere.py: no such file"),
         (["--soak-seeds", "-1"], "--soak-seeds is -1"),
     ],

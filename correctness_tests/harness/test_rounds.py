@@ -88,11 +88,6 @@ def test_too_few_rounds_for_an_interval_are_an_error(rounds: int) -> None:
         ratio([1.0] * rounds, [1.0] * rounds)
 
 
-def test_the_fewest_rounds_have_an_interval() -> None:
-    series = [float(i) for i in range(1, FEWEST_ROUNDS + 1)]
-    assert ratio(series, [1.0] * FEWEST_ROUNDS) == Ratio(4.5, 1.0, 8.0)
-
-
 def test_series_of_unequal_length_are_an_error() -> None:
     with pytest.raises(ValueError, match="zip"):
         ratio([1.0] * 9, [1.0] * 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import ROOT, SHORT, python, refused
+from correctness_tests.support.commands import ROOT, SHORT, refused
 from correctness_tests.support.faults import tier_with
 from tinyllama import cli
 from tinyllama.harness.machine import files
@@ -39,9 +39,7 @@ from tinyllama.ops import OPS
         ("--use-amp --precision fp32", "--use-amp means --precision bf16, and --precision is fp32"),
         ("--device tpu", "device 'tpu' is unknown: use cpu, cuda or cuda:N"),
         ("--device cuda:99", "device 'cuda:99' is not there: torch sees"),
-        ("--data {tmp}/none", "data '{tmp}/none' does not exist: name a text file or a folder"),
         ("--data {tmp}/short", "data '{tmp}/short' has 5 bytes of text"),
-        ("--resume {tmp}/none", "checkpoint '{tmp}/none' does not exist: name a file that --save"),
         ("--resume {tmp}/short", "checkpoint '{tmp}/short' is not a readable safetensors file"),
         ("--save {tmp}/none/x", "--save '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
         ("--save {tmp}", "--save '{tmp}' is a folder: name a file in it"),
@@ -144,14 +142,6 @@ def test_a_machine_without_triton_is_told_how_to_get_it(
 
 def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the following arguments are required" in refused(capsys)
-
-
-def test_a_bad_value_in_a_real_process() -> None:
-    done = python("-m", "tinyllama", "train", "--num-heads", "7")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "tinyllama: error: hidden_dim 512 does not divide by num_heads 7: change one of them\n"
-    )
 
 
 @pytest.mark.parametrize(
