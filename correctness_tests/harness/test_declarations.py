@@ -13,7 +13,7 @@ import torch
 from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
 from tinyllama.harness.correct.cases import op_cases
-from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
 from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.ops import OPS
@@ -179,6 +179,18 @@ def eager(x):
 def added(x):
     return x + x
 """
+
+
+def test_a_file_is_all_that_a_new_op_takes(tmp_path: Path) -> None:
+    (tmp_path / "double.py").write_text(FILE)
+    registry = Registry()
+    load_file(tmp_path / "double.py", registry)
+    assert list(registry) == ["double"]
+    cases = list(op_cases(registry.values()))
+    assert {case.provider.name for case in cases} == {"eager", "added"}
+    assert {case.layout for case in cases} == set(LAYOUTS)
+    assert {case.upstream for case in cases} == set(UPSTREAMS)
+    assert all(comparison.passed for case in cases for comparison in case.compare())
 
 
 KERNEL = """

@@ -121,6 +121,14 @@ def test_what_comes_and_goes_is_two_changes(draw: int) -> None:
 
 
 @needs_ruptures
+def test_three_levels_are_found() -> None:
+    logs = np.random.default_rng(0).normal(0, 0.003, 30)
+    logs[8:] += 0.05
+    logs[17:] += 0.03
+    assert [change.index for change in changes(series(logs))] == [8, 17]
+
+
+@needs_ruptures
 @pytest.mark.parametrize("place", [0, 2, 11, 23])
 def test_one_run_that_is_far_off_is_no_change(place: int) -> None:
     logs = np.random.default_rng(0).normal(0, 0.003, 24)
