@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.gate_answers import wrong
 from correctness_tests.support.gate_fakes import (
     CPU,
     REGISTERED,
@@ -23,6 +22,7 @@ from correctness_tests.support.gate_fakes import (
     Script,
     ScriptedPair,
     ScriptedWorker,
+    wrong,
 )
 from tinyllama.bench import gated
 from tinyllama.harness.gate import pair as module
@@ -322,14 +322,6 @@ def test_only_what_the_check_raised_is_a_wrong_result() -> None:
     assert SideError(BASE, wrong()).wrong
     assert not SideError(BASE, WorkerError("WrongResultError: y")).wrong
     assert not SideError(BASE, WorkerError("y", types=["other.WrongResultError"])).wrong
-
-
-def test_a_pair_is_closed_twice_without_harm() -> None:
-    script = Script()
-    setting = script.setting()
-    pair: Pair = ScriptedPair(script, (setting.base, setting.candidate), CPU, REGISTERED)
-    pair.close()
-    pair.close()
 
 
 def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(

@@ -185,11 +185,6 @@ def test_the_tree_is_that_revision_or_was_changed(repo: Path, change: str) -> No
     assert state(repo) == before
 
 
-def test_whether_the_tree_is_an_unknown_revision_is_not_answered(repo: Path) -> None:
-    with pytest.raises(RevisionError):
-        same_tree("nope", repo)
-
-
 # -- unpacking --------------------------------------------------------------------------------
 
 
@@ -206,16 +201,6 @@ def test_a_commit_is_unpacked_and_the_repository_left_alone(repo: Path, tmp_path
     assert os.access(folder / "run.sh", os.X_OK)
     assert state(repo) == before
     assert not list(tmp_path.rglob("x"))
-
-
-def test_only_a_fresh_folder_is_filled(repo: Path, tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "old.py").touch()
-    with pytest.raises(RevisionError, match="not empty"):
-        check_out("main", repo, tmp_path / "full")
-    assert (tmp_path / "full" / "old.py").exists()
-    (tmp_path / "empty").mkdir()
-    check_out("main", repo, tmp_path / "empty")
 
 
 @pytest.mark.parametrize("target", ["../../outside", "/etc/passwd", "a package/../../outside"])
@@ -257,7 +242,7 @@ def test_a_tree_that_is_not_written_whole_leaves_nothing(
 # -- one measuring instrument for both sides --------------------------------------------------
 
 
-def test_files_are_laid_over_and_those_that_differed_named(tmp_path: Path) -> None:
+def test_files_are_laid_over_and_others_kept(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for folder in (source / "harness", target):
         folder.mkdir(parents=True)
@@ -268,16 +253,6 @@ def test_files_are_laid_over_and_those_that_differed_named(tmp_path: Path) -> No
     (target / "kept.py").write_text("of the base")
     (target / "linked.py").symlink_to("kept.py")
     names = ["same.py", "changed.py", "harness/new.py", "linked.py"]
-    assert overlay(source, target, names) == names[1:]
+    overlay(source, target, names)
     assert all((target / n).read_bytes() == (source / n).read_bytes() for n in names)
     assert (target / "kept.py").read_text() == "of the base"
-    assert overlay(source, target, names) == []
-
-
-def test_an_instrument_that_lacks_a_part_is_laid_over_nothing(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    (source / "a.py").touch()
-    with pytest.raises(RevisionError, match=r"no file 'gone\.py'"):
-        overlay(source, target, ["a.py", "gone.py"])
-    assert not target.exists()

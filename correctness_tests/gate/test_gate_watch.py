@@ -157,7 +157,6 @@ class MadeUpSensor:
         self.pids: list[int] = []
         self.share = 0.0
         self.reason: str | None = None
-        self.clock = 1980
 
     def processes(self) -> list[int]:
         return self.pids
@@ -167,9 +166,6 @@ class MadeUpSensor:
 
     def throttled(self) -> str | None:
         return self.reason
-
-    def clocks_mhz(self) -> dict[str, int]:
-        return {"sm": self.clock, "memory": 3201, "sm_max": 1980, "memory_max": 3201}
 
 
 @pytest.fixture
@@ -278,18 +274,7 @@ def test_a_busy_gpu_disturbs_where_nothing_of_ours_runs(gpu: Any) -> None:
     assert looks(Watch(GPU, gpu)) == [said, None, said]
 
 
-def test_the_clock_is_followed_while_blocks_run(gpu: Any) -> None:
-    one = Watch(GPU, gpu)
-    one.before()
-    assert (one.lowest, one.highest) == (None, None), "at rest it says nothing"
-    for gpu.clock in (1755, 1980, 1410, 1700):
-        one.during()
-    gpu.clock = 345
-    one.after()
-    assert (one.lowest, one.highest) == (1410, 1980)
-
-
-@pytest.mark.parametrize("question", ["processes", "busy_share", "throttled", "clocks_mhz"])
+@pytest.mark.parametrize("question", ["processes", "busy_share", "throttled"])
 def test_what_is_not_told_is_no_reason_but_the_rest_is_asked(
     gpu: Any, stranger: int, question: str
 ) -> None:

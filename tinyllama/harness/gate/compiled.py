@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -79,13 +80,6 @@ def resources(launches: Iterable[Launched]) -> dict[str, dict[str, int]]:
             "shared": int(getattr(metadata, "shared", 0) or 0),
             "warps": int(getattr(metadata, "num_warps", 0) or 0),
             "stages": int(getattr(metadata, "num_stages", 0) or 0),
-            "programs": _product(one.grid),
+            "programs": math.prod(one.grid),
         }
     return found
-
-
-def _product(grid: tuple[int, ...]) -> int:
-    total = 1
-    for size in grid:
-        total *= size
-    return total

@@ -17,13 +17,6 @@ from tinyllama.harness.gate.decision import (
 )
 from tinyllama.harness.records.verdict import Figure, Outcome
 
-_OUTCOMES = {
-    Call.SAME: Outcome.SAME,
-    Call.FASTER: Outcome.FASTER,
-    Call.SLOWER: Outcome.SLOWER,
-    Call.MORE: Outcome.INCONCLUSIVE,
-}
-
 
 @dataclass
 class Series:
@@ -57,7 +50,8 @@ class Series:
         if call is Call.MORE:
             rule = self.rule
             text += f", neither certainly under {rule.tolerance:.1%} nor over {rule.margin:.1%}"
-        return Figure(metric, _OUTCOMES[call], text, ratio=ratio)
+        outcome = Outcome.INCONCLUSIVE if call is Call.MORE else Outcome[call.name]
+        return Figure(metric, outcome, text, ratio=ratio)
 
     def confirm(self, figure: Figure) -> Figure:
         """The figure, confirmed by fresh blocks or INCONCLUSIVE, as a certificate simulates it."""

@@ -65,9 +65,7 @@ def same_tree(rev: str, repo: Path) -> bool:
 def check_out(commit: str, repo: Path, folder: Path) -> Path:
     """Write a commit's tree into a fresh folder, whole or not at all; returns the folder."""
     commit, top = resolve(commit, repo), Path(tree_of(repo))
-    if folder.exists() and any(folder.iterdir()):
-        raise RevisionError(f"{folder} is not empty: name a fresh folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     try:
         with tempfile.TemporaryDirectory() as own:
             index = str(Path(own) / "index")  # the checkout's own stays as it is
@@ -83,21 +81,13 @@ def check_out(commit: str, repo: Path, folder: Path) -> Path:
     return folder
 
 
-def overlay(source: Path, target: Path, files: Sequence[str]) -> list[str]:
-    """Replace files of the target with those of the source, so that both sides have one clock;
-    returns those that differed."""
+def overlay(source: Path, target: Path, files: Sequence[str]) -> None:
+    """Replace files of the target with those of the source, so that both sides have one clock."""
     for name in files:
-        if not (source / name).is_file():
-            raise RevisionError(f"{source} has no file {name!r}: both sides are measured with it")
-    changed = []
-    for name in files:
-        content, path = (source / name).read_bytes(), target / name
-        if not path.is_file() or path.read_bytes() != content:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # a link's target is another file
-            path.write_bytes(content)
-            changed.append(name)
-    return changed
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a link's target is another file
+        path.write_bytes((source / name).read_bytes())
 
 
 def _git(folder: Path, *args: str, fails: tuple[int, ...] = (), **places: str) -> tuple[int, str]:

@@ -54,9 +54,6 @@ class Benchmark:
     factory: str = ""
     registered: str = ""
 
-    def __str__(self) -> str:
-        return self.name
-
 
 def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
     """The benchmarks of a device: each provider of each op of the tree.

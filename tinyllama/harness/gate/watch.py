@@ -83,7 +83,6 @@ def _holder(holder: Path) -> str:
 class Watch:
     """What disturbs a device before, between and after the blocks.
 
-    lowest, highest: the SM clock in MHz when `during` read it; None where it cannot be read.
     unreadable: why the GPU's load cannot be read, else None. gpu: replaces its own sensor.
     """
 
@@ -92,8 +91,6 @@ class Watch:
         found = gpu or sensor(device)
         self.gpu = None if isinstance(found, str) else found
         self.unreadable = _why_unreadable(found) if device.type != "cpu" else None
-        self.lowest: int | None = None
-        self.highest: int | None = None
         self._workers: set[int] = set()
 
     def before(self) -> str | None:
@@ -116,10 +113,6 @@ class Watch:
         self._workers.update(pids)
         if self.gpu is None:
             return None
-        with contextlib.suppress(NotToldError):
-            clock = self.gpu.clocks_mhz()["sm"]
-            self.lowest = min(clock, self.lowest or clock)
-            self.highest = max(clock, self.highest or clock)
         return self._strangers(self.gpu, pids) or self._throttled(self.gpu)
 
     def after(self) -> str | None:
