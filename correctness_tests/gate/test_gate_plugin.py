@@ -3,18 +3,14 @@ there is no green that was not measured."""
 
 from __future__ import annotations
 
-import stat
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from correctness_tests.support.gate_answers import died
-from correctness_tests.support.gate_fakes import CPU, Script
-from correctness_tests.support.gated_suite import GatedSuite, git, lines
-from tinyllama.harness.gate import comparison
+from correctness_tests.support.gate_fakes import CPU, Script, died
+from correctness_tests.support.gated_suite import GatedSuite, git
+from correctness_tests.support.timed_suite import lines
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
@@ -27,21 +23,6 @@ SLOWER = {"device_seconds": 1.5}
 
 
 # -- verdicts ---------------------------------------------------------------------------------
-
-
-def test_equal_sides_end_with_0_and_a_passed_case_each(gated: GatedSuite) -> None:
-    status, cases = gated.cases()
-    assert status == 0
-    assert cases == {"main~1 a": None, "main~1 b": None}
-
-
-def test_a_slowdown_ends_with_10_and_a_failed_case(gated: GatedSuite) -> None:
-    gated.script.slower("a", **SLOWER)
-    status, cases = gated.cases()
-    assert status == 10
-    assert cases.keys() == {"main~1 a", "main~1 b"}
-    assert cases["main~1 b"] is None
-    assert str(cases["main~1 a"]).startswith("SLOWER a: device_seconds +")
 
 
 def test_the_summary_names_what_is_not_identical_and_the_status(gated: GatedSuite) -> None:
@@ -159,12 +140,11 @@ def test_a_device_that_is_held_is_busy(gated: GatedSuite) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("reason", ["other processes compute", "the GPU is throttled"])
-def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str, reason: str) -> None:
-    gated.monkeypatch.setattr(plugin.Watch, f"{when}_reason", reason)
+def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
+    gated.monkeypatch.setattr(plugin.Watch, f"{when}_reason", "other processes compute")
     status, cases = gated.cases()
     assert status == 14
-    assert reason in str(cases["main~1 device"])
+    assert "other processes compute" in str(cases["main~1 device"])
     assert (gated.script.launches > 0) is (when == "after")
 
 
@@ -196,16 +176,6 @@ def test_a_candidate_that_is_edited_meanwhile_is_none(gated: GatedSuite, suffix:
     assert status == 15
     assert list(cases) == ["main~1 main~1"]
     assert "was edited while it was compared" in str(cases["main~1 main~1"])
-
-
-def test_a_base_that_cannot_be_unpacked_is_none(gated: GatedSuite) -> None:
-    def full(*args: Any) -> Path:
-        raise RevisionError("no space left")
-
-    gated.monkeypatch.setattr(comparison, "check_out", full)
-    status, cases = gated.cases()
-    assert status == 18
-    assert "no space left" in str(cases["main~1 main~1"])
 
 
 # -- what a file accepts ----------------------------------------------------------------------
@@ -243,13 +213,6 @@ def test_what_the_base_accepts_already_is_not_accepted_again(gated: GatedSuite) 
     assert gated.run(against="main~1").ret == 0
 
 
-def test_a_broken_file_of_the_base_is_an_error(gated: GatedSuite) -> None:
-    gated.write("accepted_slowdowns.toml", "[[accepted]")
-    gated.commit("broken")
-    (gated.path / "accepted_slowdowns.toml").unlink()
-    assert gated.run(against="main").ret == 15
-
-
 # -- the report -------------------------------------------------------------------------------
 
 
@@ -267,19 +230,15 @@ def test_the_report_has_the_status_the_verdicts_and_all_figures(gated: GatedSuit
     assert compared["benchmarks"].keys() == {"a", "b"}
 
 
-def test_the_summary_says_where_the_time_went(gated: GatedSuite) -> None:
+def test_the_summary_says_what_was_not_timed_and_where_the_time_went(gated: GatedSuite) -> None:
+    gated.script.on(CANDIDATE, "left_out", {"triton is not installed": 14})
     said = gated.run("--gate-json", "out.json")
     (compared,) = gated.report()["comparisons"]
     assert compared["blocks"] > 0
     took = ", ".join(f"{name} {took:.0f} s" for name, took in compared["seconds"].items())
-    lines(said, f"against main~1: {took}; {compared['blocks']} blocks, 0 of them discarded")
-
-
-def test_the_summary_says_what_cannot_be_timed_here(gated: GatedSuite) -> None:
-    gated.script.on(CANDIDATE, "left_out", {"triton is not installed": 14})
-    said = gated.run("--gate-json", "out.json")
-    lines(said, "against main~1: 14 providers not timed: triton is not installed; prepare")
-    assert gated.report()["comparisons"][0]["left_out"] == {"triton is not installed": 14}
+    out = "14 providers not timed: triton is not installed"
+    lines(said, f"against main~1: {out}; {took}; {compared['blocks']} blocks, 0 of them discarded")
+    assert compared["left_out"] == {"triton is not installed": 14}
 
 
 def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
@@ -301,10 +260,3 @@ def test_a_report_of_an_earlier_run_does_not_stay(gated: GatedSuite) -> None:
     assert not any(one["outcome"] in ("SAME", "IDENTICAL") for one in report["verdicts"])
     assert gated.run("--gate-json", "out.json", against="nobody").ret == 4
     assert not (gated.path / "out.json").exists()
-
-
-def test_the_repository_stays_as_it_is(gated: GatedSuite) -> None:
-    before = {p: stat.S_IFMT(p.stat().st_mode) for p in (gated.path / ".git").rglob("*")}
-    gated.run()
-    assert {p: stat.S_IFMT(p.stat().st_mode) for p in (gated.path / ".git").rglob("*")} == before
-    assert git("status", "--porcelain") == ""

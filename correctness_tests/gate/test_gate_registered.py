@@ -8,12 +8,9 @@ from types import ModuleType
 import pytest
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.gate_fakes import none
-from correctness_tests.support.gated_suite import CONFTEST, GatedSuite, lines
-from tinyllama.bench import gated as steps
-from tinyllama.harness.gate import comparison
+from correctness_tests.support.gated_suite import CONFTEST, GatedSuite
+from correctness_tests.support.timed_suite import lines
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.revision import RevisionError
 
 pytest_plugins = ["pytester"]
 
@@ -38,22 +35,9 @@ def test_the_harness_names_nothing_that_lies_above_it() -> None:
     assert found == []
 
 
-def test_what_is_registered_names_its_function_and_its_modules() -> None:
-    assert steps.REGISTERED.package == "tinyllama.ops"
-    assert steps.REGISTERED.factory == "tinyllama.bench.gated:benchmarks"
-    names = [f"tinyllama.bench.{name}" for name in ("gated", "steps", "workloads")]
-    assert list(steps.REGISTERED.modules) == names
-
-
 def test_a_function_that_workers_cannot_import_is_refused() -> None:
     with pytest.raises(ValueError, match=r"benchmarks is .*<lambda>.*: define it at the top level"):
         Registered(ModuleType("ops"), lambda device: [])
-
-
-def test_a_registered_module_that_the_candidate_lacks_is_an_error() -> None:
-    gone = Registered(ModuleType("ops"), none, instrument=(ModuleType("tinyllama.gone"),))
-    with pytest.raises(RevisionError, match=r"has no module 'tinyllama\.gone'"):
-        comparison.instrument(ROOT, gone)
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,14 @@ import torch
 
 from tinyllama.harness.gate.accepted import Accepted, Entry
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
-from tinyllama.harness.gate.noise import Noise
+from tinyllama.harness.gate.noise import Block, Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.session import Session, Setting
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
-from tinyllama.harness.measure.op_contender import Timed
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -307,3 +308,33 @@ def outcomes(verdicts: Mapping[str, Verdict]) -> dict[str, Outcome]:
 
 def _tree(name: str) -> Tree:
     return Tree(name, Path(f"/trees/{name}"), "python", f"the {name}", Path("/caches"))
+
+
+# -- what devices and workers are made to say ---------------------------------------------------
+
+
+def history(*names: str, spread: float = QUIET, blocks: int = 40) -> Noise:
+    """That of a device on which equal sides differ by so much from block to block."""
+    noise = Noise("a device")
+    for number in range(blocks):
+        value = spread if number % 2 else -spread
+        statistics = {name: {DEVICE: value, HOST: value} for name in names}
+        date = f"2030-01-01T00:00:{number:02}Z"
+        noise.add(Block(date, "c0ffee", dict(VERSIONS), 16, statistics))
+    return noise
+
+
+def wrong(benchmark: str = "a") -> WorkerError:
+    """What a worker says of a wrong result."""
+    types = [f"{WrongResultError.__module__}.{WrongResultError.__qualname__}"]
+    return WorkerError(f"WrongResultError: {benchmark}-eager: y: error 1 > 0.1", types=types)
+
+
+def died() -> WorkerError:
+    """What is said of a process that ended."""
+    return WorkerError("the process of a side ended with status -11")
+
+
+def hung() -> WorkerError:
+    """What is said of a process that did not answer in time, and was ended."""
+    return WorkerError("a side did not answer call in 60 s")

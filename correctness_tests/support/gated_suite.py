@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -21,15 +20,13 @@ from xml.etree import ElementTree
 import pytest
 
 from correctness_tests.support.gate_fakes import CPU, REGISTERED, Script
+from correctness_tests.support.timed_suite import ROOT
 from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.plugins import gate as plugin
-from tinyllama.harness.records import results
 
-results.versions()  # triton aborts when one process imports it twice, and pytester forgets imports
-ROOT = Path(results.__file__).parents[3]
 CONFTEST = """
 pytest_plugins = [
     "tinyllama.harness.plugins.suite",
@@ -168,9 +165,3 @@ def gated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def git(*args: str) -> str:
     run = subprocess.run(["git", *args], capture_output=True, check=True, text=True)
     return run.stdout.strip()
-
-
-def lines(found: pytest.RunResult, *patterns: str) -> None:
-    text = found.stdout.str() + found.stderr.str()
-    for pattern in patterns:
-        assert re.search(pattern, text, re.MULTILINE), f"{pattern}\n{text}"
