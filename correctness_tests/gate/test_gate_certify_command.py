@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.gate_answers import died, wrong
-from correctness_tests.support.gate_fakes import CPU, Script
+from correctness_tests.support.gate_fakes import CPU, Script, died, wrong
 from tinyllama.cli import certifying, main
 from tinyllama.cli.certifying import ROOT, SLOWDOWNS, _shares
 from tinyllama.harness.gate import pair

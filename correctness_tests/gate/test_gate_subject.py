@@ -48,11 +48,6 @@ def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
         assert all(0 < value < 1 for value in seconds.values())
 
 
-def test_two_subjects_prove_the_same(subject: Make) -> None:
-    assert subject().verify() == subject().verify()
-    subject().expect(subject().verify())
-
-
 @reads_device_time
 def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
     seen: list[torch.Tensor] = []
