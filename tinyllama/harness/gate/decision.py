@@ -169,24 +169,6 @@ def decide(statistics: Any, rule: Rule, history: Spread = Spread()) -> Call:
     return Call(int(_calls(values[None], look, rule, history)[0]))
 
 
-def decide_each(statistics: Floats, rule: Rule, history: Spread) -> tuple[Any, Any]:
-    """`decide` at every look until one decides, for many merges at once.
-
-    statistics: (merges, LOOKS[-1]). Returns the calls, as values of `Call`, and the blocks taken.
-    """
-    if statistics.shape[-1] != LOOKS[-1]:
-        raise ValueError(f"{statistics.shape[-1]} blocks for each merge: give {LOOKS[-1]}")
-    calls = np.zeros(len(statistics), dtype=np.int64)
-    taken = np.full(len(statistics), LOOKS[-1])
-    open_ = np.arange(len(statistics))
-    for look, blocks in enumerate(LOOKS):
-        now = _calls(statistics[open_, :blocks], look, rule, history)
-        settled = now != Call.MORE.value
-        calls[open_[settled]], taken[open_[settled]] = now[settled], blocks
-        open_ = open_[~settled]
-    return calls, taken
-
-
 def _calls(statistics: Floats, look: int, rule: Rule, history: Spread) -> Any:
     found = bounds(statistics, look, rule, history)
     margin, tolerance = np.log1p(rule.margin), np.log1p(rule.tolerance)
