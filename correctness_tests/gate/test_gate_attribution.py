@@ -20,27 +20,37 @@ def lines(before: Kernels, after: Kernels) -> list[str]:
     return moved([profile(before)] * PROFILES, [profile(after)] * PROFILES, timed=True)
 
 
-def test_the_largest_change_comes_first() -> None:
-    before = {"a": (1, 10e-6), "b": (2, 20e-6), "c": (1, 5e-6)}
-    after = {"a": (1, 12e-6), "b": (2, 29e-6), "c": (1, 5e-6)}
-    assert lines(before, after) == [
-        "b: 20.0 us in 2 -> 29.0 us in 2",
-        "a: 10.0 us in 1 -> 12.0 us in 1",
-    ]
-
-
-def test_what_makes_little_of_the_change_is_not_named() -> None:
-    before = {"a": (1, 10e-6), "b": (1, 10e-6)}
-    assert lines(before, {"a": (1, 20e-6), "b": (1, 10.5e-6)}) == [
-        "a: 10.0 us in 1 -> 20.0 us in 1"
-    ]
-
-
-def test_kernels_that_come_and_go_are_named() -> None:
-    assert lines({"old": (1, 10e-6)}, {"new": (3, 30e-6)}) == [
-        "new: not launched -> 30.0 us in 3",
-        "old: 10.0 us in 1 -> not launched",
-    ]
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        pytest.param(
+            {"a": (1, 10e-6), "b": (2, 20e-6), "c": (1, 5e-6)},
+            {"a": (1, 12e-6), "b": (2, 29e-6), "c": (1, 5e-6)},
+            ["b: 20.0 us in 2 -> 29.0 us in 2", "a: 10.0 us in 1 -> 12.0 us in 1"],
+            id="the largest change first",
+        ),
+        pytest.param(
+            {"a": (1, 10e-6), "b": (1, 10e-6)},
+            {"a": (1, 20e-6), "b": (1, 10.5e-6)},
+            ["a: 10.0 us in 1 -> 20.0 us in 1"],
+            id="not what makes little of the change",
+        ),
+        pytest.param(
+            {"old": (1, 10e-6)},
+            {"new": (3, 30e-6)},
+            ["new: not launched -> 30.0 us in 3", "old: 10.0 us in 1 -> not launched"],
+            id="those that come and go",
+        ),
+        pytest.param(
+            {"a": (1, 5e-6), "b": (1, 9e-6)},
+            {"a": (1, 6e-6), "b": (1, 3e-6)},
+            ["a: 5.0 us in 1 -> 6.0 us in 1"],
+            id="not what takes less",
+        ),
+    ],
+)
+def test_kernels_that_moved_are_named(before: Kernels, after: Kernels, said: list[str]) -> None:
+    assert lines(before, after) == said
 
 
 def test_no_more_are_named_than_are_read() -> None:
@@ -69,11 +79,6 @@ def test_a_kernel_whose_times_only_scatter_is_not_named() -> None:
         assert any(line.startswith("k0:") for line in found)
         named += len(found) - 1
     assert named <= 20
-
-
-def test_a_kernel_that_takes_less_is_no_cause() -> None:
-    before, after = {"a": (1, 5e-6), "b": (1, 9e-6)}, {"a": (1, 6e-6), "b": (1, 3e-6)}
-    assert lines(before, after) == ["a: 5.0 us in 1 -> 6.0 us in 1"]
 
 
 def test_where_only_the_host_is_slower_a_kernel_is_named_for_its_launches_alone() -> None:

@@ -239,10 +239,3 @@ def test_a_gpu_side_that_launched_no_kernel_is_not_identical_by_kernels(
     script.slower("a", device_seconds=1.05)
     script.on(BASE, "compiled", [] if not compiled else ["code", "code"])
     held(script, Outcome.SLOWER, 10)
-
-
-def test_an_error_of_the_gate_itself_is_raised() -> None:
-    script = Script()
-    script.on(BASE, "turn", KeyError("a bug"))
-    with pytest.raises(KeyError):
-        script.run()

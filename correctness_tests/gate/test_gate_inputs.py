@@ -57,7 +57,7 @@ def test_what_is_given_and_asked_for_is_in_the_digest_of_inputs(
     subject: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(**changes: Any) -> int:
-        made = subject()
+        made = subject(case=changes.pop("case", 0), dtype=changes.pop("dtype", "fp32"))
         drawn = made._drawn
         monkeypatch.setattr(made, "_drawn", lambda: replace(drawn(), **changes))
         return made.input_digest()
@@ -67,6 +67,8 @@ def test_what_is_given_and_asked_for_is_in_the_digest_of_inputs(
     assert changed() == usual
     more = {name: 2 * value for name, value in inputs.upstream.items() if value is not None}
     assert len({usual, changed(upstream=more), changed(params={"eps": 7.0})}) == 3
+    renamed = {f"{name}_": value for name, value in inputs.args.items()}
+    assert len({usual, changed(case=1), changed(dtype="bf16"), changed(args=renamed)}) == 4
     for name, value in inputs.args.items():
         assert changed(args={**inputs.args, name: 2 * value}) != usual, name
     made = subject()

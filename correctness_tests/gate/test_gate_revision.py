@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from correctness_tests.support.gated_suite import plain_git
 from tinyllama.harness.gate.revision import (
     RevisionError,
     check_out,
@@ -33,20 +34,9 @@ LIKE_OPTIONS = ["-x", "--all", "--upload-pack=touch", "--output=touched"]
 NOWHERE = ["nope", "", " ", "-", "--", "--all", "--git-dir", "--upload-pack=touch touched"]
 NOWHERE += ["^main", "main..main", "main\0x", "main\nmain", "main main", "HEAD:README.md"]
 NOWHERE += ["$(touch touched)"]
-AUTHOR = {
-    f"GIT_{role}_{field}": f"a@{field}"
-    for role in ("AUTHOR", "COMMITTER")
-    for field in ("NAME", "EMAIL")
-}
 
 
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """git as it is where nobody set anything."""
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
-    for name, value in {**AUTHOR, "GIT_CONFIG_GLOBAL": os.devnull}.items():
-        monkeypatch.setenv(name, value)
+settings = pytest.fixture(autouse=True)(plain_git)
 
 
 def git(folder: Path, *args: str) -> str:

@@ -42,8 +42,14 @@ def side(monkeypatch: pytest.MonkeyPatch) -> Side:
     return Side("cpu", PACKAGE, FILES)
 
 
-def names(device: torch.device = CPU) -> list[str]:
-    return [one.name for one in declared(device, PACKAGE, FILES)]
+@pytest.fixture
+def as_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cannot", lambda need, device: None)
+    monkeypatch.setattr(module, "untimed", lambda *args: None)
+
+
+def names() -> list[str]:
+    return [one.name for one in declared(CPU, PACKAGE, FILES)]
 
 
 # -- what there is ----------------------------------------------------------------------------
@@ -59,11 +65,8 @@ def test_on_a_cpu_every_provider_that_it_runs_is_listed_on_the_smallest_case() -
     assert {one.timed.dtype for one in found.values()} == {"fp32"}
 
 
-def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "cannot", lambda need, device: None)
-    monkeypatch.setattr(module, "untimed", lambda *args: None)
+@pytest.mark.usefixtures("as_with_a_gpu")
+def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smallest() -> None:
     found = declared(GPU, PACKAGE)
     assert {one.timed.provider for one in found} >= {"eager", "triton"}
     assert {one.timed.op for one in found} >= {"adamw", "rms_norm"}
@@ -82,11 +85,8 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
         assert case == {DEVICE: len(OPS[name].timed) - 1, HOST: 0}
 
 
-def test_where_one_case_is_timed_both_times_are_of_that(
-    weigh: Op, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "cannot", lambda need, device: None)
-    monkeypatch.setattr(module, "untimed", lambda *args: None)
+@pytest.mark.usefixtures("as_with_a_gpu")
+def test_where_one_case_is_timed_both_times_are_of_that(weigh: Op) -> None:
     weigh.timed = weigh.timed[:1]
     weigh.providers = {"eager": weigh.providers["eager"]}
     (one,) = (one for one in declared(GPU, PACKAGE, FILES) if one.timed.op == "weigh_rows")
@@ -150,16 +150,14 @@ def test_an_op_without_timed_cases_has_no_benchmark(weigh: Op) -> None:
     ],
 )
 @pytest.mark.parametrize("who", ["op", "provider"])
+@pytest.mark.usefixtures("as_with_a_gpu")
 def test_tolerances_are_those_that_an_op_or_its_provider_states(
     weigh: Op,
-    monkeypatch: pytest.MonkeyPatch,
     who: str,
     stated: Mapping[str, float],
     on_cpu: Mapping[str, float],
     on_gpu: Mapping[str, float],
 ) -> None:
-    monkeypatch.setattr(module, "cannot", lambda need, device: None)
-    monkeypatch.setattr(module, "untimed", lambda *args: None)
     if who == "op":
         weigh.slowdowns = stated
     else:

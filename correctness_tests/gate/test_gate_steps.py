@@ -166,7 +166,8 @@ def test_a_wrong_gradient_is_found_by_what_the_verified_run_was_allowed(proven: 
 
 
 @pytest.mark.parametrize(
-    ("place", "wrong"), zip(range(1 + module.CALLS), cycle([1.05, 0.95, math.nan]), strict=False)
+    ("place", "wrong"),
+    list(zip(range(1 + module.CALLS), cycle([1.05, 0.95, math.nan]), strict=False)),
 )
 def test_every_step_of_a_turn_is_held_to_the_verified_run(
     proven: Verified, place: int, wrong: float

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,23 +45,6 @@ def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
         seconds = made.gated_turn()
         assert set(seconds) == ({DEVICE} if device.type == "cpu" else {DEVICE, HOST})
         assert all(0 < value < 1 for value in seconds.values())
-
-
-@reads_device_time
-def test_inputs_are_fresh_tensors_of_two_seeds_by_turns(subject: Make) -> None:
-    seen: list[torch.Tensor] = []
-
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(x.detach().sum())  # and nobody waits for it here
-        return weighed(x, weight)
-
-    made = ready(subject(call, metrics=BOTH))
-    seen.clear()
-    for _ in range(6):
-        made.gated_turn()
-    sums = [total.item() for total in seen]
-    assert len(set(sums)) == SEEDS
-    assert all(one != after for one, after in itertools.pairwise(sums))
 
 
 def test_inputs_of_repeated_calls_lie_where_they_lay_in_the_turn_before(subject: Make) -> None:
@@ -129,23 +111,6 @@ def test_of_repeated_calls_the_fastest_counts_but_for_the_first(
     (seconds,) = made.gated_turn().values()
     assert not left
     assert seconds == pytest.approx(0.0225), "the mean of 20 and 25 ms, one on each seed's inputs"
-
-
-def test_what_is_slow_on_the_inputs_of_one_seed_alone_is_seen(subject: Make) -> None:
-    rests: list[float] = []
-    sums: list[float] = []
-
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if rests and x.sum().item() == sums[0]:
-            time.sleep(rests[0])
-        return weighed(x, weight)
-
-    made = ready(subject(call))
-    made.round = 0
-    sums.append(made._drawn().args["x"].sum().item())
-    rests.append(0.02)
-    (seconds,) = made.gated_turn().values()
-    assert 0.01 <= seconds < 0.02
 
 
 class _Passing(torch.autograd.Function):

@@ -211,8 +211,22 @@ def looks(one: Watch, *pids: int) -> list[str | None]:
     return [one.before(), one.during(pids), one.after()]
 
 
-def test_nothing_is_said_against_a_gpu_that_rests(gpu: Any) -> None:
-    assert looks(Watch(GPU, gpu)) == [None] * 3
+BUSY = "the GPU is 87% busy with nothing of ours running"
+
+
+@pytest.mark.parametrize(
+    ("share", "reason", "said"),
+    [
+        (0.0, None, [None] * 3),
+        (0.0, "power brake", ["the GPU is throttled: power brake"] * 3),
+        (0.87, None, [BUSY, None, BUSY]),
+    ],
+)
+def test_a_gpu_is_quiet_or_throttled_or_busy_where_nothing_of_ours_runs(
+    gpu: Any, share: float, reason: str | None, said: list[str | None]
+) -> None:
+    gpu.share, gpu.reason = share, reason
+    assert looks(Watch(GPU, gpu)) == said
     assert Watch(GPU, gpu).unreadable is None
 
 
@@ -261,17 +275,6 @@ def test_of_processes_that_cannot_be_seen_no_more_are_there_than_of_ours(
     assert one.during([worker, worker + 1]) is None
     gpu.pids = [ELSEWHERE]
     assert looks(one) == [None] * 3, "this very process"
-
-
-def test_clocks_that_are_held_down_are_seen_at_any_time(gpu: Any) -> None:
-    gpu.reason = "power brake"
-    assert looks(Watch(GPU, gpu)) == ["the GPU is throttled: power brake"] * 3
-
-
-def test_a_busy_gpu_disturbs_where_nothing_of_ours_runs(gpu: Any) -> None:
-    gpu.share = 0.87
-    said = "the GPU is 87% busy with nothing of ours running"
-    assert looks(Watch(GPU, gpu)) == [said, None, said]
 
 
 @pytest.mark.parametrize("question", ["processes", "busy_share", "throttled"])

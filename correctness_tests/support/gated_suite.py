@@ -146,20 +146,26 @@ class GatedSuite:
 
 @pytest.fixture
 def gated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GatedSuite:
-    for name in [name for name in os.environ if name.startswith(("GIT_", "PYTEST_"))]:
+    plain_git(monkeypatch)
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         if name != "PYTEST_CURRENT_TEST":
             monkeypatch.delenv(name)
-    for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
-        monkeypatch.setenv(name, "a")
-    for name in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
-        monkeypatch.setenv(name, "a@b")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
     monkeypatch.setattr(plugin, "WAIT", 0.0)
     monkeypatch.setattr(plugin, "Watch", type("Watch", (Watched,), {}))
     suite = GatedSuite(pytester, monkeypatch)
     monkeypatch.setattr(comparison, "Session", suite.session)
     return suite
+
+
+def plain_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    """git as it is where nobody set anything but an author."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "a")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "a@b")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
 
 
 def git(*args: str) -> str:
