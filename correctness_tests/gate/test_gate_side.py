@@ -171,13 +171,6 @@ def test_tolerances_are_those_that_an_op_or_its_provider_states(
         assert found == wanted
 
 
-def test_the_instrument_can_be_laid_over_a_base_whose_providers_state_nothing(weigh: Op) -> None:
-    weigh.providers["eager"] = replace(weigh.providers["eager"])
-    vars(weigh.providers["eager"]).pop("slowdowns")
-    found = {one.name: one.slowdowns for one in declared(CPU, PACKAGE, FILES)}
-    assert found[WEIGHED] == ON_CPU
-
-
 @pytest.mark.parametrize(
     "stated",
     [{"device_second": 0.01}, {DEVICE: 0}, {DEVICE: -0.1}, {HOST: float("nan")}, {DEVICE: "1%"}],

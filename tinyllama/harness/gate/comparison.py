@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import (
     BASE,
     CANDIDATE,
-    Effort,
     Tree,
     launcher,
     make_side,
@@ -59,8 +59,6 @@ class Request:
     version: str
     watch: Watch
     candidate_label: str
-    candidate_python: str
-    effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
 
 
@@ -90,7 +88,7 @@ def prepared(request: Request) -> Iterator[Session]:
         candidate = Tree(
             CANDIDATE,
             request.root,
-            request.candidate_python,
+            sys.executable,
             request.candidate_label,
             folder / "candidate-caches",
         )
@@ -105,7 +103,6 @@ def prepared(request: Request) -> Iterator[Session]:
                 watch=request.watch,
                 sources=sources,
                 toolchains=request.commit is None,
-                effort=request.effort,
                 processor=processor,
                 say=request.say,
                 pairs=pairs,

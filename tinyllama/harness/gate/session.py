@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tinyllama.harness.gate.attribution import PROFILES, moved
-from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Call, Rule
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS, Call, Rule
 from tinyllama.harness.gate.exact import (
     COUNTED_ON_GPU,
     compile_figure,
@@ -181,18 +181,17 @@ class Session:
         return base == candidate and compiled[BASE] == compiled[CANDIDATE]
 
     def _blocks(self) -> None:
-        for look in self.setting.looks:
+        for look in LOOKS:
             open_ = self._undecided()
             if not open_:
                 return
-            last = self.setting.looks[-1]
-            self.setting.say(f"{len(open_)} undecided: blocks up to {look} of {last}")
+            self.setting.say(f"{len(open_)} undecided: blocks up to {look} of {LOOKS[-1]}")
             while open_ and open_[0].blocks < look:
                 self._block(open_, lambda series: series.statistics)
                 open_ = self._undecided()
             for one in open_:
                 with self._errors_as_verdict(one):
-                    self._look(one, last=look == last)
+                    self._look(one, last=look == LOOKS[-1])
 
     def _block(self, which: Sequence[BenchmarkState], of: Callable[[Series], list[float]]) -> None:
         """One fresh launch of both sides: a statistic of each benchmark and metric."""

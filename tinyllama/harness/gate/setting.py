@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from tinyllama.harness.gate.accepted import Accepted
-from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
@@ -51,7 +50,6 @@ class Setting:
     measure_all: bool = False
     only: Callable[[str], bool] | None = None
     processor: int | None = None
-    looks: Sequence[int] = LOOKS
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
     pairs: Callable[..., AbstractContextManager[Pair]] = opened

@@ -67,8 +67,8 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
         covered = [timed for timed in every if _left_out(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
             own = {metric: slowdowns[metric] for metric in metrics}
-            where = getattr(provider, "module", "")  # an older base has none
-            found.append(Benchmark(_name(op, timed), timed, op.module, own, registered=where))
+            name = _name(op, timed)
+            found.append(Benchmark(name, timed, op.module, own, registered=provider.module))
     return found
 
 
@@ -108,15 +108,14 @@ def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, fl
 
     Raises ValueError for an unknown metric or an invalid slowdown.
     """
-    own = getattr(provider, "slowdowns", {})  # an older base has none
-    for who, slowdowns in ((f"op {op.name!r}", op.slowdowns), (provider, own)):
+    for who, slowdowns in ((f"op {op.name!r}", op.slowdowns), (provider, provider.slowdowns)):
         for metric, share in slowdowns.items():
             if metric not in ON_GPU or not (is_number(share) and share > 0):
                 raise ValueError(
                     f"{who}: slowdowns of {metric!r}: {share!r}: give {' or '.join(ON_GPU)} "
                     "a share above 0, as 0.02"
                 )
-    stated = {**op.slowdowns, **own}
+    stated = {**op.slowdowns, **provider.slowdowns}
     if device.type != "cpu":
         return {**ON_GPU, **stated}
     return {metric: max(usual, stated.get(metric, 0.0)) for metric, usual in ON_CPU.items()}

@@ -220,7 +220,6 @@ class Gating:
                 version=tinyllama.__version__,
                 watch=watch,
                 candidate_label=results.current_commit(),
-                candidate_python=sys.executable,
                 say=self._say,
             )
             with prepared(request) as session:
