@@ -118,27 +118,17 @@ def test_what_is_no_time_to_compile_is_missing(side: str, seconds: float) -> Non
 # -- accepted slowdowns -----------------------------------------------------------------------
 
 
-def slowed(metric: str = DEVICE, ratio: float = 1.03) -> Script:
-    script = Script("a", "b")
-    for name in "ab":
-        script.slower(name, **{metric: ratio})
-    return script
-
-
 @pytest.mark.parametrize("metric", [DEVICE, HOST])
 def test_an_accepted_amount_is_allowed_to_its_benchmark_and_metric(metric: str) -> None:
-    script = slowed(metric, 1.2)
-    script.accept("a", metric, 0.2)
-    found = script.run(noise=history("a", "b"))  # so that 0.5% is sure at once
-    assert found["a"].outcome is Outcome.SAME
-    assert "20.0% accepted" in found["a"].text
-    assert found["b"].outcome is Outcome.SLOWER
-
-
-def test_more_than_is_accepted_is_slower() -> None:
-    script = slowed(ratio=1.10)
-    script.accept("a", DEVICE, 0.03)
-    assert script.run()["a"].outcome is Outcome.SLOWER
+    script = Script("all", "some", "none")
+    for name in script.names[BASE]:
+        script.slower(name, **{metric: 1.2})
+    script.accept("all", metric, 0.2)
+    script.accept("some", metric, 0.1)
+    found = script.run(noise=history("all", "some", "none"))  # so that 0.5% is sure at once
+    assert found["all"].outcome is Outcome.SAME
+    assert "20.0% accepted" in found["all"].text
+    assert found["some"].outcome is found["none"].outcome is Outcome.SLOWER
 
 
 @pytest.mark.parametrize(("amount", "outcome"), [(0.5, Outcome.SAME), (0.3, Outcome.SLOWER)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from correctness_tests.support.contenders import weighed
 from correctness_tests.support.gate_subjects import Make
+from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate.exact import COUNTED_ON_GPU
@@ -56,25 +58,29 @@ def test_what_a_first_call_keeps_is_counted(subject: Make, monkeypatch: pytest.M
 def test_what_is_given_and_asked_for_is_in_the_digest_of_inputs(
     subject: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(**changes: Any) -> int:
-        made = subject(case=changes.pop("case", 0), dtype=changes.pop("dtype", "fp32"))
+    def changed(change: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}, **how: Any) -> int:
+        made = subject(**how)
         drawn = made._drawn
-        monkeypatch.setattr(made, "_drawn", lambda: replace(drawn(), **changes))
+        monkeypatch.setattr(made, "_drawn", lambda: replace(drawn(), **change(drawn())))
         return made.input_digest()
 
-    usual = subject().input_digest()
-    inputs = subject()._drawn()
-    assert changed() == usual
-    more = {name: 2 * value for name, value in inputs.upstream.items() if value is not None}
-    assert len({usual, changed(upstream=more), changed(params={"eps": 7.0})}) == 3
-    renamed = {f"{name}_": value for name, value in inputs.args.items()}
-    assert len({usual, changed(case=1), changed(dtype="bf16"), changed(args=renamed)}) == 4
-    for name, value in inputs.args.items():
-        assert changed(args={**inputs.args, name: 2 * value}) != usual, name
+    assert changed() == changed()
     made = subject()
     fewer = {name: replace(tensor, grad=False) for name, tensor in made.op.inputs.items()}
+    found = [
+        changed(),
+        changed(case=1),
+        changed(dtype="bf16"),
+        changed(lambda inputs: {"params": {"eps": 7.0}}),
+        changed(lambda inputs: {"args": {f"{name}_": x for name, x in inputs.args.items()}}),
+        changed(lambda inputs: {"args": {**inputs.args, "x": 2 * inputs.args["x"]}}),
+        changed(lambda inputs: {"args": {**inputs.args, "weight": 2 * inputs.args["weight"]}}),
+        changed(lambda inputs: {"args": {**inputs.args, "x": inputs.args["x"].flatten()}}),
+        changed(lambda inputs: {"upstream": {"y": inputs.args["x"]}}),
+    ]
     monkeypatch.setattr(made.op, "inputs", fewer)
-    assert made.input_digest() != usual, "results that nobody asks for any more"
+    found.append(made.input_digest())  # results that nobody asks for any more
+    assert len(set(found)) == len(found)
 
 
 def test_what_is_compared_exactly_of_a_call_on_a_gpu(
