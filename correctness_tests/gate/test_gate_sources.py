@@ -121,6 +121,11 @@ def test_a_change_of_what_runs_differs(
     assert differing(unchanged, tree) == differ
 
 
+def test_a_changed_op_differs_where_it_is_used(unchanged: Sources, tree: Path) -> None:
+    change(tree, "tinyllama/ops/rope/__init__.py", "import torch", "import torch, os")
+    assert differing(unchanged, tree, "tinyllama.ops.block") == ["whole", "host"]
+
+
 def test_data_of_an_op_concern_that_op_and_those_composed_of_it(
     unchanged: Sources, tree: Path
 ) -> None:
