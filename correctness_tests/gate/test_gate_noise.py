@@ -147,3 +147,22 @@ def test_what_is_not_json_is_one_error_that_names_it(text: bytes, tmp_path: Path
     path.write_bytes(text)
     with pytest.raises(ValueError, match=r"noise\.json holds no A/A blocks"):
         Noise.load(tmp_path, CARD)
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_file_is_written_whole_or_not_at_all(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = Noise(CARD, [block()])
+    path = noise.save(tmp_path)
+    noise.add(block(1))
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, full)
+        with pytest.raises(OSError, match="no space left"):
+            noise.save(tmp_path)
+    assert Noise.load(tmp_path, CARD).blocks == [block()]
+    assert os.listdir(path.parent) == ["noise.json"]
