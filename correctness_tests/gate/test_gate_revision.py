@@ -175,6 +175,11 @@ def test_the_tree_is_that_revision_or_was_changed(repo: Path, change: str) -> No
     assert state(repo) == before
 
 
+def test_whether_the_tree_is_an_unknown_revision_is_not_answered(repo: Path) -> None:
+    with pytest.raises(RevisionError):
+        same_tree("nope", repo)
+
+
 # -- unpacking --------------------------------------------------------------------------------
 
 
