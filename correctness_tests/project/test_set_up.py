@@ -1,5 +1,6 @@
 """How `make` sets up the environment of its targets; nothing is installed here."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,9 +27,12 @@ def make(tmp_path: Path) -> Make:
     for name in ("constraints", ".venv", ".venv-floor"):
         (tmp_path / name).mkdir()
 
+    # `make test` runs this too: what it tells its own children is not for a make of its own.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MF"))}
+
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["make", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
     return run
 
