@@ -276,7 +276,7 @@ def test_a_validation_whose_verdicts_are_not_what_was_added_fails(
 
 
 def test_each_metric_has_every_slowdown_added() -> None:
-    """Though benchmarks of device and host time come by turns."""
+    """Though benchmarks of device and host time alternate."""
     metrics = [(DEVICE,), (HOST,)] * len(SLOWDOWNS) + [(HOST, DEVICE)]
     found = _shares(
         Benchmark(f"{n}", None, "", dict.fromkeys(given, 0.1)) for n, given in enumerate(metrics)

@@ -103,7 +103,7 @@ def test_a_slowdown_that_fresh_processes_do_not_confirm_is_inconclusive() -> Non
     assert script.status == 11
 
 
-# -- by turns, in fresh processes -------------------------------------------------------------
+# -- alternately, in fresh processes ----------------------------------------------------------
 
 
 def test_a_block_is_a_launch_of_its_own_and_the_sides_take_turns() -> None:

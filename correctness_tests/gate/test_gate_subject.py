@@ -1,5 +1,5 @@
 """What is timed inside a worker: right results, held bit for bit in every timed call, on inputs
-that two seeds give by turns."""
+that two seeds give alternately."""
 
 from __future__ import annotations
 
