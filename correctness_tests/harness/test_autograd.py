@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, DeclarationError, Op, Tensor
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.kernels import layout
+from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.ops import OPS
 
 
@@ -49,6 +51,7 @@ def scaled_pair(name: str) -> Op:
 
 
 PAIR = scaled_pair("pair")
+X = {"x": Tensor("B D", grad=True)}
 
 
 def test_derived_provider_passes_the_cases_of_its_op() -> None:
@@ -131,6 +134,42 @@ def test_compiled_and_eager_agree() -> None:
         value.backward()
         results.append((value.detach(), x.grad, weight.grad))
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_input_is_read_as_its_provider_asks_and_copied_once(compiled: bool) -> None:
+    """Compiled, each pass copies: what the compiler keeps is the input."""
+    op, seen = Op("reader", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)]), []
+    op.reference(lambda x: 2 * x)
+
+    @op.provider("triton", keep=("x",), reads={"x": contiguous})
+    class Reader:
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return 2 * x
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+            seen.append(kept["x"])
+            return {"x": 2 * grads[0]}
+
+    call = torch.compile(op["triton"].call, backend="aot_eager") if compiled else op["triton"].call
+    x = torch.arange(24.0).view(8, 3).T.requires_grad_()
+    before = layout.copies
+    call(x).sum().backward()
+    assert layout.copies - before == (2 if compiled else 1)
+    assert all(one.is_contiguous() and torch.equal(one, x) for one in seen)
+    assert len(seen) == 2
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full_like(x, 2))
+
+
+def test_only_inputs_can_be_read() -> None:
+    op = Op("misread", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)])
+    wanted = r"op 'misread': 'triton' reads unknown inputs \['y'\]: use x"
+    with pytest.raises(DeclarationError, match=wanted):
+        op.provider("triton", reads={"y": contiguous})(type("Empty", (), {}))
 
 
 SECOND = [

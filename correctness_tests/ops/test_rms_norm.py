@@ -2,6 +2,8 @@
 buffers, tensors that share memory, edges of blocks.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -127,6 +129,17 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
     assert torch.equal(total, same[1])
     dense = [half.contiguous() for half in (right, left, right)]
     assert torch.equal(dx, norm_backward(dense[0], dense[1], weight, rstd, dense[2])[0])
+
+
+@pytest.mark.parametrize("layout_of", [lambda x: x[..., ::2], lambda x: x.transpose(0, 2)])
+def test_an_input_that_is_not_dense_is_copied_once_for_both_passes(
+    layout_of: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+) -> None:
+    x = layout_of(randn(4, 6, 8, device=device)).requires_grad_()
+    weight = torch.ones(2 * x.shape[-1], device=device)[::2].requires_grad_()
+    before = layout.copies
+    rms_norm(x, weight, provider="triton").backward(x.detach().contiguous())
+    assert layout.copies == before + 2, "of x and of the weight"
 
 
 def test_one_gradient_for_two_inputs_can_be_accumulated_apart(device: torch.device) -> None:

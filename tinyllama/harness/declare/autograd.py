@@ -17,7 +17,11 @@ A provider that autograd cannot differentiate (a kernel) is a class:
 
 ``grads`` holds one upstream gradient per output, None where that output was not used;
 ``kept`` the inputs or outputs named in ``keep``; ``needs`` the names whose gradient is
-wanted. In eager mode the autograd function is called directly (a custom op's dispatch
+wanted. ``reads={"x": contiguous}`` says by which function an input gets a layout that the
+kernels read: both passes get its result, and where it is a copy, the copy is what is kept, so
+that an input is copied once. (A compiled call keeps its inputs, and copies in both passes.)
+
+In eager mode the autograd function is called directly (a custom op's dispatch
 costs microseconds a call); under torch.compile the custom op is, which the compiler sees
 as one opaque node with declared shapes. A second derivative raises: a gradient that is
 silently detached would be wrong without a trace.
@@ -27,14 +31,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.specs import Signature
+from tinyllama.harness.declare.specs import DeclarationError, Signature
 from tinyllama.harness.kernels.precision import compute_dtype
 
 # What a backward takes and returns; gradients of several outputs are `SomeGrads`.
@@ -54,6 +58,7 @@ class Derived:
     backward: Callable[..., Mapping[str, torch.Tensor | None]]
     keep: tuple[str, ...]
     saved: dict[str, Any]
+    reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot
@@ -76,6 +81,7 @@ class Derived:
             @staticmethod
             def forward(ctx: Any, *args: Any) -> Any:
                 ctx.set_materialize_grads(False)
+                args = derived.as_read(args)
                 results = derived.run_forward(*args)
                 outputs = results[: len(derived.op.outputs)]
                 ctx.params = args[len(derived.op.inputs) :]
@@ -107,7 +113,7 @@ class Derived:
         results = ", ".join(["Tensor"] * (len(self.op.outputs) + len(self.saved)))
         forward = torch.library.custom_op(
             qualified,
-            lambda *args: _bare(self.run_forward(*args)),
+            lambda *args: _bare(self.run_forward(*self.as_read(args))),
             mutates_args=(),
             schema=f"({tensors}{params}) -> ({results})",
         )
@@ -157,6 +163,15 @@ class Derived:
 
     # -- the provider's own code, called with positional arguments ---------------------------
 
+    def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with inputs in the layouts that the kernels read."""
+        if not self.reads:
+            return args
+        names = (*self.op.inputs, *self.op.params)
+        return tuple(
+            self.reads.get(name, _same)(arg) for name, arg in zip(names, args, strict=True)
+        )
+
     def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         inputs, params = self.split(args)
         results = several(self.forward(*inputs, **params))
@@ -171,7 +186,10 @@ class Derived:
     def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> tuple[Any, ...]:
         names = list(self.op.inputs)
         needs = {name for name, wanted in zip(names, needs_grad, strict=False) if wanted}
-        kept = dict(zip(self.keep, saved, strict=False))
+        kept = {
+            name: self.reads.get(name, _same)(tensor)
+            for name, tensor in zip(self.keep, saved, strict=False)
+        }
         rest = dict(zip(self.saved, saved[len(self.keep) :], strict=True))
         named = dict(zip(self.op.params, params, strict=True))
         found = self.backward(grads, kept, rest, needs, **named)
@@ -230,8 +248,13 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
         return None
     saved = traits.pop("saved", {})
     keep = tuple(traits.pop("keep", ()))
+    reads = traits.pop("reads", {})
+    if unknown := sorted(set(reads) - set(op.inputs)):
+        raise DeclarationError(
+            f"op {op.name!r}: {name!r} reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
+        )
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
-    return Derived(op, name, spread(forward), backward, keep, saved)
+    return Derived(op, name, spread(forward), backward, keep, saved, reads)
 
 
 def size_of(axis: str, sizes: Mapping[str, int]) -> int:
@@ -254,6 +277,10 @@ def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
         arg.to(compute_dtype(arg)) if isinstance(arg, torch.Tensor) and arg.requires_grad else arg
         for arg in args
     ]
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _bare(results: Sequence[torch.Tensor]) -> Any:

@@ -97,6 +97,7 @@ def terms(
 @rms_norm.provider(
     "triton",
     keep=("x", "weight"),
+    reads={"x": contiguous, "weight": contiguous},
     saved={"rstd": Tensor("B*T", dtype=torch.float32)},
     requires=("triton",),
     large=(Large("B", "T*D", {"T": 3, "D": 1000}),),
@@ -111,14 +112,14 @@ class Triton:
     def forward(
         x: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_ND = contiguous(x).flatten(0, 1)
+        x_ND = x.flatten(0, 1)
         y_ND, rstd_N = norm_forward(x_ND, weight, eps, compute_dtype(x))
         return y_ND.view(x.shape), rstd_N
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         x, weight = kept["x"], kept["weight"]
-        dy_ND, x_ND = (contiguous(t).flatten(0, 1) for t in (grads[0], x))
+        dy_ND, x_ND = (t.flatten(0, 1) for t in (contiguous(grads[0]), x))
         dx = x.new_empty(x.shape) if "x" in needs else None
         partials = new_partials(x_ND) if "weight" in needs else None
         dx_ND = None if dx is None else dx.flatten(0, 1)
