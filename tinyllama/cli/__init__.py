@@ -19,11 +19,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import tinyllama
-from tinyllama.cli import certify, check, doctor, kernels, records, report, train, tune
+from tinyllama.cli import (
+    certify,
+    check,
+    doctor,
+    how,
+    kernels,
+    profile,
+    records,
+    report,
+    train,
+    tune,
+)
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import NotWrittenError
 
-COMMANDS = (doctor, train, records, report, tune, check, kernels, certify)
+COMMANDS = (doctor, train, records, report, tune, check, kernels, certify, profile, how)
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 
 # An allocation that fails on the CPU has no type of its own in torch.

@@ -25,13 +25,29 @@ Config = TypeVar("Config", ModelConfig, TrainConfig)
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
-    model, config = ModelConfig(), TrainConfig()
     parser = subparsers.add_parser("train", help="train, and print how it went")
     parser.description = (
         "Train a Tiny LLaMA and print loss, speed, memory and which parameters received a "
         "gradient. With --resume, what is not given is taken from the checkpoint."
     )
     parser.set_defaults(run=run)
+    workload_options(parser, num_steps=TrainConfig().num_steps)
+    option = parser.add_argument
+    option("--data", type=Path, help="text file or folder to train on (default: random tokens)")
+    option("--save", type=Path, metavar="PATH", help="write a checkpoint (safetensors) at the end")
+    option("--resume", type=Path, metavar="PATH", help="continue from a checkpoint, of any tier")
+    option("--json", type=Path, metavar="PATH", help="write the result as JSON")
+    option(
+        "--diagnose",
+        action="store_true",
+        help="show the output of every op, and its gradient, in the first and the last step",
+    )
+    option("--diagnose-every", type=whole, metavar="N", help="the same, in every N-th step as well")
+
+
+def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None:
+    """Add the options that say which step is run; `settings` reads them."""
+    model, config = ModelConfig(), TrainConfig()
     option = parser.add_argument
     option("--tier", default="v1", help="which tier; doctor lists them (default v1)")
     option(
@@ -66,7 +82,7 @@ def add(subparsers: Any) -> None:
     option(
         "--num-steps",
         type=whole,
-        default=config.num_steps,
+        default=num_steps,
         metavar="N",
         help="steps of this run; with --resume they are added to those done (default %(default)s)",
     )
@@ -81,16 +97,6 @@ def add(subparsers: Any) -> None:
     option("--use-amp", action="store_true", help="the same as --precision bf16")
     option("--seed", type=whole, help=f"of weights and data (default {config.seed})")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
-    option("--data", type=Path, help="text file or folder to train on (default: random tokens)")
-    option("--save", type=Path, metavar="PATH", help="write a checkpoint (safetensors) at the end")
-    option("--resume", type=Path, metavar="PATH", help="continue from a checkpoint, of any tier")
-    option("--json", type=Path, metavar="PATH", help="write the result as JSON")
-    option(
-        "--diagnose",
-        action="store_true",
-        help="show the output of every op, and its gradient, in the first and the last step",
-    )
-    option("--diagnose-every", type=whole, metavar="N", help="the same, in every N-th step as well")
 
 
 def run(args: argparse.Namespace) -> int:

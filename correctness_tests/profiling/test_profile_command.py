@@ -1,0 +1,226 @@
+"""`tinyllama profile` and `how`, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from correctness_tests.support import rocm_files
+from tinyllama.cli import main
+from tinyllama.model.config import PRESETS, ModelConfig
+from tinyllama.profiling import documents, flops, observe
+from tinyllama.profiling.ranges import UNKNOWN, Work, by_order
+from tinyllama.profiling.shown import _layers, advice
+
+TINY = ["--preset", "tiny", "--seq-len", "32", "--batch-size", "2", "--device", "cpu"]
+
+
+def profile(tool: str, folder: Path, *options: str) -> Path:
+    """Run the command; the folder that it left."""
+    assert main(["profile", tool, "--output", str(folder), *TINY, *options]) == 0
+    (found,) = folder.iterdir()
+    return found
+
+
+@pytest.mark.parametrize("tier", ["v1", "v2"])
+def test_each_operator_is_mapped_to_its_op_and_layer(
+    tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = profile("hotspots", tmp_path, "--tier", tier, "--num-steps", "2", "--top", "500")
+    _, work = observe.load(folder / observe.KERNELS)
+    whole = sum(one.seconds for one in work)
+    assert sum(one.seconds for one in work if one.op == UNKNOWN) <= 0.01 * whole
+    ops = {(one.op, one.backward) for one in work}
+    for op in ("attention", "swiglu", "rope", "qkv", "rms_norm", "add_rms_norm"):
+        for layer in range(PRESETS["tiny"].num_layers):
+            assert {(f"layers.{layer}.{op}", False), (f"layers.{layer}.{op}", True)} <= ops
+    assert {("loss", True), ("final_norm", True), ("adamw", False), ("embedding", True)} <= ops
+    products = [one for one in work if one.name == "aten::mm" and "swiglu" in one.op]
+    layers = PRESETS["tiny"].num_layers
+    gates = 1 if tier == "v2" else 2  # stacked products
+    assert len([one for one in products if not one.backward]) == gates * layers
+    printed = capsys.readouterr().out
+    assert re.search(r"aten::mm +swiglu backward +0-1 ", printed)
+    assert "1. " in printed
+    assert "3. " in printed
+    assert (folder / observe.TRACE).is_file()
+    recorded = json.loads((folder / "profile.json").read_text())
+    assert recorded["versions"]["torch"] == torch.__version__
+    assert "tinyllama.profiling.observe" in recorded["commands"][0]
+
+
+def test_the_peak_of_memory_is_split_by_category(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = profile("memory", tmp_path, "--tier", "v1")
+    found = json.loads((folder / "memory.json").read_text())
+    size = 4 * PRESETS["tiny"].parameters
+    assert size <= found["fixed_bytes"]["parameters"] <= 1.01 * size
+    states = found["fixed_bytes"]["optimizer states"]
+    assert 2 * size <= states <= 2.01 * size
+    assert found["peak_bytes"] == sum(found["at_peak_bytes"].values())
+    phases = [phase for phase, *_ in found["course"]]
+    assert list(dict.fromkeys(phases)) == ["forward", "backward", "update"]
+    last = found["course"][-1]
+    assert size <= last[1] <= 1.01 * size, "all gradients are there when the step ends"
+    assert (folder / "memory.svg").read_text().count("<svg") == 1
+    assert "activations" in capsys.readouterr().out
+
+
+def test_the_counts_of_operations_agree() -> None:
+    """Three ways that share no code; PyTorch counts attention whole, and no elementwise work."""
+    for name, samples, length in (("small", 8, 128), ("medium", 16, 512)):
+        model: ModelConfig = PRESETS[name]
+        formula = model.step_flops(samples, length)
+        declared = sum(flops.declared(model, samples, length).values())
+        assert declared == pytest.approx(formula, rel=0.03)
+        assert flops.by_torch(model, samples, length) == pytest.approx(formula, rel=0.1)
+
+
+def test_flops_says_what_it_could_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile("flops", tmp_path)
+    printed = capsys.readouterr().out
+    assert "PyTorch's counter" in printed
+    assert "DeepSpeed: deepspeed is not installed" in printed
+
+
+def test_two_profiles_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rocm_files.trace(tmp_path / "a/x_kernel_trace.csv", "6.2")
+    rocm_files.database(tmp_path / "b.db")
+    assert main(["profile", "compare", str(tmp_path / "a"), str(tmp_path / "b.db")]) == 0
+    printed = capsys.readouterr().out
+    assert "rms_norm_forward" in printed
+    assert "3 launches in 6.0 us before, 3 in 6.0 us after" in printed
+    assert main(["profile", "compare", str(tmp_path / "a")]) == 2
+    assert "two profiles" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["counters", "rocprof-compute", "rocprof-sys"])
+def test_a_tool_that_is_not_here_says_what_to_use_instead(
+    tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", tool, "--output", str(tmp_path / "p"), *TINY]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{tool} cannot run here" in said
+    assert "--with torch" in said
+    assert not (tmp_path / "p").exists()
+
+
+def test_the_command_is_printed_and_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with a GPU and a ROCm."""
+    binaries = rocm_files.install(tmp_path / "rocm", "6.4")
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = ["profile", "trace", "--print-command", "--tier", "v3", "--output", str(tmp_path / "p")]
+    assert main(asked) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("rocprofv3 --sys-trace --output-format pftrace -d FOLDER")
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["trace", "--with", "ncu"], "--with 'ncu' cannot do trace: use rocprofv3 or torch"),
+        (["all", "--with", "torch"], "remove it"),
+        (["flops", "left-over"], "left-over is no option of flops"),
+        (["hotspots", "--tier", "v9"], "tier 'v9' does not exist"),
+    ],
+)
+def test_what_cannot_be_used_is_one_error(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool, *rest = options
+    assert main(["profile", tool, *rest, "--output", str(tmp_path / "p"), *TINY]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_profiled_program_that_fails_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["profile", "flops", "--output", str(tmp_path), *TINY, "--time-limit", "0"]
+    assert main(asked) == 1
+    assert "took more than 0 s" in capsys.readouterr().err
+
+
+# -- mapping --------------------------------------------------------------------------------------
+
+
+def test_a_captured_step_is_mapped_by_order() -> None:
+    eager = [
+        Work("gemm", 1.0, "layers.0.qkv"),
+        Work("norm", 1.0, "layers.0.rms_norm"),
+        Work("gemm", 1.0, "layers.1.qkv", backward=True),
+    ]
+    captured = [("gemm", 2.0), ("gemm", 3.0), ("norm", 4.0), ("gemm", 5.0), ("new", 6.0)]
+    assert by_order(eager, captured) == [
+        Work("gemm", 2.0, "layers.0.qkv"),
+        Work("gemm", 3.0, "layers.1.qkv", backward=True),
+        Work("norm", 4.0, "layers.0.rms_norm"),
+        Work("gemm", 5.0, UNKNOWN),
+        Work("new", 6.0, UNKNOWN),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ops", "said"),
+    [
+        (["layers.0.rope", "layers.1.rope", "layers.2.rope"], "0-2"),
+        (["layers.0.rope", "layers.2.rope"], "0, 2"),
+        (["layers.7.rope"], "7"),
+        (["loss"], ""),
+    ],
+)
+def test_layers_are_shown_in_short(ops: list[str], said: str) -> None:
+    assert _layers(Work("x", 1.0, op) for op in ops) == said
+
+
+def test_the_three_largest_are_advised() -> None:
+    """Of ten microseconds between kernels, the gap of a step that is not captured is first."""
+    work = [Work("gemm", 3e-6, "a"), Work("memcpy", 2e-6, "b"), Work("Memcpy DtoD", 2e-6, "b")]
+    spans = [(0.0, 3.0, 7), (13.0, 15.0, 7), (15.0, 17.0, 7)]
+    found = advice({"spans_us": spans, "captured": False}, work)
+    assert [round(seconds * 1e6) for seconds, _ in found] == [10, 4, 3]
+    assert "capture it" in found[0][1]
+    assert "contiguous" in found[1][1]
+
+
+# -- the documents --------------------------------------------------------------------------------
+
+
+def test_every_command_of_the_table_is_one_that_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for row in documents.ROWS:
+        if not row.ours.startswith("python -m tinyllama"):
+            continue
+        words = row.ours.split()[3:]
+        if words[0] == "profile":
+            assert main([*words, "--print-command", "--device", "cpu"]) in (0, 2)
+        else:
+            with pytest.raises(SystemExit, match="0"):
+                main([*words, "--help"])
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["get_trace.sh", "./get_trace.sh", "version3/get_trace.sh"])
+def test_how_prints_the_row_of_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["how", name]) == 0
+    printed = capsys.readouterr().out
+    assert "python -m tinyllama profile trace" in printed
+    assert "get_counters" not in printed
+
+
+def test_how_says_which_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["how", "nothing.sh"]) == 2
+    assert "get_hotspots.sh" in capsys.readouterr().err

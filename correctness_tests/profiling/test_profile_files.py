@@ -1,0 +1,171 @@
+"""Files of profilers: every version is read alike, and what is no such file is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support import rocm_files
+from tinyllama.profiling import chrome, rocprof, shown
+from tinyllama.profiling.kernels import (
+    Dispatch,
+    Profile,
+    ProfileError,
+    Total,
+    compare,
+    of_dispatches,
+)
+
+NAMES = {name for name, *_ in rocm_files.LAUNCHES}
+
+
+def held(profile: Profile) -> None:
+    """The figures of `rocm_files.LAUNCHES`, by hand."""
+    assert {one.name: (one.calls, round(one.seconds * 1e9)) for one in profile.totals} == {
+        rocm_files.LAUNCHES[0][0]: (1, 3000),
+        "rms_norm_forward": (2, 3000),
+    }
+    assert profile.calls == 3
+
+
+@pytest.mark.parametrize("version", rocm_files.TRACES)
+def test_a_trace_of_every_version_is_read(version: str, tmp_path: Path) -> None:
+    path = rocm_files.trace(tmp_path / "host/17_kernel_trace.csv", version)
+    found = rocprof.read(tmp_path)
+    held(found)
+    assert found.busy_seconds == pytest.approx(6e-6)
+    assert found.span_seconds == pytest.approx(8e-6)
+    streams = {one.stream for one in found.dispatches}
+    assert streams == ({3} if "Stream_Id" in rocm_files.TRACES[version] else {1})
+    held(shown.read(path))
+
+
+def test_columns_are_found_whatever_their_case(tmp_path: Path) -> None:
+    path = rocm_files.trace(tmp_path / "a_kernel_trace.csv", "7.0")
+    header, _, rest = path.read_text().partition("\n")
+    path.write_text(f"{header.upper()}\n{rest}")
+    held(rocprof.read(tmp_path))
+
+
+def test_statistics_are_read_where_there_is_no_trace(tmp_path: Path) -> None:
+    path = rocm_files.stats(tmp_path / "a_kernel_stats.csv")
+    held(rocprof.read(tmp_path))
+    held(shown.read(path))
+    rocm_files.trace(tmp_path / "a_kernel_trace.csv", "6.4")
+    held(rocprof.read(tmp_path))  # and not counted twice
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_counters_are_summed_over_launches(old: bool, tmp_path: Path) -> None:
+    path = rocm_files.counters(tmp_path / "pmc_1/a_counter_collection.csv", old=old)
+    for found in (rocprof.read(tmp_path), shown.read(path)):
+        assert {one.kernel: one.value for one in found.counters}["rms_norm_forward"] == 32
+        assert {one.counter for one in found.counters} == {"SQ_WAVES"}
+
+
+def test_a_database_is_read_by_its_views(tmp_path: Path) -> None:
+    path = rocm_files.database(tmp_path / "a_results.db")
+    for found in (rocprof.read(tmp_path), shown.read(path)):
+        held(found)
+        assert {one.kernel: one.value for one in found.counters}["rms_norm_forward"] == 32
+        assert {one.stream for one in found.dispatches} == {3}
+
+
+def trace_of(names: list[tuple[str, str]]) -> bytes:
+    """A trace in Chrome's format: categories and names, one after the other."""
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "ts": 10 * at, "dur": 5, "tid": 1, "args": {}}
+        for at, (cat, name) in enumerate(names)
+    ]
+    return json.dumps({"traceEvents": events}).encode()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_of_pytorch_is_read(packed: bool, tmp_path: Path) -> None:
+    data = trace_of([("cpu_op", "aten::mm"), ("kernel", "gemm"), ("kernel", "gemm")])
+    path = tmp_path / ("trace.json.gz" if packed else "trace.json")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert shown.read(path).totals == (Total("gemm", 2, pytest.approx(1e-5)),)
+
+
+def test_operators_count_where_there_is_no_kernel_and_inner_ones_do_not(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "ts": start, "dur": length, "tid": 1}
+        for name, start, length in (("outer", 0, 10), ("inner", 2, 3), ("next", 10, 4))
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = {one.name: one.seconds for one in chrome.read(path).totals}
+    assert found == {"outer": pytest.approx(1e-5), "next": pytest.approx(4e-6)}
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = rocm_files.trace(tmp_path / "a_kernel_trace.csv", "6.4")
+    text = path.read_text()
+    for cut in (len(text) - 4, len(text) - 20):
+        path.write_text(text[:cut])
+        if text[:cut].count(",") == text.count(","):
+            continue  # the last cell alone is shorter, which nothing tells
+        with pytest.raises(ProfileError, match=r"a_kernel_trace.csv, line \d+: .* truncated"):
+            rocprof.read(tmp_path)
+
+
+WRONG = {
+    "foreign_kernel_trace.csv": (b"a,b\n1,2\n", "no column kernel_name"),
+    "empty_kernel_trace.csv": (b"", "no column kernel_name"),
+    "bytes_kernel_trace.csv": (b"\xff\xfe\x00", "cannot be read"),
+    "stats_kernel_stats.csv": (b'"Name","Calls","TotalDurationNs"\n"a",many,3\n', "no number"),
+    "text_results.db": (b"not a database, only a text that is long enough to be one" * 9, "rocpd"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_foreign_file_gets_one_clear_error(name: str, tmp_path: Path) -> None:
+    content, message = WRONG[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ProfileError, match=message) as raised:
+        rocprof.read(tmp_path)
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b'{"traceEvents": []}', b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}'],
+)
+def test_a_foreign_trace_gets_one_clear_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=r"trace\.json"):
+        shown.read(path)
+
+
+def test_another_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE kernels (id INTEGER)")
+    db.close()
+    with pytest.raises(ProfileError, match="no view kernels"):
+        rocprof.database(path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "a.txt"])
+def test_what_is_no_profile_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    if name == "a.txt":
+        (tmp_path / name).touch()
+    with pytest.raises(ProfileError, match=name):
+        shown.read(tmp_path / name)
+    with pytest.raises(ProfileError, match="no kernel"):
+        shown.read(tmp_path)
+
+
+def test_kernels_that_appear_vanish_and_move_are_told_from_each_other() -> None:
+    before = of_dispatches([Dispatch("old", 0, 3000), Dispatch("both", 0, 1000)])
+    after = of_dispatches([Dispatch("new", 0, 9000), Dispatch("both", 0, 2000)])
+    found = [
+        (change.name, change.kind, round(change.seconds * 1e9)) for change in compare(before, after)
+    ]
+    assert found == [("new", "appeared", 9000), ("old", "vanished", -3000), ("both", "moved", 1000)]

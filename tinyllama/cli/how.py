@@ -1,0 +1,34 @@
+"""``tinyllama how NAME``: what does the work of a script or a command of the documents."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tinyllama.harness.machine.errors import UsageError
+
+
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
+    how = subparsers.add_parser("how", help="what does the work of a script of the documents")
+    how.description = (
+        "Print the command that does the work of a script or command of the documents."
+    )
+    how.add_argument("name", help="such as get_trace.sh, or rocprofv2")
+    how.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the rows of a name; 0. Raises UsageError for a name that the documents lack."""
+    from tinyllama.profiling.documents import ROWS, find
+
+    rows = find(args.name)
+    if not rows:
+        known = ", ".join(row.theirs for row in ROWS)
+        raise UsageError(f"{args.name!r} is not in the documents: use one of {known}")
+    for row in rows:
+        print(f"{row.theirs}: {row.ours}")
+        print(f"    {row.leaves}")
+        if row.note:
+            print(f"    {row.note}")
+    return 0

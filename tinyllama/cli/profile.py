@@ -1,0 +1,181 @@
+"""``tinyllama profile TOOL``: profile a training step, with whatever the machine has."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyllama.cli.options import whole
+from tinyllama.cli.train import settings, workload_options
+from tinyllama.harness.machine.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinyllama.profiling.lines import Line
+    from tinyllama.profiling.workload import Workload
+
+TOOLS = {
+    "trace": "a timeline for ui.perfetto.dev (rocprofv3, else PyTorch's profiler)",
+    "counters": "hardware counters of each kernel (rocprofv3 or Nsight Compute)",
+    "hotspots": "the slowest kernels, with op and layer (PyTorch's profiler, or rocprofv3)",
+    "rocprof-compute": "AMD's analysis of each kernel",
+    "rocprof-sys": "AMD's trace of the whole system",
+    "torch": "PyTorch's profiler: operators, kernels, trace",
+    "flops": "operations of a step, counted in several ways",
+    "memory": "the bytes of a step by category",
+    "all": "every tool that can run here; what cannot, and why",
+}
+# By tool, what can do its work: the first that is there, unless --with names one.
+WAYS = {
+    "trace": ("rocprofv3", "torch"),
+    "counters": ("rocprofv3", "ncu"),
+    "hotspots": ("torch", "rocprofv3"),
+    "rocprof-compute": ("rocprof-compute",),
+    "rocprof-sys": ("rocprof-sys",),
+    "torch": ("torch",),
+    "flops": ("torch",),
+    "memory": ("torch",),
+}
+OBSERVED = {"trace": "kernels", "hotspots": "kernels", "torch": "kernels"}
+MISSING, FAILED = 2, 1
+
+
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
+    parser = subparsers.add_parser("profile", help="profile a training step; compare two profiles")
+    parser.description = "Profile a training step. " + "; ".join(
+        f"{name}: {what}" for name, what in TOOLS.items()
+    )
+    option = parser.add_argument
+    option("tool", choices=[*TOOLS, "compare"], metavar="TOOL", help=f"{', '.join(TOOLS)}, compare")
+    option("profiles", nargs="*", type=Path, metavar="PROFILE", help="for compare: two profiles")
+    option("--with", dest="way", metavar="PROFILER", help="rocprofv3, ncu or torch")
+    option("--print-command", action="store_true", help="print what would be run, and stop")
+    option("--no-capture", action="store_true", help="profile the step uncaptured")
+    option("--output", type=Path, default=Path("build/profiles"), metavar="DIR")
+    option("--time-limit", type=whole, default=600, metavar="SECONDS", help="default %(default)s")
+    option("--top", type=whole, default=20, metavar="N", help="kernels shown (default %(default)s)")
+    workload_options(parser, num_steps=5)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile and print; the exit status: 0, 1 the profiled program failed, 2 a missing tool."""
+    if args.tool == "compare":
+        return _compare(args)
+    if args.profiles:
+        raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
+    if args.tool != "all":
+        return _profile(args, args.tool)
+    if args.way:
+        raise UsageError("--with names the profiler of one tool, and all has several: remove it")
+    outcomes = {tool: _attempt(args, tool) for tool in WAYS}
+    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
+    return FAILED if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
+
+
+def _attempt(args: argparse.Namespace, tool: str) -> str:
+    """How one of several tools ended, in a line."""
+    from tinyllama.profiling.lines import MissingToolError
+
+    print(f"== {tool}")
+    try:
+        return "done" if _profile(args, tool) == 0 else "failed, see above"
+    except MissingToolError as error:
+        print(error)
+        return f"not here: {error}"
+
+
+def _profile(args: argparse.Namespace, tool: str) -> int:
+    from tinyllama.profiling import running
+
+    workload = _workload(args)
+    way, lines = _lines(args, tool, workload, Path("FOLDER"))
+    if args.print_command:
+        print("\n".join(shlex.join(line.argv) for line in lines))
+        return 0
+    folder = running.new_folder(args.output, tool).resolve()
+    _, lines = _lines(args, tool, workload, folder)
+    running.note(folder, tool, lines, way=way, workload=workload.dump())
+    try:
+        for line in lines:
+            running.run(line, folder, args.time_limit)
+    except running.ProfiledError as error:
+        print(f"tinyllama: error: {error}", file=sys.stderr)
+        return FAILED
+    print(f"{tool} with {way}: {folder}")
+    _show(tool, way, folder, args.top)
+    return 0
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    from tinyllama.model.tiers import resolve
+    from tinyllama.profiling.workload import Workload
+
+    model, train = settings(args, None)
+    resolve(args.tier).without(*args.without).with_memory(args.memory)
+    return Workload(
+        model,
+        train,
+        tier=args.tier,
+        without=args.without,
+        memory=args.memory,
+        capture=not args.no_capture,
+        device=args.device,
+    )
+
+
+def _lines(
+    args: argparse.Namespace, tool: str, workload: Workload, folder: Path
+) -> tuple[str, list[Line]]:
+    """The profiler that does a tool's work here, and its commands. Raises MissingToolError."""
+    from tinyllama.profiling.lines import EXTERNAL, Line, MissingToolError
+    from tinyllama.profiling.observe import program
+
+    ways = WAYS[tool]
+    if args.way and args.way not in ways:
+        raise UsageError(f"--with {args.way!r} cannot do {tool}: use {' or '.join(ways)}")
+    reasons = []
+    for way in [args.way] if args.way else ways:
+        if way == "torch":
+            wanted = OBSERVED.get(tool, tool)
+            return way, [Line(tuple(program(wanted, folder, workload)), ("*.json",))]
+        try:
+            reason = _no_gpu(workload)
+            if reason:
+                raise MissingToolError(reason)
+            steps = program("steps", folder, workload)
+            return way, EXTERNAL[tool, way].lines(folder, steps)
+        except MissingToolError as error:
+            reasons.append(f"{way}: {error}")
+    instead = "hotspots" if tool == "counters" else "trace"
+    raise MissingToolError(
+        f"{tool} cannot run here: {'; '.join(reasons)}; use profile {instead} --with torch"
+    )
+
+
+def _no_gpu(workload: Workload) -> str | None:
+    """Why no external profiler would see a kernel; None where one would."""
+    import torch
+
+    if workload.device == "cpu":
+        return "it profiles a GPU, and --device is cpu"
+    return None if torch.cuda.is_available() else "there is no GPU that torch can use"
+
+
+def _show(tool: str, way: str, folder: Path, top: int) -> None:
+    from tinyllama.profiling import shown
+
+    shown.show(tool, way, folder, top)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from tinyllama.profiling import kernels, shown
+
+    if len(args.profiles) != 2:
+        raise UsageError(f"compare takes two profiles, and {len(args.profiles)} are given")
+    before, after = (shown.read(path) for path in args.profiles)
+    shown.changes(kernels.compare(before, after), before, after, args.top)
+    return 0

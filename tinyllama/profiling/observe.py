@@ -1,0 +1,137 @@
+"""What PyTorch sees of a training step: the program that ``tinyllama profile`` runs.
+
+    python -m tinyllama.profiling.observe WAY FOLDER WORKLOAD
+
+WAY is a function of this file; what it finds is written into the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from tinyllama.harness.machine.files import replace_text, write_json
+from tinyllama.profiling.ranges import PREFIX, STEP, Work, attributed, by_order, named
+from tinyllama.profiling.workload import Workload
+
+MODULE = "tinyllama.profiling.observe"
+KERNELS = "kernels.json"
+TRACE = "trace.json"
+TABLE = "operators.txt"
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    gpu = [ProfilerActivity.CUDA] if device.type != "cpu" else []
+    return [ProfilerActivity.CPU, *gpu]
+
+
+def kernels(folder: Path, workload: Workload) -> None:
+    """Write every kernel of one step with the op that it belongs to (`KERNELS`), the trace of
+    the steps (`TRACE`), and PyTorch's own table of operators (`TABLE`).
+
+    A captured step is profiled as it runs; its ops are those of an uncaptured step of the same
+    tier, whose kernels come in the same order.
+    """
+    with workload.step(capture=False) as (step, once):
+        gpu = step.device.type != "cpu"
+        with (
+            named(step),
+            profile(activities=_activities(step.device), acc_events=True) as seen,
+            record_function(PREFIX + STEP),
+        ):
+            once()
+        eager = attributed(list(seen.events()), gpu)
+    with workload.step() as (step, once):
+        with profile(
+            activities=_activities(step.device),
+            acc_events=True,
+            record_shapes=True,
+            profile_memory=True,
+        ) as seen:
+            for _ in range(workload.train.num_steps):
+                once()
+        events = list(seen.events())
+        captured = bool(step.graphs)
+    seen.export_chrome_trace(str(folder / TRACE))
+    order = "self_device_time_total" if gpu else "self_cpu_time_total"
+    replace_text(folder / TABLE, seen.key_averages().table(sort_by=order, row_limit=-1) + "\n")
+    found = eager
+    spans: list[tuple[float, float, int]] = []
+    if gpu:
+        on_device = [e for e in events if e.device_type != DeviceType.CPU]
+        on_device = [e for e in on_device if not e.is_user_annotation]
+        on_device.sort(key=lambda e: e.time_range.start)
+        one = on_device[: len(on_device) // workload.train.num_steps]
+        spans = [(e.time_range.start, e.time_range.end, int(e.device_resource_id)) for e in one]
+        found = by_order(eager, ((e.name, e.time_range.elapsed_us() * 1e-6) for e in one))
+    write_json(
+        folder / KERNELS,
+        {
+            "captured": captured,
+            "plan": str(step.plan),
+            "left_out": step.left_out,
+            "device": str(step.device),
+            "steps": workload.train.num_steps,
+            "work": [asdict(work) for work in found],
+            "spans_us": spans,
+        },
+    )
+
+
+def memory(folder: Path, workload: Workload) -> None:
+    """Write the bytes of a step by category, over its course."""
+    from tinyllama.profiling.memory import observe
+
+    with workload.step(capture=False) as (step, once):
+        write_json(folder / "memory.json", observe(step, once))
+
+
+def flops(folder: Path, workload: Workload) -> None:
+    """Write the operations of a step, counted in several ways."""
+    from tinyllama.profiling.flops import count
+
+    write_json(folder / "flops.json", count(workload))
+
+
+def steps(folder: Path, workload: Workload) -> None:
+    """Run the steps, and nothing else: what a profiler of its own looks at."""
+    with workload.step() as (_, once):
+        for _ in range(workload.train.num_steps):
+            once()
+
+
+WAYS: dict[str, Callable[[Path, Workload], None]] = {
+    "kernels": kernels,
+    "memory": memory,
+    "flops": flops,
+    "steps": steps,
+}
+
+
+def program(way: str, folder: Path, workload: Workload) -> list[str]:
+    """The command that runs one of `WAYS`."""
+    return [sys.executable, "-m", MODULE, way, str(folder), workload.dump()]
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Work]]:
+    """What `kernels` wrote: its facts, and the work."""
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    return facts, [Work(**work) for work in facts.pop("work")]
+
+
+def main(argv: Sequence[str]) -> int:
+    way, folder, workload = argv
+    WAYS[way](Path(folder), Workload.load(workload))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""To which op and layer the work of a training step belongs, as PyTorch's profiler sees it.
+
+In a step that runs eagerly each op is called inside a range named after it (`named`). What is
+launched inside belongs to it, and so does the backward pass of what autograd recorded inside: both
+have one sequence number (`attributed`). A captured step has no ranges, and launches the same
+kernels in the same order (`by_order`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.autograd import DeviceType
+from torch.profiler import record_function
+
+from tinyllama.model.llama import TinyLlama
+from tinyllama.ops.block import PARTS, compose
+from tinyllama.training.step import TrainStep
+
+PREFIX = "op: "
+UNKNOWN = "not mapped"
+STEP = "step"  # what a step does beside its ops: it loads the batch, and checks the loss
+EMBEDDING = "embedding"  # the model looks it up without an op
+COMPILED = "compiled graph"  # where ops are fused with each other
+# What runs outside every range, by a part of the name of the operator that it is in.
+OUTSIDE = {"embedding": EMBEDDING, "compiledfunction": COMPILED, "torch-compiled": COMPILED}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel on a GPU, or an operator's own time on a CPU, and the op that it belongs to."""
+
+    name: str
+    seconds: float
+    op: str
+    backward: bool = False
+
+
+def within(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def ranged(*args: Any, **params: Any) -> Any:
+        with record_function(PREFIX + name):
+            return call(*args, **params)
+
+    return ranged
+
+
+@contextlib.contextmanager
+def named(step: TrainStep) -> Iterator[None]:
+    """Call each op of a step inside a range: ``layers.0.attention``, ``final_norm``, ``adamw``."""
+    model: TinyLlama = step.model
+    layers: list[Any] = list(model.layers)
+    table = model.tier.providers()
+    norm, loss_of, blocks = model.norm, model.loss_of, [layer.compute for layer in layers]
+    model.norm = within("final_norm", norm)
+    model.loss_of = within("loss", loss_of)
+    for index, layer in enumerate(layers):
+        block = layer.compute
+        if "block" not in table:
+            parts = {op: within(f"layers.{index}.{op}", table[op]) for op in PARTS}
+            block = compose(parts)
+        layer.compute = within(f"layers.{index}.block", block)
+    update = step.optimizer.step
+    step.optimizer.step = within("adamw", update)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        model.norm, model.loss_of = norm, loss_of
+        for layer, block in zip(layers, blocks, strict=True):
+            layer.compute = block
+        step.optimizer.step = update  # type: ignore[method-assign]
+
+
+def attributed(events: Sequence[Any], gpu: bool) -> list[Work]:
+    """The work of profiled events (`torch.autograd.profiler_util.FunctionEvent`), in order."""
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    recorded = {
+        event.sequence_nr: op
+        for event in on_host
+        if event.sequence_nr >= 0 and not _is_backward(event)
+        if (op := _range_of(event)) is not None
+    }
+    found = []
+    for event in on_host:
+        if event.name.startswith(PREFIX):
+            continue
+        op, backward = _range_of(event), False
+        if op in (None, STEP) and (source := _backward_of(event)) is not None:
+            op, backward = recorded.get(source, op), True
+        if op in (None, STEP):
+            op = _outside(event) or op
+        if gpu:
+            own = [(kernel.name, kernel.duration) for kernel in event.kernels]
+        else:
+            own = [(event.name, event.self_cpu_time_total)] if event.self_cpu_time_total else []
+        found += [
+            Work(name, microseconds * 1e-6, op or UNKNOWN, backward) for name, microseconds in own
+        ]
+    return found
+
+
+def _is_backward(event: Any) -> bool:
+    return event.scope == 1 or event.name.startswith("autograd::engine::evaluate_function")
+
+
+def _parents(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+def _outside(event: Any) -> str | None:
+    names = [parent.name.lower() for parent in _parents(event)]
+    return next((op for part, op in OUTSIDE.items() if any(part in name for name in names)), None)
+
+
+def _range_of(event: Any) -> str | None:
+    """The innermost range that an event is in."""
+    for parent in _parents(event):
+        if parent.name.startswith(PREFIX):
+            return str(parent.name.removeprefix(PREFIX))
+    return None
+
+
+def _backward_of(event: Any) -> int | None:
+    """The sequence number of what an event is in the backward pass of."""
+    for parent in _parents(event):
+        if _is_backward(parent) and parent.sequence_nr >= 0:
+            return int(parent.sequence_nr)
+    return None
+
+
+def by_order(eager: Sequence[Work], captured: Iterable[tuple[str, float]]) -> list[Work]:
+    """The work of a captured step, from names and seconds in the order of their start.
+
+    A kernel belongs to the op of the next eager kernel of the same name. One that the eager step
+    launched less often is not mapped.
+    """
+    left: dict[str, list[Work]] = {}
+    for work in eager:
+        left.setdefault(work.name, []).append(work)
+    found = []
+    for name, seconds in captured:
+        same = left.get(name)
+        like = same.pop(0) if same else Work(name, 0.0, UNKNOWN)
+        found.append(Work(name, seconds, like.op, like.backward))
+    return found

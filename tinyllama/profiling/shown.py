@@ -1,0 +1,234 @@
+"""What a profile says, as tables in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tinyllama.harness.measure.launches import covered, kind_of
+from tinyllama.profiling import chrome, memory, rocprof
+from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
+from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
+from tinyllama.profiling.ranges import UNKNOWN, Work
+
+NARROW = 120  # columns where no terminal says how wide it is
+MOST_UNMAPPED = 0.01  # share of the time that may belong to no op
+
+
+def console() -> Console:
+    width = None if sys.stdout.isatty() else NARROW
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> Profile:
+    """A profile of any tool: a folder that one of them wrote, or one of its files. Raises
+    ProfileError."""
+    if not path.exists():
+        raise ProfileError(f"{path} does not exist: name a folder of profile, or a file of a tool")
+    if path.is_dir():
+        own = path / KERNELS
+        return of_work(load(own)[1]) if own.is_file() else rocprof.read(path)
+    if path.suffix == ".db":
+        return rocprof.database(path)
+    if path.suffix == ".csv":
+        return _csv(path)
+    if path.name == KERNELS:
+        return of_work(load(path)[1])
+    if path.suffixes[-2:] in ([".json", ".gz"], [".json"]) or path.suffix == ".json":
+        return chrome.read(path)
+    raise ProfileError(f"{path}: use a folder, or a file that ends with .csv, .db or .json")
+
+
+def _csv(path: Path) -> Profile:
+    """By its columns: a trace, or statistics."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = file.readline().lower()
+    if "start_timestamp" in header and "counter_name" not in header:
+        return of_dispatches(rocprof.trace(path), sources=(str(path),))
+    if "counter_name" in header:
+        return Profile((), counters=tuple(rocprof.counters(path)), sources=(str(path),))
+    return Profile(summed(rocprof.stats(path)), sources=(str(path),))
+
+
+def of_work(work: Iterable[Work]) -> Profile:
+    return Profile(summed(Total(one.name, 1, one.seconds) for one in work))
+
+
+# -- showing --------------------------------------------------------------------------------------
+
+
+def show(tool: str, way: str, folder: Path, top: int) -> None:
+    """Print what a tool found."""
+    if tool == "flops":
+        flops(json.loads((folder / "flops.json").read_text(encoding="utf-8")))
+    elif tool == "memory":
+        found = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
+        memory.picture(found, folder / "memory.svg")
+        of_memory(found, folder / "memory.svg")
+    elif way == "torch":
+        facts, work = load(folder / KERNELS)
+        kernels(facts, work, top)
+        print(f"timeline for ui.perfetto.dev: {folder / TRACE}; operators: {folder / TABLE}")
+    elif tool in ("hotspots", "counters") and way == "rocprofv3":
+        totals(rocprof.read(folder), top)
+    else:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            print(path)
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate(columns):
+        if place < left:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def kernels(facts: dict[str, Any], work: Sequence[Work], top: int) -> None:
+    """The slowest kernels with their ops, and the time by op and by kind."""
+    out, gpu = console(), facts["device"] != "cpu"
+    unit = "kernel" if gpu else "operator"
+    whole = sum(one.seconds for one in work) or 1.0
+    found: dict[tuple[str, str], list[Work]] = {}
+    for one in work:
+        found.setdefault((one.name, _op(one)), []).append(one)
+    slowest = sorted(found.items(), key=lambda item: -sum(one.seconds for one in item[1]))
+    table = _table(unit, "op", "layers", "calls", "us", "share", left=3)
+    for (name, op), own in slowest[:top]:
+        table.add_row(name, op, _layers(own), *_figures([one.seconds for one in own], whole))
+    out.print(table)
+    if len(slowest) > top:
+        out.print(f"... {len(slowest) - top} more: --top {len(slowest)}")
+    for title, key in (("op", _op), ("kind", lambda one: kind_of(one.name))):
+        out.print(_by(title, work, key, whole))
+    lost = sum(one.seconds for one in work if one.op == UNKNOWN) / whole
+    if lost > MOST_UNMAPPED:
+        out.print(f"{lost:.1%} of the time belongs to no op: see {UNKNOWN!r} above")
+    per_step = f"{len(work)} {unit}s a step, {whole * 1e6:.0f} us in them"
+    out.print(f"plan {facts['plan']}: {per_step}")
+    for number, (saves, text) in enumerate(advice(facts, work), 1):
+        out.print(f"{number}. {text} ({saves * 1e6:.0f} us, {saves / whole:.0%} of that time)")
+
+
+def _op(one: Work) -> str:
+    """The op without its layer, and whether it is its backward pass."""
+    op = one.op.rpartition(".")[2]
+    return f"{op} backward" if one.backward else op
+
+
+def _layers(work: Iterable[Work]) -> str:
+    """The layers that work belongs to, as in ``0-7``; empty for what is in none."""
+    found = sorted({int(part) for one in work for part in one.op.split(".") if part.isdigit()})
+    if not found:
+        return ""
+    whole = found == list(range(found[0], found[-1] + 1))
+    return f"{found[0]}-{found[-1]}" if whole and len(found) > 1 else ", ".join(map(str, found))
+
+
+def _figures(seconds: Sequence[float], whole: float) -> tuple[str, str, str]:
+    return f"{len(seconds)}", f"{sum(seconds) * 1e6:.1f}", f"{sum(seconds) / whole:.1%}"
+
+
+def _by(title: str, work: Sequence[Work], key: Callable[[Work], str], whole: float) -> Table:
+    found: dict[str, list[float]] = {}
+    for one in work:
+        found.setdefault(key(one), []).append(one.seconds)
+    table = _table(title, "calls", "us", "share")
+    for name, seconds in sorted(found.items(), key=lambda item: -sum(item[1])):
+        table.add_row(name, *_figures(seconds, whole))
+    return table
+
+
+def advice(facts: dict[str, Any], work: Sequence[Work]) -> list[tuple[float, str]]:
+    """The three things worth doing next: the seconds that each is about, and what to do."""
+    spans = [(start * 1e-6, end * 1e-6) for start, end, _ in facts["spans_us"]]
+    ways: list[tuple[float, str]] = []
+    if spans:
+        idle = max(end for _, end in spans) - min(start for start, _ in spans) - covered(spans)
+        why = "the step is captured: fewer, larger kernels" if facts["captured"] else "capture it"
+        ways.append((idle, f"no kernel runs between kernels: {why}"))
+    by_kind: dict[str, float] = {}
+    for one in work:
+        by_kind[kind_of(one.name)] = by_kind.get(kind_of(one.name), 0.0) + one.seconds
+    said = {
+        "copies": "copies: keep tensors contiguous, or let kernels read strides",
+        "elementwise": "work bound by memory: fuse it with its neighbours",
+        "attention": "attention: use a kernel that stores no scores",
+        "optimizer": "the optimizer: update all parameters in one launch",
+        "products": "products: use a lower precision, or none but the necessary ones",
+    }
+    ways += [(seconds, said[kind]) for kind, seconds in by_kind.items() if kind in said]
+    return sorted(ways, reverse=True)[:3]
+
+
+def totals(profile: Profile, top: int) -> None:
+    """The slowest kernels and the counters of a profile."""
+    out, whole = console(), profile.seconds or 1.0
+    table = _table("kernel", "calls", "us", "share")
+    for one in profile.totals[:top]:
+        table.add_row(
+            one.name, f"{one.calls}", f"{one.seconds * 1e6:.1f}", f"{one.seconds / whole:.1%}"
+        )
+    out.print(table)
+    if profile.busy_seconds is not None:
+        busy, span = profile.busy_seconds * 1e6, (profile.span_seconds or 0.0) * 1e6
+        out.print(f"a kernel runs in {busy:.1f} of {span:.1f} us")
+    if profile.counters:
+        counted = _table("kernel", "counter", "sum over its launches", left=2)
+        for counter in sorted(profile.counters, key=lambda one: (one.counter, -one.value)):
+            counted.add_row(counter.kernel, counter.counter, f"{counter.value:g}")
+        out.print(counted)
+
+
+def flops(found: dict[str, Any]) -> None:
+    out = console()
+    table = _table("counted by", "GFLOP a step")
+    for name, flop in found["flop"].items():
+        table.add_row(name, f"{flop * 1e-9:.2f}")
+    out.print(table)
+    for name, reason in found["unavailable"].items():
+        out.print(f"{name}: {reason}")
+    table = _table("op", "GFLOP a step", "share")
+    whole = sum(found["by_op"].values())
+    for name, flop in sorted(found["by_op"].items(), key=lambda item: -item[1]):
+        table.add_row(name, f"{flop * 1e-9:.2f}", f"{flop / whole:.1%}")
+    out.print(table)
+
+
+def of_memory(found: dict[str, Any], picture: Path) -> None:
+    out, whole = console(), found["peak_bytes"]
+    table = _table("at the peak", "MiB", "share")
+    for name, size in found["at_peak_bytes"].items():
+        table.add_row(name, f"{size / 2**20:.1f}", f"{size / whole:.1%}")
+    out.print(table)
+    out.print(f"the peak, {whole / 2**20:.1f} MiB, is in the {found['peak_phase']} pass")
+    out.print(f"picture: {picture}")
+
+
+def changes(found: Sequence[Change], before: Profile, after: Profile, top: int) -> None:
+    """The kernels of two profiles, the largest change of time first."""
+    out = console()
+    table = _table("kernel", "", "calls before", "after", "us before", "after", left=2)
+    for change in found[:top]:
+        sides = (change.before, change.after)
+        calls = [f"{one.calls}" if one else "-" for one in sides]
+        micros = [f"{one.seconds * 1e6:.1f}" if one else "-" for one in sides]
+        table.add_row(change.name, change.kind, *calls, *micros)
+    out.print(table)
+    if len(found) > top:
+        out.print(f"... {len(found) - top} more: --top {len(found)}")
+    out.print(
+        f"{before.calls} launches in {before.seconds * 1e6:.1f} us before, "
+        f"{after.calls} in {after.seconds * 1e6:.1f} us after"
+    )
