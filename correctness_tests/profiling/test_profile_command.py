@@ -12,7 +12,8 @@ import torch
 from correctness_tests.support import rocm_files
 from tinyllama.cli import main
 from tinyllama.model.config import PRESETS, ModelConfig
-from tinyllama.profiling import documents, flops, observe
+from tinyllama.ops import OPS
+from tinyllama.profiling import documents, flops, observe, op_times
 from tinyllama.profiling.ranges import UNKNOWN, Work, by_order
 from tinyllama.profiling.shown import _layers, advice
 
@@ -88,6 +89,34 @@ def test_flops_says_what_it_could_not_count(
     printed = capsys.readouterr().out
     assert "PyTorch's counter" in printed
     assert "DeepSpeed: deepspeed is not installed" in printed
+
+
+def test_each_op_is_compared_with_pytorch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a CPU its kernels are interpreted: the error counts, and no time is shown."""
+    pytest.importorskip("triton")
+    folder = profile("triton", tmp_path)
+    found = {one["op"]: one for one in json.loads((folder / "triton.json").read_text())["ops"]}
+    assert {"rms_norm", "swiglu", "attention", "block"} <= set(found)
+    assert all(0 <= one["max_error"] < 1e-2 for one in found.values())
+    assert any(one["max_error"] > 0 for one in found.values())
+    assert "passes" not in found["rms_norm"]
+    assert "not timed: on a CPU its kernels are interpreted" in capsys.readouterr().out
+
+
+def test_the_figures_of_an_op_are_those_of_its_clock() -> None:
+    found = op_times.measured(OPS["rms_norm"], ("torch", "eager"), torch.device("cpu"), "fp32")
+    both = found["passes"]["forward+backward"]
+    assert both["speedup"] == both["other_seconds"] / both["seconds"]
+    size = 8 * 128 * 512
+    moved = both["bytes_per_second"] * both["seconds"]
+    assert 4 * 4 * size <= moved <= 8 * 4 * size  # x, y, dy and dx at least, in bytes
+
+
+def test_energy_needs_a_sensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "energy", "--output", str(tmp_path), *TINY]) == 2
+    assert "energy cannot be measured here: a CPU has no GPU sensor" in capsys.readouterr().err
 
 
 def test_two_profiles_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,14 +21,6 @@ from tinyllama.ops import OPS
 ROOT = Path(tinyllama.__file__).parents[1]
 # Each may import those before it.
 PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "cli")
-    "harness",
-    "ops",
-    "model",
-    "training",
-    "bench",
-    "profiling",
-    "cli",
-)  # each may import those before
 BASE = ("machine",)
 CORE = (*BASE, "kernels", "declare", "correct")
 HARNESS = {  # what each folder may import beside itself

@@ -25,6 +25,8 @@ TOOLS = {
     "torch": "PyTorch's profiler: operators, kernels, trace",
     "flops": "operations of a step, counted in several ways",
     "memory": "the bytes of a step by category",
+    "triton": "each op by Triton and by PyTorch: time, speed-up, error, bandwidth",
+    "energy": "joules of a step",
     "all": "every tool that can run here; what cannot, and why",
 }
 # By tool, what can do its work: the first that is there, unless --with names one.
@@ -37,6 +39,8 @@ WAYS = {
     "torch": ("torch",),
     "flops": ("torch",),
     "memory": ("torch",),
+    "triton": ("torch",),
+    "energy": ("sensor",),
 }
 OBSERVED = {"trace": "kernels", "hotspots": "kernels", "torch": "kernels"}
 MISSING, FAILED = 2, 1
@@ -139,7 +143,9 @@ def _lines(
         raise UsageError(f"--with {args.way!r} cannot do {tool}: use {' or '.join(ways)}")
     reasons = []
     for way in [args.way] if args.way else ways:
-        if way == "torch":
+        if way in ("torch", "sensor"):
+            if way == "sensor" and (reason := _no_sensor(workload)):
+                raise MissingToolError(f"energy cannot be measured here: {reason}")
             wanted = OBSERVED.get(tool, tool)
             return way, [Line(tuple(program(wanted, folder, workload)), ("*.json",))]
         try:
@@ -154,6 +160,14 @@ def _lines(
     raise MissingToolError(
         f"{tool} cannot run here: {'; '.join(reasons)}; use profile {instead} --with torch"
     )
+
+
+def _no_sensor(workload: Workload) -> str | None:
+    """Why nothing can tell what a step takes; None where a sensor can."""
+    from tinyllama.harness.machine.sensors import sensor
+
+    found = sensor(workload.on())
+    return found if isinstance(found, str) else None
 
 
 def _no_gpu(workload: Workload) -> str | None:

@@ -45,6 +45,17 @@ ROWS = (
     Row("run_pytorch_profiler.py", f"{_PROFILE} torch", f"{FOLDER}torch_*/: tables, a trace"),
     Row("run_deepspeed_flops.py", f"{_PROFILE} flops", "operations of a step, by each counter"),
     Row(
+        "run_triton_profiling.py",
+        f"{_PROFILE} triton",
+        "per op: time, speed-up, maximum error, bandwidth",
+        "block sizes: python -m tinyllama tune --op rms_norm --output DIR",
+    ),
+    Row(
+        "launch_performance_study.sh",
+        "pytest perf_tests -k sweep --record",
+        "time and memory over lengths and batches; python -m tinyllama report draws them",
+    ),
+    Row(
         "run_all_profilers.sh",
         f"{_PROFILE} all",
         "every tool that is here; what is missing, and why",

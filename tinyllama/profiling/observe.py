@@ -101,6 +101,31 @@ def flops(folder: Path, workload: Workload) -> None:
     write_json(folder / "flops.json", count(workload))
 
 
+def triton(folder: Path, workload: Workload) -> None:
+    """Write each op's time and error by Triton and by PyTorch."""
+    from tinyllama.profiling.op_times import each
+
+    device = workload.on()
+    dtype = {"tf32": "fp32"}.get(workload.train.precision, workload.train.precision)
+    write_json(folder / "triton.json", {"ops": each(device, dtype)})
+
+
+def energy(folder: Path, workload: Workload) -> None:
+    """Write the joules of a step and the mean watts."""
+    from tinyllama.harness.machine.sensors import sensor
+    from tinyllama.harness.measure.energy import energy as measured
+
+    gpu = sensor(workload.on())
+    if isinstance(gpu, str):
+        raise SystemExit(gpu)
+    with workload.step() as (step, once):
+        found = measured(once, step.device, gpu)
+    samples = workload.train.samples_per_step
+    write_json(
+        folder / "energy.json", {**asdict(found), "joules_per_sample": found.joules / samples}
+    )
+
+
 def steps(folder: Path, workload: Workload) -> None:
     """Run the steps, and nothing else: what a profiler of its own looks at."""
     with workload.step() as (_, once):
@@ -112,6 +137,8 @@ WAYS: dict[str, Callable[[Path, Workload], None]] = {
     "kernels": kernels,
     "memory": memory,
     "flops": flops,
+    "triton": triton,
+    "energy": energy,
     "steps": steps,
 }
 

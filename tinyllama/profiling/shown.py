@@ -74,6 +74,11 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         found = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
         memory.picture(found, folder / "memory.svg")
         of_memory(found, folder / "memory.svg")
+    elif tool == "triton":
+        of_ops(json.loads((folder / "triton.json").read_text(encoding="utf-8"))["ops"])
+    elif tool == "energy":
+        found = json.loads((folder / "energy.json").read_text(encoding="utf-8"))
+        print(f"{found['joules_per_sample']:.3g} J a sample, {found['watts']:.0f} W")
     elif way == "torch":
         facts, work = load(folder / KERNELS)
         kernels(facts, work, top)
@@ -204,6 +209,23 @@ def flops(found: dict[str, Any]) -> None:
     for name, flop in sorted(found["by_op"].items(), key=lambda item: -item[1]):
         table.add_row(name, f"{flop * 1e-9:.2f}", f"{flop / whole:.1%}")
     out.print(table)
+
+
+def of_ops(found: Sequence[dict[str, Any]]) -> None:
+    out = console()
+    table = _table("op", "pass", "Triton us", "PyTorch us", "speed-up", "GB/s", "max error", left=2)
+    for one in found:
+        error = f"{one['max_error']:.2e}"
+        for name, times in one.get("passes", {"": None}).items():
+            if times is None:
+                table.add_row(one["op"], name, "-", "-", "-", "-", error)
+                continue
+            micros = [f"{times[key] * 1e6:.1f}" for key in ("seconds", "other_seconds")]
+            rate = f"{times['bytes_per_second'] * 1e-9:.0f}"
+            table.add_row(one["op"], name, *micros, f"{times['speedup']:.2f}x", rate, error)
+    out.print(table)
+    for reason in sorted({one["unavailable"] for one in found if "unavailable" in one}):
+        out.print(f"not timed: {reason}")
 
 
 def of_memory(found: dict[str, Any], picture: Path) -> None:

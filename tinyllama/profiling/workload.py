@@ -38,12 +38,15 @@ class Workload:
         model, train = ModelConfig(**given.pop("model")), TrainConfig(**given.pop("train"))
         return cls(model, train, **given)
 
+    def on(self) -> torch.device:
+        return torch.device(self.device) if self.device else default_device()
+
     @contextmanager
     def step(
         self, *, capture: bool | None = None
     ) -> Iterator[tuple[TrainStep, Callable[[], None]]]:
         """The step, ready, and a function that runs it on the next batch and waits for it."""
-        device = torch.device(self.device) if self.device else default_device()
+        device = self.on()
         tier = resolve(self.tier).without(*self.without).with_memory(self.memory)
         if not (self.capture if capture is None else capture):
             plans = {name: replace(getattr(tier, name), capture=False) for name in ("gpu", "cpu")}
