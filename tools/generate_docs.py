@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import field.run
-from tinyllama.profiling import documents
+from tinyllama.profiling import documents as from_documents
 from tools import (
     gate_tables,
     model_tables,
@@ -58,7 +58,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "validation": gate_tables.validation,
     "mutants": mutant_record.table,
     "field": field.run.table,
-    "documents": documents.table,
+    "documents": from_documents.table,
 }
 
 
