@@ -251,7 +251,8 @@ def test_a_case_fits_a_large_gpu_and_its_last_entries_lie_past_2_to_the_31(index
 def test_every_kernel_meets_a_tensor_past_2_to_the_31() -> None:
     launches = [launch for index in range(len(LARGE)) for launch in planned(index)[1]]
     far = {launch.identity for launch in launches if reach(launch) > BEYOND}
-    assert far == large_kernels()
+    # The harness's own, which copies inputs of other layouts, belongs to no op.
+    assert far - {"copying.dense_kernel"} == large_kernels()
 
 
 # -- the check can fail ---------------------------------------------------------------------------
