@@ -76,6 +76,25 @@ def state(repo: Path) -> dict[Path, tuple[int, bytes]]:
 # -- names ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("end", ["", "~1", "^"])
+@pytest.mark.parametrize("kind", ["tags", "remotes"])
+def test_a_name_of_two_commits_is_refused_and_both_are_named(
+    repo: Path, kind: str, end: str
+) -> None:
+    """git would take the tag, and say so where nobody looks."""
+    first, second = git(repo, "rev-parse", "main~1"), git(repo, "rev-parse", "main")
+    third = commit(repo, "third")
+    git(repo, "branch", "u@s/twice", third)
+    git(repo, "update-ref", f"refs/{kind}/u@s/twice", second)
+    both = rf"'u@s/twice' names several .*refs/{kind}/u@s/twice is .*: use a long name"
+    with pytest.raises(RevisionError, match=both):
+        resolve(f"u@s/twice{end}", repo)
+    assert resolve("refs/heads/u@s/twice", repo) == third
+    assert resolve(f"refs/{kind}/u@s/twice~1", repo) == first
+    git(repo, "update-ref", f"refs/{kind}/u@s/twice", third)
+    assert resolve("u@s/twice", repo) == third, "two names of one commit are no question"
+
+
 @pytest.mark.parametrize("name", [*NAMES, *LIKE_OPTIONS])
 def test_a_branch_of_any_name_is_its_commit(repo: Path, name: str) -> None:
     first = git(repo, "rev-parse", "HEAD~1")

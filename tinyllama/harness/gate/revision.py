@@ -27,13 +27,19 @@ def tree_of(repo: Path) -> str:
 
 
 def resolve(rev: str, repo: Path) -> str:
-    """The commit that a branch, a tag or a commit names; git never takes the name as an option."""
+    """The commit that a branch, a tag or a commit names; git never takes the name as an option.
+
+    Raises RevisionError for none, and for a name of several, of which git would take one.
+    """
     tree_of(repo)
-    found = ""
-    if "\0" not in rev:
-        named = ("--end-of-options", f"{rev}^{{commit}}")
-        found = _git(repo, "rev-parse", "--verify", "--quiet", *named, fails=(1, 128))[1].strip()
+    found = _commit(rev, repo)
     if _COMMIT.fullmatch(found):
+        name = re.split(r"[~^]|@{", rev, maxsplit=1)[0]
+        named = {ref: _commit(ref + rev.removeprefix(name), repo) for ref in _refs(name)}
+        named = {ref: commit for ref, commit in named.items() if commit}
+        if len(set(named.values())) > 1:
+            each = ", ".join(f"{ref} is {commit[:10]}" for ref, commit in named.items())
+            raise RevisionError(f"{name!r} names several in {repo} ({each}): use a long name")
         return found
     if _git(repo, "rev-parse", "--is-shallow-repository")[1].strip() == "true":
         fix = "this clone is shallow: git fetch --unshallow (in CI: fetch-depth: 0)"
@@ -42,6 +48,19 @@ def resolve(rev: str, repo: Path) -> str:
     else:
         fix = "fetch it, or check its spelling (git before 2.30 finds none)"
     raise RevisionError(f"no commit {rev!r} in {repo}: {fix}")
+
+
+def _commit(rev: str, repo: Path) -> str:
+    """What git takes a name for; nothing where it knows none."""
+    if "\0" in rev:
+        return ""
+    named = ("--end-of-options", f"{rev}^{{commit}}")
+    return _git(repo, "rev-parse", "--verify", "--quiet", *named, fails=(1, 128))[1].strip()
+
+
+def _refs(name: str) -> list[str]:
+    """The long names that a short one may stand for, in git's order."""
+    return [f"refs/{kind}{name}" for kind in ("", "tags/", "heads/", "remotes/")] if name else []
 
 
 def same_tree(rev: str, repo: Path) -> bool:
