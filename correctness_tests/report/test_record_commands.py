@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from correctness_tests.support.commands import refused
 from correctness_tests.support.sample_records import bare_step, plain_record
 from tinyllama import cli
+from tinyllama.harness.machine import files
 from tinyllama.harness.records import results
 from tinyllama.harness.records.results import Record, as_json
 
@@ -167,3 +169,44 @@ def test_what_cannot_be_exported_or_imported(
     assert "Not a directory: nothing was imported" in found
     assert "--output" in refused(capsys, "results", "export")
     assert "COMMAND" in refused(capsys, "results")
+
+
+def test_a_pipe_is_read_by_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To open it would wait for a writer without end."""
+    good, pipe = file(tmp_path / "good.json", record()), root / "a-card" / "pipe.json"
+    os.mkfifo(pipe)
+    why = f"'{pipe}' is a pipe or a device, not a file"
+    folder = ("--results-dir", str(root))
+    assert f"{why}: repair or remove" in refused(capsys, "results", "list", *folder)
+    output = str(tmp_path / "x.zip")
+    assert why in refused(capsys, "results", "export", "--output", output, *folder)
+    assert why in refused(capsys, "compare", good, str(pipe))
+    assert why in refused(capsys, "results", "import", str(pipe), *folder)
+    assert why in refused(capsys, "kernels", "--chip", "sm_90", "--against", str(pipe))
+    assert "is a pipe or a device" in refused(capsys, "compare", good, "/dev/zero")
+    pipe.unlink()
+    gate = root / "a-card" / "gate"
+    gate.mkdir()
+    os.mkfifo(gate / "certificate.json")
+    page = str(tmp_path / "page.html")
+    assert "is a pipe or a device" in refused(capsys, "report", *folder, "--html", page)
+
+
+def test_a_file_too_large_for_a_record_is_not_read(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = root / "a-card" / "large.json"
+    with path.open("wb") as large:
+        large.truncate(files.MOST_BYTES + 1)
+    found = refused(capsys, "results", "list", "--results-dir", str(root))
+    assert f"'{path}' has more than {files.MOST_BYTES} bytes: repair or remove that file" in found
+
+
+def test_a_device_without_a_letter_has_no_records(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["results", "list"], ["report"]):
+        found = refused(capsys, *command, "--results-dir", str(root), "--device", "!")
+        assert "no record" in found

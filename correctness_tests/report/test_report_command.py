@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from correctness_tests.support.commands import refused
 from correctness_tests.support.sample_records import sample_records
 from tinyllama.cli import main
+from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.report import last_passes, latest, markdown, ops_markdown, terminal
 from tinyllama.harness.records.results import save
 
@@ -99,6 +101,32 @@ def test_the_newest_complete_record_is_shown_and_an_incomplete_one_only_for_want
     assert "INCOMPLETE" in markdown([shown])
     of_group[0].complete = True
     assert latest(of_group) == [of_group[0]]
+
+
+def test_a_text_of_a_record_is_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records are carried from machine to machine, and a summary of CI shows what they say."""
+    evil = '<script>x</script> &lt; ![i](http://e) [t][r] | \n# h <img src="x">'
+    for number, record in enumerate(sample_records()):
+        record.device = f"{evil} {number}"
+        record.versions = {evil: evil}
+        record.missed = [evil]
+        record.entries = [
+            replace(entry, cannot=evil, left_out={evil: evil}) if number % 2 else entry
+            for entry in record.entries
+            if isinstance(entry, StepEntry)
+        ]
+        save(record, tmp_path / "results")
+    out = ["--html", str(tmp_path / "page.html"), "--markdown", "-"]
+    assert main(["report", "--results-dir", str(tmp_path / "results"), *out]) == 0
+    text = capsys.readouterr().out
+    assert text.count("&lt;script>") > 10
+    for markup in ("<script", "<img", " &lt; ", r"[^\\]\](\(|\[)", "\n# h", r"[^\\]\| # h"):
+        assert not re.search(markup, text), markup
+    page = (tmp_path / "page.html").read_text()
+    assert "<script>x" not in page
+    assert "<img src" not in page
 
 
 def test_the_table_of_ops_has_a_row_for_each_case_and_a_column_for_each_provider() -> None:

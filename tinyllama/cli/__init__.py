@@ -5,7 +5,7 @@ parser and sets ``run``, a function of the parsed arguments that returns the exi
 
 Exit status: 0 done; 1 the run failed, a parameter received no gradient, or a file could not be
 written; 2 a value that cannot be used, said in one line before anything runs; 10 to 15 what
-``compare`` found; 130 Ctrl-C.
+``compare`` found; 130 Ctrl-C or SIGTERM.
 
 Commands import torch when they run, so that ``--help`` is quick.
 """
@@ -13,6 +13,8 @@ Commands import torch when they run, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -32,24 +34,32 @@ from tinyllama.cli import (
     tune,
 )
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import NotWrittenError
+from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
 COMMANDS = (doctor, train, records, report, tune, check, kernels, certify, profile, how)
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 
 # An allocation that fails on the CPU has no type of its own in torch.
-_ALLOCATION_FAILED = re.compile("out of memory|can't allocate memory", re.IGNORECASE)
+_ALLOCATION_FAILED = re.compile("out of memory|can('t|not) allocate memory", re.IGNORECASE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name need not be UTF-8
     try:
-        args = parser().parse_args(argv)
-        status: int = args.run(args)
-        return status
+        with sigterm_as_interrupt():
+            args = parser().parse_args(argv)
+            status: int = args.run(args)
+            sys.stdout.flush()
+            return status
     except UsageError as error:
         return _say(f"error: {error}", BAD_VALUE)
-    except NotWrittenError as error:
+    except BrokenPipeError:  # whoever read the output wanted no more of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return RUN_FAILED
+    except OSError as error:
         return _say(f"error: {error}", RUN_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", CTRL_C)

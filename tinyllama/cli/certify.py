@@ -6,10 +6,12 @@ torch is imported by the command, not here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
+from tinyllama.cli.options import file_path, number, whole
 from tinyllama.model.config import ConfigError
 
 BUSY = 14
@@ -24,16 +26,16 @@ def add(subparsers: Any) -> None:
         "which slowdowns would be found."
     )
     add = parser.add_argument
-    add("--blocks", type=int, default=20, help="blocks to add (default %(default)s; 0: none)")
-    add("--seconds", type=float, help="time budget in seconds")
+    add("--blocks", type=whole, default=20, help="blocks to add (default %(default)s; 0: none)")
+    add("--seconds", type=number, help="time budget in seconds")
     add(
         "--only",
         default="*",
         metavar="PATTERN",
         help="only benchmarks of these names, as '*-triton-*'",
     )
-    add("--merges", type=int, default=100_000, help="simulated merges (default %(default)s)")
-    add("--results-dir", type=Path, default=Path("results"), metavar="DIR")
+    add("--merges", type=whole, default=100_000, help="simulated merges (default %(default)s)")
+    add("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
     add("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     add(
         "--validate",
@@ -54,11 +56,12 @@ def _certify(args: argparse.Namespace) -> int:
     from tinyllama.harness.machine.files import check_results_dir
     from tinyllama.harness.records.verdict import Outcome
 
-    for name, value, least in (("blocks", args.blocks, 0), ("merges", args.merges, 1000)):
-        if value < least:
-            raise ConfigError(f"--{name} is {value}: use {least} or more")
-    if args.seconds is not None and not args.seconds > 0:
-        raise ConfigError(f"--seconds is {args.seconds:g}: use a number above 0")
+    limits = (("blocks", args.blocks, 0, 10**6), ("merges", args.merges, 1000, 10**7))
+    for name, value, least, most in limits:
+        if not least <= value <= most:
+            raise ConfigError(f"--{name} is {value!r:.80}: use {least} or more, up to {most}")
+    if args.seconds is not None and not 0 < args.seconds < math.inf:
+        raise ConfigError(f"--seconds is {args.seconds:g}: use a finite number above 0")
     try:
         device = torch.device(args.device) if args.device else default_device()
         name = device_name(device)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import check_known
+from tinyllama.cli.options import check_known, file_path
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.machine.files import check_writable, write_json
+from tinyllama.harness.machine.files import check_writable, read_regular, write_json
 
 if TYPE_CHECKING:
     from tinyllama.harness.declare.op import Op, Provider
@@ -84,9 +84,12 @@ def add(subparsers: Any) -> None:
     default = "default gfx942 and sm_90, where triton compiles for them"
     option("--chip", action="append", metavar="NAME", help=f"repeatable ({default})")
     option("--op", action="append", metavar="NAME", help="only this op; repeatable")
-    option("--json", type=Path, metavar="PATH", help="write the table as JSON")
+    option("--json", type=file_path, metavar="PATH", help="write the table as JSON")
     option(
-        "--against", type=Path, metavar="PATH", help="a table written by --json, to compare with"
+        "--against",
+        type=file_path,
+        metavar="PATH",
+        help="a table written by --json, to compare with",
     )
     kernels.set_defaults(run=run)
 
@@ -206,10 +209,10 @@ def _table(rows: list[Row]) -> Any:
 
 def _read(path: Path) -> list[Row]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path))
         rows = [Row.from_json(row) for row in data["kernels"]]
         triton = data["triton"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UsageError(
             f"--against {str(path)!r} is no table of this command: {error!r}; make one with --json"
         ) from error

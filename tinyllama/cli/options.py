@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from tinyllama.harness.machine.errors import UsageError
 
@@ -13,7 +15,21 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number: use one") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a whole number: use one") from None
+
+
+def whole_within(low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from ``low`` to ``high``."""
+
+    def within(text: str) -> int:
+        value = whole(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"{value!r:.80} is out of range: use a whole number from {low} to {high}"
+            )
+        return value
+
+    return within
 
 
 def number(text: str) -> float:
@@ -21,7 +37,23 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number: use one like 3e-4") from None
+        message = f"{text!r:.80} is not a number: use one like 3e-4"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def file_path(text: str) -> Path:
+    """An argparse type: a path that could be that of a file, there or not."""
+    try:
+        if not text:
+            raise ValueError("an empty path")
+        os.lstat(text)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # what needs the file says so
+    except (ValueError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        message = f"{text!r:.80} names no file ({why}): name one"
+        raise argparse.ArgumentTypeError(message) from None
+    return Path(text)
 
 
 def check_known(option: str, given: Iterable[str] | None, known: Iterable[str]) -> None:
@@ -29,4 +61,4 @@ def check_known(option: str, given: Iterable[str] | None, known: Iterable[str]) 
     names = list(known)
     for name in given or ():
         if name not in names:
-            raise UsageError(f"{option} {name!r} does not exist: use one of {', '.join(names)}")
+            raise UsageError(f"{option} {name!r:.80} does not exist: use one of {', '.join(names)}")

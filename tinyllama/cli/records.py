@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllama.cli.options import file_path
 from tinyllama.harness.machine.files import check_writable
 from tinyllama.model.config import ConfigError
 
@@ -26,8 +27,8 @@ def add(subparsers: Any) -> None:
         "slower or more memory, 11 inconclusive, 12 something new, 13 of another device or other "
         "versions (then without verdict), 15 something missing; the worst counts."
     )
-    compare.add_argument("a", type=Path, metavar="A.json", help="the baseline")
-    compare.add_argument("b", type=Path, metavar="B.json", help="what is judged")
+    compare.add_argument("a", type=file_path, metavar="A.json", help="the baseline")
+    compare.add_argument("b", type=file_path, metavar="B.json", help="what is judged")
     compare.set_defaults(run=_compare)
 
     commands = subparsers.add_parser("results", help="list, export and import records")
@@ -35,18 +36,18 @@ def add(subparsers: Any) -> None:
     listing = commands.add_parser("list", help="a table of the records")
     listing.set_defaults(run=_list)
     exporting = commands.add_parser("export", help="pack records into a zip, to carry elsewhere")
-    exporting.add_argument("--output", type=Path, required=True, metavar="FILE.zip")
+    exporting.add_argument("--output", type=file_path, required=True, metavar="FILE.zip")
     exporting.set_defaults(run=_export)
     for parser in (listing, exporting):
         parser.add_argument("--device", metavar="NAME", help="only records of this device")
         parser.add_argument("--group", metavar="G", help="only records of this group")
     importing = commands.add_parser("import", help="take in the records of an export")
-    importing.add_argument("file", type=Path, metavar="FILE.zip")
+    importing.add_argument("file", type=file_path, metavar="FILE.zip")
     importing.set_defaults(run=_import)
     for parser in (listing, exporting, importing):
         parser.add_argument(
             "--results-dir",
-            type=Path,
+            type=file_path,
             default=Path("results"),
             metavar="DIR",
             help="folder of the records (default %(default)s)",

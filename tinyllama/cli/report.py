@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tinyllama.cli.options import file_path
 from tinyllama.cli.records import stored
 from tinyllama.model.config import ConfigError
 
@@ -20,11 +21,12 @@ def add(commands: Any) -> None:
     parser.description = (
         "Print the newest record of each group, and write one self-contained HTML page of all."
     )
-    parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
     parser.add_argument("--device", help="only records of this device")
-    parser.add_argument("--html", type=Path, default=Path(PAGE), metavar="PATH")
+    parser.add_argument("--html", type=file_path, default=Path(PAGE), metavar="PATH")
     parser.add_argument(
         "--markdown",
+        type=file_path,
         metavar="PATH",
         help="write Markdown as well; - prints it instead of the tables (for a step summary)",
     )
@@ -40,7 +42,8 @@ def report(args: argparse.Namespace) -> int:
     from tinyllama.harness.records import history
     from tinyllama.harness.records.report import latest, markdown, terminal
 
-    aside = None if args.markdown in (None, "-") else Path(args.markdown)
+    printed = args.markdown == Path("-")
+    aside = None if printed else args.markdown
     check_apart(("--html", args.html), ("--markdown", aside))
     records = _records(args.results_dir, args.device)
     try:
@@ -54,7 +57,7 @@ def report(args: argparse.Namespace) -> int:
         check_writable(aside, "--markdown")
     shown = latest(records)
     text = f"{markdown(shown)}\n\n{history.markdown(records)}\n\n{_claims(records)}\n"
-    if args.markdown == "-":
+    if printed:
         sys.stdout.write(text)
     else:
         sys.stdout.write("\n".join([*terminal(shown), "", _claims(records), ""]))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import check_known
+from tinyllama.cli.options import check_known, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
 
@@ -37,9 +36,17 @@ def add(subparsers: Any) -> None:
     )
     option("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
     option(
-        "--output", type=Path, metavar="DIR", help="folder of one table (default: each op's own)"
+        "--output",
+        type=file_path,
+        metavar="DIR",
+        help="folder of one table (default: each op's own)",
     )
-    option("--workers", type=int, default=os.cpu_count() or 1, help="processes that compile ahead")
+    option(
+        "--workers",
+        type=whole_within(1, 1024),
+        default=os.cpu_count() or 1,
+        help="processes that compile ahead",
+    )
     tune.set_defaults(run=run)
 
 

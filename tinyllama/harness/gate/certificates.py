@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.gate.noise import SCHEMA
+from tinyllama.harness.machine.files import read_regular
 from tinyllama.harness.records.results import is_number
 
 FIELDS: dict[str, type] = {
@@ -36,7 +37,7 @@ def load(path: Path) -> dict[str, Any]:
     """The certificate in a file. Raises ValueError, naming file and field, for an invalid one, and
     for one whose blocks were measured in another way than now."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path))
         _check_fields("", data, FIELDS)
         if data["schema"] != SCHEMA:
             raise ValueError(

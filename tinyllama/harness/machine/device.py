@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -47,6 +48,13 @@ def device_name(device: torch.device) -> str:
         if model:
             return " ".join(model.group(1).split())
     return platform.processor() or platform.machine()
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The memory of a GPU, or of the machine."""
+    if device.type != "cpu":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def slug(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.machine.device import device_name, memory_bytes
 from tinyllama.harness.machine.sensors import NotToldError, Sensor, sensor
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     described: dict[str, Any] = {
         "processor": device_name(torch.device("cpu")),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(torch.device("cpu")),
         "system": f"{platform.system()} {platform.release()}",
     }
     if device.type == "cpu":

@@ -1,14 +1,17 @@
-"""Files that are written whole or not at all."""
+"""Files: written whole or not at all, and read only where they are regular and not too large."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import shutil
+import stat
 import tempfile
-import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,11 @@ class NotWrittenError(OSError):
 
 
 READABLE = 0o644  # by everyone: records and histories are shared between users
+LEAST_FREE = 2**16  # bytes: what a text that an option names may take
+MOST_BYTES = 64 * 2**20  # of one text that is read; the record of a sweep has some 100 KiB
+
+
+# -- writing ----------------------------------------------------------------------------------
 
 
 def write_whole(path: Path, write: Callable[[Path], object], mode: int | None = None) -> None:
@@ -27,28 +35,18 @@ def write_whole(path: Path, write: Callable[[Path], object], mode: int | None = 
 
     A reader of ``path`` sees the old file or the new one; after an error it sees the old one. The
     file has ``mode``, or that of any new file, whatever ``write`` leaves (safetensors: owner only).
-    A temporary file left by a process that was killed is named ``.NAME.*.part``.
 
-    Raises UsageError where ``path`` is a pipe or a device, NotWrittenError where writing fails.
+    Raises UsageError where ``path`` is a pipe or a device. Where writing fails, the content goes to
+    a folder for temporary files, if it can, and NotWrittenError says where it is.
     """
     _check_regular(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        temporary.touch(exist_ok=False)
-        plain = temporary.stat().st_mode
-        write(temporary)
-        temporary.chmod(plain if mode is None else mode)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        _write(path, write, mode, os.replace)
     except OSError as error:
         raise NotWrittenError(
             f"{str(path)!r} cannot be written: {error.strerror or error}; what was there before is "
-            "unchanged: free some space, or name another place"
+            f"unchanged{_kept(path, write)}: free some space, or name another place"
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -57,7 +55,8 @@ def replace_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NotWrittenError(f"{str(path.parent)!r} cannot be made: {error.strerror}") from error
-    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"), READABLE)
+    content = text.encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
+    write_whole(path, lambda part: part.write_bytes(content), READABLE)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -70,12 +69,13 @@ def write_new(path: Path, content: bytes) -> None:
 
     Raises FileExistsError where there is one, by whomever it was made.
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        os.chmod(file.name, READABLE)
-        os.link(file.name, path)
+    try:
+        _write(path, lambda part: part.write_bytes(content), READABLE, os.link)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        kept = _kept(path, lambda part: part.write_bytes(content))
+        raise NotWrittenError(error.errno, f"{error.strerror or error}{kept}", str(path)) from error
 
 
 @contextmanager
@@ -89,22 +89,123 @@ def only_writer(path: Path) -> Iterator[None]:
         yield
 
 
+def _write(
+    path: Path,
+    write: Callable[[Path], object],
+    mode: int | None,
+    put: Callable[[Path, Path], object],
+) -> None:
+    """Let ``write`` fill a file beside ``path``, then ``put`` it there."""
+    with _beside(path) as part:
+        part.touch()
+        plain = part.stat().st_mode
+        write(part)
+        part.chmod(plain if mode is None else mode)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        put(part, path)
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A place for a temporary file: in a folder of its own beside ``path``, removed at the end.
+
+    The folder is locked while its writer lives. What a writer that was killed has left is removed
+    by the next one in the same place.
+    """
+    with ExitStack() as stack:
+        with _locked(path.parent):  # no other writer looks between the making and the lock
+            for left in path.parent.glob(".tinyllama-*.part"):
+                with suppress(OSError), _locked(left, wait=False):
+                    shutil.rmtree(left)
+            own = tempfile.mkdtemp(prefix=".tinyllama-", suffix=".part", dir=path.parent)
+            stack.callback(shutil.rmtree, own, ignore_errors=True)
+            stack.enter_context(_locked(Path(own)))
+        yield Path(own) / "content"
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a folder's lock, if its file system has any. Without ``wait``, raises OSError unless it
+    was free."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if wait:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _kept(path: Path, write: Callable[[Path], object]) -> str:
+    """Write what could not be written elsewhere; where it is, in words."""
+    try:
+        place = Path(tempfile.mkdtemp(prefix="tinyllama-kept-")) / path.name[-40:]
+    except OSError:
+        return ""
+    try:
+        write(place)
+    except OSError:
+        shutil.rmtree(place.parent, ignore_errors=True)
+        return ""
+    return f", and the new content is in {str(place)!r}"
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file that others may have put there.
+
+    Raises OSError where it cannot be read, ValueError where it is no regular file (a pipe would
+    never end) or has more than ``most`` bytes.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would wait for its writer
+    try:
+        kind = os.fstat(handle).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise ValueError(f"{str(path)!r} is a pipe or a device, not a file")
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(handle)
+    if len(content) > most:
+        raise ValueError(f"{str(path)!r} has more than {most} bytes")
+    return content
+
+
 # -- paths that options name, checked before anything runs ------------------------------------
 
 
-def check_writable(path: Path | None, option: str) -> None:
-    """Raise UsageError, naming the option, when no file could be written at ``path``, if any."""
+def check_writable(path: Path | None, option: str, needed: int = LEAST_FREE) -> None:
+    """Raise UsageError, naming the option, when no file of ``needed`` bytes could be written at
+    ``path``, if any."""
     if path is None:
         return
     folder = path.parent
     named = f"{option} {str(path)!r}"
-    if path.is_dir():
-        raise UsageError(f"{named} is a folder: name a file in it")
-    _check_regular(path, f"{option} ")
-    if not folder.is_dir():
-        raise UsageError(f"{named}: no folder {str(folder)!r}; make it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{named}: folder {str(folder)!r} is not writable; name another")
+    try:
+        if path.is_dir():
+            raise UsageError(f"{named} is a folder: name a file in it")
+        _check_regular(path, f"{option} ")
+        if not folder.is_dir():
+            raise UsageError(f"{named}: no folder {str(folder)!r}; make it first")
+        with _beside(path):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise UsageError(
+            f"{named} cannot be written: {error.strerror}; name another place"
+        ) from error
+    if free < needed:
+        raise UsageError(
+            f"{named} takes {needed} bytes, and folder {str(folder)!r} has {free} free: free some "
+            "space, or name another place"
+        )
 
 
 def check_apart(*options: tuple[str, Path | None]) -> None:

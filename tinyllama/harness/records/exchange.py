@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllama.harness.machine.device import slug
-from tinyllama.harness.machine.files import write_new
+from tinyllama.harness.machine.files import MOST_BYTES, read_regular, write_new
 from tinyllama.harness.records import results
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 MOST_FILES = 10_000
-MOST_BYTES = 64 * 2**20  # of one record; those of a sweep have some 100 KiB
 MOST_BYTES_IN_ALL = 1024 * 2**20
 _NAME = re.compile(r"[a-z0-9-]{1,200}/[A-Za-z0-9][A-Za-z0-9._+-]{0,250}\.json")
 
@@ -36,7 +35,7 @@ def export(paths: Iterable[Path], output: Path) -> None:
     """
     contents = {}
     for path in paths:
-        text = path.read_bytes()
+        text = read_regular(path)
         record = results.parse(text, str(path))
         contents[f"{slug(record.device)}/{path.name}"] = text
     manifest = {"format": FORMAT, "records": {n: _digest(t) for n, t in contents.items()}}
@@ -67,7 +66,7 @@ def load(archive: Path, root: Path) -> Imported:
     for name, text in contents.items():
         path = root / name
         if path.exists():
-            if path.read_bytes() != text:
+            if read_regular(path) != text:
                 raise ValueError(f"{path} exists with other content; rename or remove it first")
             present.append(path)
     new = {root / name: text for name, text in contents.items() if root / name not in present}
@@ -78,9 +77,10 @@ def load(archive: Path, root: Path) -> Imported:
 def read(archive: Path) -> dict[str, bytes]:
     """The checked records of an export, by their name in it. Raises ValueError."""
     try:
-        with zipfile.ZipFile(archive) as members:
+        packed = io.BytesIO(read_regular(archive, MOST_BYTES_IN_ALL))
+        with zipfile.ZipFile(packed) as members:
             contents = _members(members)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise ValueError(f"{archive} is not an export of records: {error}") from error
     hashes = _manifest(archive, contents.pop(MANIFEST, None))
     if wrong := sorted(contents.keys() ^ hashes.keys()):

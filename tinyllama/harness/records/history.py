@@ -27,6 +27,7 @@ from scipy import stats
 
 from tinyllama.harness.records.entries import Ratio, Timed, is_number
 from tinyllama.harness.records.numbers import significant
+from tinyllama.harness.records.report import escaped
 from tinyllama.harness.records.results import Record
 
 METRICS = ("seconds", "over_baseline", "floor_share")
@@ -222,11 +223,11 @@ def _scatter(logs: Floats, places: list[int]) -> float:
 
 def markdown(records: Sequence[Record]) -> str:
     """A section on the changes of all devices, under a heading."""
-    text = unsearched(records)
+    text = escaped(unsearched(records))
     if not text:
         series = watched(records)
         found = [change for one in series for change in changes(one)]
-        lines = [f"- {change.series.newest.device}: {change}" for change in found]
+        lines = [escaped(f"- {change.series.newest.device}: {change}") for change in found]
         text = "\n".join([told(len(series), len(found)), *([""] if lines else []), *lines])
     return f"### Change points\n\n{text}"
 

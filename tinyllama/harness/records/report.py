@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -153,10 +154,10 @@ def markdown(records: Sequence[Record]) -> str:
         tables = [_steps(record, ran=False), _ops(record, ran=False)]
         shown = [table for table in tables if len(table) > 1]
         for table in shown:
-            parts += [f"### {record.group}", "", markdown_table(table), ""]
+            parts += [f"### {escaped(record.group)}", "", markdown_table(table), ""]
         if shown:
-            parts += [f"Measured on {source(record)}.", ""]
-    return "\n".join([*parts, *left_out(records)]).rstrip()
+            parts += [f"Measured on {escaped(source(record))}.", ""]
+    return "\n".join([*parts, *map(escaped, left_out(records))]).rstrip()
 
 
 def ladder_markdown(records: Sequence[Record]) -> str:
@@ -221,11 +222,31 @@ def _sources(records: Sequence[Record]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for record in records:
         groups.setdefault(source(record), []).append(record.group)
-    return [f"{', '.join(names)}: measured on {text}.\n" for text, names in groups.items()]
+    return [
+        escaped(f"{', '.join(names)}: measured on {text}.") + "\n" for text, names in groups.items()
+    ]
+
+
+# What would begin a tag, an entity, a link's target, or another column.
+_MARKUP = {
+    r"&(?=#?\w+;)": "&amp;",
+    r"<(?=[a-zA-Z/!?])": "&lt;",
+    r"\](?=[(\[:])": r"\\]",
+    r"\|": r"\\|",
+}
+
+
+def escaped(text: str) -> str:
+    """A text of a record, which may come from elsewhere, as one line of Markdown without HTML,
+    links or images."""
+    text = " ".join(text.split())
+    for markup, shown in _MARKUP.items():
+        text = re.sub(markup, shown, text)
+    return text
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; the first row is the header."""
-    header, *others = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    """A table in Markdown of texts as they are; the first row is the header."""
+    header, *others = [[escaped(cell) for cell in row] for row in rows]
     lines = [header, ["---"] * len(header), *others]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

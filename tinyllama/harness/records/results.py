@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from tinyllama.harness.machine.device import device_name, slug
-from tinyllama.harness.machine.files import write_new
+from tinyllama.harness.machine.files import read_regular, write_new
 from tinyllama.harness.records.entries import Entry, entry_as_json, entry_from_json, is_number
 
 SCHEMA = 2
@@ -155,8 +155,9 @@ def save(record: Record, root: Path) -> Path:
 
 
 def load(path: Path) -> Record:
-    """Read a record. Raises ValueError, naming file and field, when it is not one."""
-    return parse(path.read_bytes(), str(path))
+    """Read a record. Raises ValueError, naming file and field, when it is not one, and what
+    `read_regular` raises."""
+    return parse(read_regular(path), str(path))
 
 
 def parse(text: bytes, name: str) -> Record:
@@ -254,7 +255,7 @@ def _check_values(where: str, value: Any) -> None:
 
 def records(root: Path, device: str | None = None) -> Iterator[tuple[Path, Record]]:
     """Every record under ``root``, of one device or of all, oldest first."""
-    pattern = f"{slug(device)}/*.json" if device else "*/*.json"
+    pattern = "*/*.json" if device is None else f"{slug(device) or '-'}/*.json"
     found = [(path, load(path)) for path in list(root.glob(pattern))]
     yield from sorted(found, key=lambda pair: (pair[1].date, len(pair[0].name), pair[0].name))
 

@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM: both end a command in the same way, and neither in the middle of a step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM, by which schedulers end a job, raise what Ctrl-C raises: KeyboardInterrupt."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt("SIGTERM")
+
+    if not _receives_signals():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the end: an update must not stop half way."""
+    if not _receives_signals():
+        yield
+        return
+    held: list[int] = []
+    before = {one: signal.signal(one, lambda number, _: held.append(number)) for one in _BOTH}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if held:
+        signal.raise_signal(held[0])
+
+
+def _receives_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
