@@ -23,14 +23,20 @@ from tinyllama.ops import OPS
     [
         ("--num-heads 7", "hidden_dim 128 does not divide by num_heads 7: change one of them"),
         ("--num-kv-heads 3", "num_heads 4 does not divide by num_kv_heads 3: change one of them"),
-        ("--seq-len 0", "seq_len is 0: use a whole number of at least 1"),
-        ("--batch-size -1", "batch_size is -1: use a whole number of at least 1"),
-        ("--num-steps 0", "num_steps is 0: use a whole number of at least 1"),
+        ("--seq-len 0", "seq_len is 0: use a whole number from 1 to 2147483647"),
+        ("--batch-size -1", "batch_size is -1: use a whole number from 1 to 2147483647"),
+        ("--num-steps 0", "num_steps is 0: use a whole number from 1 to 2147483647"),
+        ("--num-steps 2147483648", "num_steps is 2147483648: use a whole number from 1 to"),
+        (f"--seq-len {10**40}", "seq_len is 1000000000"),
+        (f"--seed {2**63}", "seed is 9223372036854775808: use a whole number from 0"),
+        ("--hidden-dim 1" + 5000 * "0", "0000 is not a whole number: use one"),
         ("--num-steps ten", "argument --num-steps: 'ten' is not a whole number: use one"),
         ("--seed -1", "seed is -1: use a whole number from 0"),
         ("--learning-rate fast", "argument --learning-rate: 'fast' is not a number: use one like"),
-        ("--learning-rate nan", "learning_rate is nan: use a finite number"),
-        ("--learning-rate -0.1", "learning_rate is -0.1: use a finite number"),
+        ("--learning-rate nan", "learning_rate is nan: use a number from 0 to 1e+20"),
+        ("--learning-rate -0.1", "learning_rate is -0.1: use a number from 0 to 1e+20"),
+        ("--learning-rate 3e38", "learning_rate is 3e+38: use a number from 0 to 1e+20"),
+        ("--learning-rate 1e999", "learning_rate is inf: use a number from 0 to 1e+20"),
         ("--tier v9", "tier 'v9' does not exist: use one of v1, v2"),
         ("--without speed", "tier v1 has no switch 'speed': use one of"),
         ("--preset huge", "argument --preset: invalid choice: 'huge'"),
@@ -50,9 +56,9 @@ from tinyllama.ops import OPS
         ("--data {tmp}/short --save {tmp}/short", "--data and --save are both '{tmp}/short'"),
         ("--resume {tmp}/short --json {tmp}/short", "--resume and --json are both '{tmp}/short'"),
         ("--json {tmp}/none/x", "--json '{tmp}/none/x': no folder '{tmp}/none'; make it first"),
-        ("--accumulate 0", "accumulate is 0: use a whole number of at least 1"),
+        ("--accumulate 0", "accumulate is 0: use a whole number from 1 to"),
         ("--accumulate two", "argument --accumulate: 'two' is not a whole number: use one"),
-        ("--max-grad-norm 0", "max_grad_norm is 0.0: use a finite number above 0"),
+        ("--max-grad-norm 0", "max_grad_norm is 0.0: use a number above 0, up to 1e+20"),
         ("--max-grad-norm big", "argument --max-grad-norm: 'big' is not a number: use one like"),
         ("--memory tiny", "argument --memory: invalid choice: 'tiny'"),
         ("--memory small --accumulate 2", "accumulate 2 needs them: use memory fast, or accum"),
@@ -60,9 +66,20 @@ from tinyllama.ops import OPS
         ("--memory small --precision fp16", "precision fp16 needs them: use memory fast, or prec"),
         ("--diagnose-every 0", "--diagnose-every is 0: use a whole number of at least 1"),
         ("--epochs 3", "unrecognized arguments: --epochs 3 (see tinyllama --help)"),
-        ("--batch-size 100000000000000", "use a smaller model or batch"),
+        ("--batch-size 2147483647", "GiB or more, and "),
+        ("--hidden-dim 2147483647 --num-heads 1 --num-kv-heads 1", "pairs need an even number"),
+        ("--hidden-dim 2147483646 --num-heads 1 --num-kv-heads 1", "use a smaller model or batch"),
+        ("--num-layers 2147483647", "use a smaller model or batch"),
+        ("--save= ", "argument --save: '' names no file (an empty path): name one"),
+        ("--data= ", "argument --data: '' names no file (an empty path): name one"),
+        ("--data {tmp}/pipe", "data '{tmp}/pipe' is a pipe or a device: name a text file or a"),
+        ("--data /proc", "data '/proc"),
+        ("--resume {tmp}/pipe", "checkpoint '{tmp}/pipe' is no file: name a file that --save"),
+        ("--json {tmp}/" + 256 * "x", "names no file (File name too long): name one"),
+        ("--save {tmp}/none/../x", "no folder '{tmp}/none/..'; make it first"),
+        ("--save /proc/x", "--save '/proc/x' cannot be written: "),
     ],
-    ids=lambda value: value.split(" {tmp}")[0] if value.startswith("--") else "",
+    ids=lambda value: value.split(" {tmp}")[0][:40] if value.startswith("--") else "",
 )
 def test_a_bad_value_is_one_line_and_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
@@ -115,7 +132,7 @@ def test_a_full_disk_is_one_line_and_what_was_there_stays(
 
 def test_what_a_killed_save_leaves_is_ignored_by_git(tmp_path: Path) -> None:
     left: list[str] = []
-    files.write_whole(tmp_path / "saved", lambda part: left.append(part.name))
+    files.write_whole(tmp_path / "saved", lambda part: left.append(part.parent.name))
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert any(fnmatch(left[0], pattern) for pattern in ignored)
 
@@ -124,9 +141,12 @@ def test_what_a_killed_save_leaves_is_ignored_by_git(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_writable_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
-    monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path) != tmp_path)
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files.tempfile, "mkdtemp", refuse)
     line = refused(capsys, *SHORT, option, str(tmp_path / "file"))
-    assert f"folder '{tmp_path}' is not writable" in line
+    assert f"{option} '{tmp_path}/file' cannot be written: Permission denied; name another" in line
 
 
 def test_a_machine_without_triton_is_told_how_to_get_it(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,32 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from correctness_tests.support.faults import tier_with
-from correctness_tests.support.runs import CONFIG, MODEL, ON_CPU, run
+from correctness_tests.support.runs import CONFIG, MODEL, ON_CPU, description, run, saved
 from correctness_tests.support.steps import leave_to_gpu
 from tinyllama.model.config import ConfigError
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import TIERS, StepPlan, Tier
+from tinyllama.model.tiers import TIERS, StepPlan
 from tinyllama.ops import OPS
 from tinyllama.training import checkpoint
 from tinyllama.training.train import StepRecord, train
-
-
-def saved(
-    path: Path, steps: int, tier: str | Tier = "v1", **settings: Any
-) -> checkpoint.Checkpoint:
-    """The checkpoint of a run of so many steps."""
-    run(tier, num_steps=steps, save_to=path, **settings)
-    return checkpoint.load(path)
-
-
-def description(path: Path) -> dict[str, Any]:
-    """What the header of a checkpoint says."""
-    with safe_open(path, "pt") as file:
-        return dict(json.loads(file.metadata()["tinyllama"]))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -75,15 +57,6 @@ def test_small_memory_resumes_what_was_fast_and_back(tmp_path: Path) -> None:
     assert third.losses == whole.losses[4:]
     expected, got = load_file(tmp_path / "whole"), load_file(tmp_path / "third")
     assert all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
-
-
-def test_a_file_from_before_a_setting_existed_has_its_default(tmp_path: Path) -> None:
-    path = tmp_path / "saved"
-    saved(path, 1)
-    described = description(path)
-    del described["train"]["accumulate"], described["train"]["max_grad_norm"]
-    save_file(load_file(path), path, {"tinyllama": json.dumps(described)})
-    assert checkpoint.load(path).train == replace(CONFIG, num_steps=1)
 
 
 def test_the_fp16_gradient_scale_continues(tmp_path: Path) -> None:
@@ -182,85 +155,3 @@ def test_a_checkpoint_of_another_shape_is_refused(
     one = saved(tmp_path / "saved", 1)
     with pytest.raises(ConfigError, match=message):
         train(replace(MODEL, **change), CONFIG, device="cpu", resume=one)
-
-
-def redescribed(path: Path, described: str, **tensors: torch.Tensor | None) -> None:
-    """Its header says this instead; tensors with another value, or (None) without one."""
-    changed = {**load_file(path), **tensors}
-    left = {name: tensor for name, tensor in changed.items() if tensor is not None}
-    save_file(left, path, {"tinyllama": described})
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", "[" * 100_000])
-def test_a_header_that_is_none_is_damaged(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "file"
-    save_file({"weight": torch.ones(2)}, path, {"tinyllama": text})
-    with pytest.raises(ConfigError, match=r"is damaged .*: name a whole file that --save wrote"):
-        checkpoint.load(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": None}, "model is None, not of type dict"),
-        ({"model": {"hidden_dim": -8}}, "hidden_dim is -8: use a whole number"),
-        ({"train": {"speed": 3}}, "unexpected keyword argument 'speed'"),
-        ({"steps": "2"}, "steps is '2', not of type int"),
-        ({"steps": -1}, "steps is -1, not a number of steps"),
-        ({"batches": {}}, "batches is {}, no description of data"),
-        ({"batches": {"kind": "text"}}, "batches is {'kind': 'text'}, no description of data"),
-        ({"scaler": None}, "scaler is None, not of type dict"),
-    ],
-)
-def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = tmp_path / "file"
-    saved(path, 1)
-    described = description(path)
-    redescribed(path, json.dumps({**described, **change}))
-    with pytest.raises(ConfigError, match=re.escape(message)) as error:
-        checkpoint.load(path)
-    assert f"checkpoint {str(path)!r} is damaged" in str(error.value)
-
-
-@pytest.mark.parametrize("value", [None, torch.zeros(3)], ids=["absent", "short"])
-@pytest.mark.parametrize("name", ["random.cpu", "optimizer.exp_avg.0"])
-def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, value: torch.Tensor | None) -> None:
-    path = tmp_path / "file"
-    saved(path, 1)
-    redescribed(path, json.dumps(description(path)), **{name: value})
-    with pytest.raises(ConfigError, match=rf"is damaged .*{re.escape(name)}"):
-        run(num_steps=1, resume=checkpoint.load(path))
-
-
-def truncate(path: Path) -> None:
-    saved(path, 1)
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def of_another_program(path: Path, metadata: dict[str, str] | None = None) -> None:
-    save_file({"weight": torch.ones(2)}, path, metadata)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "does not exist"),
-        (Path.mkdir, "does not exist"),
-        (lambda path: path.write_text("text"), "is not a readable safetensors file"),
-        (truncate, "is not a readable safetensors file"),
-        (of_another_program, "is a safetensors file of another program"),
-        (
-            lambda path: of_another_program(path, {"tinyllama": '{"version": 99}'}),
-            "has format 99, this program reads 1",
-        ),
-    ],
-    ids=["missing", "folder", "text", "truncated", "foreign", "newer"],
-)
-def test_a_file_that_is_no_checkpoint_is_refused(
-    tmp_path: Path, make: Callable[[Path], object], message: str
-) -> None:
-    path = tmp_path / "file"
-    make(path)
-    with pytest.raises(ConfigError, match=message) as error:
-        checkpoint.load(path)
-    assert repr(str(path)) in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.training import data
 from tinyllama.training.data import Batches, RandomTokens, TextBytes
 
 CONFIG = TrainConfig(batch_size=3, seq_len=5)
@@ -40,6 +42,17 @@ def test_a_batch_depends_on_its_number_and_on_nothing_before_it(source: Source) 
         straight.batch(index)
     assert torch.equal(straight.batch(7)[0], jumped.batch(7)[0])
     assert not torch.equal(straight.batch(7)[0], straight.batch(8)[0])
+
+
+def test_no_two_seeds_and_numbers_share_a_batch(source: Source) -> None:
+    """Nor two rows of a batch: seed 0's second batch would be seed 1's first if both were added."""
+    seen = []
+    for seed in range(6):
+        batches = source(TrainConfig(batch_size=3, seq_len=12, seed=seed))
+        seen += [bytes(batches.batch(index)[0].to(torch.uint8).flatten()) for index in range(6)]
+    assert len(set(seen)) == 36
+    tokens, _ = source(TrainConfig(batch_size=8, accumulate=2, seq_len=12)).batch(0)
+    assert len(tokens.unique(dim=0)) > 8, "rows are drawn one by one"
 
 
 @pytest.mark.parametrize("other", [1, 2**32, 2**62])
@@ -122,10 +135,28 @@ def test_text_that_cannot_be_trained_on_is_refused(
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path) -> bytes:
+    def refuse(path: Path, most: int) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "text").write_bytes(TEXT)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(data, "read_regular", refuse)
     with pytest.raises(ConfigError, match=r"text' cannot be read: Permission denied"):
+        TextBytes(tmp_path, 256, CONFIG)
+
+
+def test_a_folder_that_is_no_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(TEXT)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to("nowhere")
+    assert TextBytes(tmp_path, 256, CONFIG).describe()["files_taken"] == 3
+    monkeypatch.setattr(data, "MOST_BYTES", 3 * len(TEXT))
+    assert len(TextBytes(tmp_path, 256, CONFIG).bytes) == 3 * len(TEXT)
+    monkeypatch.setattr(data, "MOST_BYTES", 3 * len(TEXT) - 1)
+    with pytest.raises(ConfigError, match=r"has more than 134 bytes, .*: name a smaller folder"):
+        TextBytes(tmp_path, 256, CONFIG)
+    monkeypatch.setattr(data, "MOST_FILES", 2)
+    with pytest.raises(ConfigError, match="has more than 2 files: name a folder of text"):
         TextBytes(tmp_path, 256, CONFIG)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tinyllama
-from correctness_tests.support.commands import ENVIRONMENT, ROOT, SHORT, TINY, python
+from correctness_tests.support.commands import ENVIRONMENT, SHORT, TINY, python
 from correctness_tests.support.faults import dead_swiglu_tier
 from tinyllama import cli
 from tinyllama.cli import doctor, train
 from tinyllama.cli.summary import ProgressBar
-from tinyllama.harness.machine import device
+from tinyllama.harness.machine import device, files
 from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
+from tinyllama.training import checkpoint
 from tinyllama.training.train import StepRecord
 
 
@@ -257,6 +261,68 @@ def test_ctrl_c_prints_and_writes_what_was_done(
     assert cli.main([*SHORT, "--resume", str(tmp_path / "saved")]) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_checkpoint_is_written_waits_for_it(
+    tmp_path: Path,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_file, before = checkpoint.save_file, signal.getsignal(number)
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(number)
+        save_file(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", interrupted)
+    assert cli.main([*SHORT, "--save", str(tmp_path / "saved")]) == 130
+    assert capsys.readouterr().err == "tinyllama: interrupted\n"
+    assert checkpoint.load(tmp_path / "saved").steps == 2
+    assert signal.getsignal(number) is before
+
+
+def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk was full at the end: the summary and the JSON are there, and the checkpoint too."""
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    there.mkdir()
+    elsewhere.mkdir()
+    replace = files.os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target == there / "saved":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(files.tempfile, "tempdir", str(elsewhere))
+    result = record_of(there / "run.json", "--save", str(there / "saved"), status=1)
+    assert len(result["losses"]) == 2
+    out, err = capsys.readouterr()
+    assert re.search(r"loss +\d\.\d{4} first", out)
+    (kept,) = elsewhere.glob("tinyllama-kept-*/saved")
+    assert err == (
+        f"tinyllama: error: '{there}/saved' cannot be written: No space left on device; what was "
+        f"there before is unchanged, and the new content is in '{kept}': free some space, or name "
+        "another place\n"
+    )
+    assert checkpoint.load(kept).steps == 2
+    assert [path.name for path in there.iterdir()] == ["run.json"]
+
+
+def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tinyllama", "doctor"]
+    for shell in (f"{shlex.join(argv)} | true", f"{shlex.join(argv)} > /dev/full"):
+        done = subprocess.run(
+            ["bash", "-c", shell], env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+        assert "Traceback" not in done.stderr, shell
+        assert len(done.stderr.splitlines()) <= 1, done.stderr
+    assert "No space left on device" in done.stderr
+    assert done.returncode == 1
+
+
 def test_ctrl_c_before_there_is_a_run_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,10 +334,12 @@ def test_ctrl_c_before_there_is_a_run_is_one_line(
     assert capsys.readouterr() == ("", "tinyllama: interrupted\n")
 
 
-def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "name"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_a_signal_in_a_real_process(tmp_path: Path, number: str, name: str) -> None:
+    saved = tmp_path / "saved"
     argv = [sys.executable, "-m", "tinyllama", *TINY, "--num-steps", "1000000"]
     process = subprocess.Popen(
-        [*argv, "--json", str(tmp_path / "run.json"), "--data", str(ROOT / "tinyllama")],
+        [*argv, "--json", str(tmp_path / "run.json"), "--save", str(saved)],
         env={**ENVIRONMENT, "TERM": "xterm", "FORCE_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -284,14 +352,18 @@ def test_ctrl_c_in_a_real_process(tmp_path: Path) -> None:
             character = process.stderr.read(1)
             assert character, f"the run ended by itself: {drawn}"
             drawn += character
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.Signals[number])
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "interrupted: Ctrl-C after" in out
+    assert f"interrupted: {name} after" in out
     assert "Traceback" not in err
-    assert json.loads((tmp_path / "run.json").read_text())["status"] == "interrupted"
+    result = json.loads((tmp_path / "run.json").read_text())
+    assert result["status"] == "interrupted"
+    one = checkpoint.load(saved)
+    assert one.interrupted
+    assert one.steps == len(result["losses"]) > 0
 
 
 # -- the rest ---------------------------------------------------------------------------------

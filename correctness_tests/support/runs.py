@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, Tier
+from tinyllama.training import checkpoint
 from tinyllama.training.result import Result
 from tinyllama.training.train import train
 
@@ -27,3 +31,17 @@ def run(tier: str | Tier = "v1", *, device: str | torch.device = "cpu", **settin
     config = replace(CONFIG, **{name: v for name, v in settings.items() if name in names})
     options = {name: v for name, v in settings.items() if name not in names}
     return train(MODEL, config, tier, device=device, **options)
+
+
+def saved(
+    path: Path, steps: int, tier: str | Tier = "v1", **settings: Any
+) -> checkpoint.Checkpoint:
+    """The checkpoint of a run of so many steps."""
+    run(tier, num_steps=steps, save_to=path, **settings)
+    return checkpoint.load(path)
+
+
+def description(path: Path) -> dict[str, Any]:
+    """What the header of a checkpoint says."""
+    with safe_open(path, "pt") as file:
+        return dict(json.loads(file.metadata()["tinyllama"]))

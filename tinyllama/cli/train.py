@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Container
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllama.cli.options import number, whole
+from tinyllama.cli.options import file_path, number, whole
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
@@ -33,10 +33,16 @@ def add(subparsers: Any) -> None:
     parser.set_defaults(run=run)
     workload_options(parser, num_steps=TrainConfig().num_steps)
     option = parser.add_argument
-    option("--data", type=Path, help="text file or folder to train on (default: random tokens)")
-    option("--save", type=Path, metavar="PATH", help="write a checkpoint (safetensors) at the end")
-    option("--resume", type=Path, metavar="PATH", help="continue from a checkpoint, of any tier")
-    option("--json", type=Path, metavar="PATH", help="write the result as JSON")
+    option(
+        "--data", type=file_path, help="text file or folder to train on (default: random tokens)"
+    )
+    option(
+        "--save", type=file_path, metavar="PATH", help="write a checkpoint (safetensors) at the end"
+    )
+    option(
+        "--resume", type=file_path, metavar="PATH", help="continue from a checkpoint, of any tier"
+    )
+    option("--json", type=file_path, metavar="PATH", help="write the result as JSON")
     option(
         "--diagnose",
         action="store_true",
@@ -105,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
     from tinyllama.training.data import RandomTokens, TextBytes
-    from tinyllama.training.train import train
+    from tinyllama.training.train import NotSavedError, train
 
     tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
     check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json))
@@ -113,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     resumed = checkpoint.load(args.resume) if args.resume else None
     model, config = settings(args, resumed)
     check_writable(args.json, "--json")
+    check_writable(args.save, "--save")
     batches: Batches
     if args.data:
         batches = TextBytes(args.data, model.vocab_size, config)
@@ -120,25 +127,33 @@ def run(args: argparse.Namespace) -> int:
         batches = RandomTokens(model.vocab_size, config)
     if resumed:
         _check_data(args, resumed, batches)
+        if not resumed.checksummed:
+            _note("the checkpoint has no checksum, so damage to it may not be seen: it is older")
 
+    not_saved: NotSavedError | None = None
     with ProgressBar(config) as bar:
-        result = train(
-            model,
-            config,
-            tier,
-            device=args.device,
-            batches=batches,
-            resume=resumed,
-            save_to=args.save,
-            diagnose_at=_diagnosed_steps(args, config.num_steps),
-            on_step=bar.update,
-        )
+        try:
+            result = train(
+                model,
+                config,
+                tier,
+                device=args.device,
+                batches=batches,
+                resume=resumed,
+                save_to=args.save,
+                diagnose_at=_diagnosed_steps(args, config.num_steps),
+                on_step=bar.update,
+            )
+        except NotSavedError as error:
+            result, not_saved = error.result, error
     out = console(sys.stdout)
     for diagnosis in result.diagnoses:
         print_diagnosis(diagnosis, out)
     print_summary(result, out)
     if args.json:
         write_json(args.json, result.as_dict())
+    if not_saved:
+        raise not_saved
     return STATUS[result.status] or (NO_GRADIENT if result.lost else 0)
 
 
@@ -174,17 +189,32 @@ def _check_data(args: argparse.Namespace, resumed: Checkpoint, batches: Batches)
             f"{resumed.batches['bytes']} bytes: name it with --data"
         )
     if batches.describe() != resumed.batches:
-        note = "tinyllama: note: the data is not what the checkpoint was trained on"
-        print(note, file=sys.stderr)
+        _note("the data is not what the checkpoint was trained on")
 
 
-def _diagnosed_steps(args: argparse.Namespace, num_steps: int) -> set[int]:
+def _note(text: str) -> None:
+    print(f"tinyllama: note: {text}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _FirstLastAndEvery:
+    """The first step, the last, and every N-th; only the two where ``every`` is None."""
+
+    last: int
+    every: int | None
+
+    def __contains__(self, step: object) -> bool:
+        nth = isinstance(step, int) and self.every is not None and step % self.every == 0
+        return nth or step in (1, self.last)
+
+
+def _diagnosed_steps(args: argparse.Namespace, num_steps: int) -> Container[int]:
     every = args.diagnose_every
-    if every is None:
-        return {1, num_steps} if args.diagnose else set()
-    if every < 1:
-        raise UsageError(f"--diagnose-every is {every}: use a whole number of at least 1")
-    return {1, num_steps, *range(every, num_steps + 1, every)}
+    if every is None and not args.diagnose:
+        return ()
+    if every is not None and every < 1:
+        raise UsageError(f"--diagnose-every is {every!r:.80}: use a whole number of at least 1")
+    return _FirstLastAndEvery(num_steps, every)
 
 
 def _limit(text: str) -> float | str:

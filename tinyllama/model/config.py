@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,9 @@ from tinyllama.harness.machine.errors import UsageError
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 MEMORY = ("fast", "selective", "small")  # what a `StepPlan` may do with memory
+LARGEST = 2**31 - 1  # of a size or a count
+# Of a real number: a step computes with it in float32, also divided by 1 - beta1.
+LARGEST_NUMBER = 1e20
 
 
 class ConfigError(UsageError):
@@ -19,16 +21,16 @@ class ConfigError(UsageError):
 def _number(config: Any, name: str, low: float, *, above: bool = False) -> None:
     value = getattr(config, name)
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or value < low or (above and value == low):
-        bound = f"above {low:g}" if above else f"of at least {low:g}"
-        raise ConfigError(f"{name} is {value!r}: use a finite number {bound}")
+    if not real or not low <= value <= LARGEST_NUMBER or (above and value == low):
+        bound = f"above {low:g}, up to" if above else f"from {low:g} to"
+        raise ConfigError(f"{name} is {value!r:.80}: use a number {bound} {LARGEST_NUMBER:g}")
 
 
 def _positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} is {value!r}: use a whole number of at least 1")
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise ConfigError(f"{name} is {value!r:.80}: use a whole number from 1 to {LARGEST}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,7 @@ class TrainConfig:
                 f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}"
             )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed is {self.seed!r}: use a whole number from 0 to 2^63 - 1")
+            raise ConfigError(f"seed is {self.seed!r:.80}: use a whole number from 0 to 2^63 - 1")
 
     @property
     def samples_per_step(self) -> int:

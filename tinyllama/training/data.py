@@ -9,15 +9,20 @@ Shape suffixes: B batch, T time (sequence length).
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tinyllama.harness.machine.files import read_regular
 from tinyllama.model.config import ConfigError, TrainConfig
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+MOST_FILES = 100_000  # under a folder of text
+MOST_BYTES = 4 * 2**30  # of all text: it is held in memory
 
 
 class Batches:
@@ -67,14 +72,15 @@ class TextBytes(Batches):
     files. In a folder, files are taken in the order of their paths; hidden ones and those
     with a NUL byte (which no text has) are left out.
 
-    Raises ConfigError when there is nothing at the path, when it cannot be read, when its
-    text is shorter than one window, or when a byte is not below the vocabulary's size.
+    Raises ConfigError when there is nothing at the path, when it cannot be read, when there are
+    more than `MOST_FILES` files or `MOST_BYTES` bytes, when the text is shorter than one window,
+    or when a byte is not below the vocabulary's size.
     """
 
     def __init__(self, path: str | Path, vocab_size: int, config: TrainConfig) -> None:
         super().__init__(config)
         files, hidden = _files(Path(path))
-        contents = [_read(file) for file in files]
+        contents = _read(path, files)
         texts = [content for content in contents if b"\0" not in content]
         self.files_taken = len(texts)
         self.files_left_out = len(contents) - len(texts) + hidden
@@ -114,19 +120,36 @@ def _files(path: Path) -> tuple[list[Path], int]:
     if path.is_file():
         return [path], 0
     if not path.is_dir():
-        raise ConfigError(f"data {str(path)!r} does not exist: name a text file or a folder")
-    inside = sorted(
-        (file.relative_to(path) for file in path.rglob("*") if file.is_file()),
-        key=lambda relative: relative.as_posix(),
-    )
+        why = "is a pipe or a device" if path.exists() else "does not exist"
+        raise ConfigError(f"data {str(path)!r} {why}: name a text file or a folder")
+    inside: list[Path] = []
+    for folder, _, names in os.walk(path):
+        files = [Path(folder, name) for name in names]
+        inside += [file.relative_to(path) for file in files if os.path.isfile(file)]
+        if len(inside) > MOST_FILES:
+            raise ConfigError(
+                f"data {str(path)!r} has more than {MOST_FILES} files: name a folder of text"
+            )
+    inside.sort(key=lambda relative: relative.as_posix())
     seen = [file for file in inside if not any(part.startswith(".") for part in file.parts)]
     return [path / file for file in seen], len(inside) - len(seen)
 
 
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"data {str(file)!r} cannot be read: {error.strerror}; make it readable or move it"
-        ) from error
+def _read(path: str | Path, files: list[Path]) -> list[bytes]:
+    contents, left = [], MOST_BYTES
+    for file in files:
+        try:
+            # Of the kernel's own files some never end, and have no size.
+            content = read_regular(file, left) if file.stat().st_size else b""
+        except OSError as error:
+            raise ConfigError(
+                f"data {str(file)!r} cannot be read: {error.strerror}; make it readable or move it"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"data {str(path)!r} has more than {MOST_BYTES} bytes, or changed while it was "
+                f"read ({error}): name a smaller folder"
+            ) from error
+        left -= len(content)
+        contents.append(content)
+    return contents

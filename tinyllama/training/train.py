@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import tinyllama
-from tinyllama.harness.machine.device import device_name, usable_device
-from tinyllama.harness.machine.files import check_writable
+from tinyllama.harness.machine.device import device_name, memory_bytes, usable_device
+from tinyllama.harness.machine.files import NotWrittenError, check_writable
+from tinyllama.harness.machine.interrupts import held_interrupts
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.harness.records.results import versions
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan, Tier, resolve
-from tinyllama.training.checkpoint import Checkpoint, save
+from tinyllama.training.checkpoint import Checkpoint, save, saved_bytes
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
 from tinyllama.training.memory import MemoryMeter
@@ -57,7 +56,7 @@ def train(
     plan: StepPlan | None = None,
     resume: Checkpoint | None = None,
     save_to: Path | None = None,
-    diagnose_at: Collection[int] = (),
+    diagnose_at: Container[int] = (),
     on_step: Callable[[StepRecord], None] | None = None,
 ) -> Result:
     """Train for ``config.num_steps`` steps (beyond those of ``resume``).
@@ -71,18 +70,19 @@ def train(
     run after the step in progress. torch's random state is the same after the call as before.
 
     Raises UsageError (most often ConfigError), before the first step, for whatever cannot be
-    done; NotWrittenError when the checkpoint cannot be written.
+    done; NotSavedError, which has the result, when the checkpoint cannot be written.
     """
     tier = resolve(tier)
     device = usable_device(device)
     reason = tier.cannot_run(device)
     if reason:
         raise ConfigError(f"tier {tier.name} cannot run on {device.type}: {reason}")
-    check_writable(save_to, "--save")
+    _check_fits(model_config, config, device)
+    check_writable(save_to, "--save", saved_bytes(model_config))
     on_gpu = device.type != "cpu"
     with (
         torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
-        torch.random.fork_rng([device] if on_gpu else []),
+        _forked_random(device),
         products(config.precision, device),
     ):
         model = TinyLlama(model_config, tier, seed=config.seed).to(device)
@@ -102,13 +102,38 @@ def train(
             device=device_name(device),
             versions={"tinyllama": tinyllama.__version__, **versions()},
         )
-        run = _Run(step, batches, result, resume, frozenset(diagnose_at), on_step)
+        run = _Run(step, batches, result, resume, diagnose_at, on_step)
         run.go()
+        result.memory = run.meter.read()
         if save_to is not None and result.status != FAILED:
             interrupted = result.status == INTERRUPTED
-            save(save_to, step, run.done, batches.describe(), interrupted=interrupted)
-        result.memory = run.meter.read()
+            try:
+                with held_interrupts():
+                    save(save_to, step, run.done, batches.describe(), interrupted=interrupted)
+            except NotWrittenError as error:
+                raise NotSavedError(str(error), result) from error
         return result
+
+
+class NotSavedError(NotWrittenError):
+    """The checkpoint of a run could not be written. result: of the run."""
+
+    def __init__(self, message: str, result: Result) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def _check_fits(model: ModelConfig, config: TrainConfig, device: torch.device) -> None:
+    """Raise ConfigError for what must run out of memory: parameters with both moments, tokens, and
+    the embedding's output are held at least."""
+    tokens = config.samples_per_step * config.seq_len
+    width = 4 * config.batch_size * config.seq_len * model.hidden_dim
+    least, there = 12 * model.parameters + 16 * tokens + width, memory_bytes(device)
+    if least > there:
+        raise ConfigError(
+            f"the run takes {least / 2**30:,.0f} GiB or more, and {device_name(device)} has "
+            f"{there / 2**30:,.0f} GiB: use a smaller model or batch"
+        )
 
 
 @dataclass
@@ -119,7 +144,7 @@ class _Run:
     batches: Batches
     result: Result
     resume: Checkpoint | None
-    diagnose_at: Collection[int]
+    diagnose_at: Container[int]
     on_step: Callable[[StepRecord], None] | None
 
     def __post_init__(self) -> None:
@@ -131,22 +156,29 @@ class _Run:
         return self.result.start + len(self.result.losses)
 
     def go(self) -> None:
-        """Run until the end, a failure or Ctrl-C."""
+        """Run until the end, a failure, Ctrl-C or SIGTERM."""
         try:
             self._prepare()
             for number in range(1, self.step.config.num_steps + 1):
                 if self.result.status == FAILED:
                     break
                 self._one_step(number)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             self.result.status = INTERRUPTED
             self.result.reason = (
-                f"Ctrl-C after {len(self.result.losses)} of {self.step.config.num_steps} steps"
+                f"{str(interrupt) or 'Ctrl-C'} after {len(self.result.losses)} of "
+                f"{self.step.config.num_steps} steps"
             )
 
     def _prepare(self) -> None:
-        """Check the gradients, then compile, time the phases, warm up and capture."""
-        arrived = gradients(self.step, *self.batches.batch(self.result.start))
+        """Check the gradients, then compile, time the phases, warm up and capture: as if nothing
+        was drawn, since an interrupted preparation is saved too."""
+        if self.resume is not None:
+            self.resume.restore_random(self.step.device)
+        else:
+            _seed(self.step.config.seed, self.step.device)
+        with _forked_random(self.step.device):
+            arrived = gradients(self.step, *self.batches.batch(self.result.start))
         self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
         self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
         if absent := list(arrived.values()).count("absent"):
@@ -155,20 +187,17 @@ class _Run:
                 "and the optimizer updates all of them or none"
             )
             return
-        self.result.phase_seconds = self.step.split()
-        self.meter.start()
-        self.step.prepare()
-        if self.resume is not None:
-            self.resume.restore_random(self.step.device)
-        else:
-            _seed(self.step.config.seed, self.step.device)
+        with _forked_random(self.step.device):
+            self.result.phase_seconds = self.step.split()
+            self.meter.start()
+            self.step.prepare()
 
     def _one_step(self, number: int) -> None:
         batch = self.batches.batch(self.done)
         if number in self.diagnose_at:
             with self.meter.paused():
                 self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
-        with _held_interrupt():
+        with held_interrupts():
             seconds = wall_seconds(lambda: self.step(*batch), queue_of(self.step.device))
             loss, norm = self._numbers()
             wrong = self._wrong(loss, norm)
@@ -213,27 +242,13 @@ class _Run:
         self.result.status, self.result.reason = FAILED, reason
 
 
+def _forked_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Restore the states of the CPU's generator and of this device's at the end."""
+    return torch.random.fork_rng([device] if device.type != "cpu" else [])
+
+
 def _seed(seed: int, device: torch.device) -> None:
     """Seed the generators of the CPU and of this device, and of no other."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.cuda.manual_seed(seed)
-
-
-@contextlib.contextmanager
-def _held_interrupt() -> Iterator[None]:
-    """Delay Ctrl-C until the step is done: an update must not stop half way.
-
-    Signals reach the main thread only, so in another thread there is nothing to delay.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        signal.raise_signal(signal.SIGINT)
