@@ -16,9 +16,11 @@ from tinyllama.bench.measure_ops import (
     OpCaseRun,
     entries_of,
     groups,
+    held_layouts,
     missed,
     ops_with,
     providers_of,
+    slow_layouts,
 )
 from tinyllama.bench.table import show
 from tinyllama.bench.targets import OF_OPS
@@ -91,3 +93,12 @@ def test_targets(group: Measured, device: torch.device) -> None:
     """The bars of ops in targets.toml that hold on this device, at each case that they cover."""
     here = [target for target in OF_OPS if target.holds_on(device_name(device))]
     assert not missed(here, *group), "\n".join(missed(here, *group))
+
+
+@pytest.mark.target
+def test_layouts(group: Measured) -> None:
+    """The bars of ops on inputs that are not contiguous, for each provider with kernels."""
+    held = held_layouts(group[0].values())
+    if not held:
+        pytest.skip("no provider with a backward of its own is timed on this device")
+    assert not slow_layouts(held), "\n".join(slow_layouts(held))

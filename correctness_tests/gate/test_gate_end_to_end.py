@@ -56,7 +56,7 @@ TWICE = """
 class Repository:
     """``main`` is this tree; what is edited is the candidate."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:  # a toy op is among those of the tree
         self.root, self.temporary = folder / "tree", folder / "temporary"
         self.temporary.mkdir()
         for name in ("tinyllama", "perf_tests", "correctness_tests"):
@@ -64,6 +64,7 @@ class Repository:
             shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
         for name in ("conftest.py", "pytest.ini", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root / name)
+        (self.root / "tinyllama/ops/first.py").write_text(FIRST)
         (folder / "quiet_machine.py").write_text(QUIET)
         for args in (["init", "-q", "-b", "main"], ["add", "--all"], ["commit", "-q", "-m", "all"]):
             who = {f"GIT_{who}_{what}": "a@b" for who in GIT_ROLES for what in ("NAME", "EMAIL")}
@@ -109,6 +110,44 @@ class Repository:
         return done.returncode, {one["name"]: one for one in content["verdicts"]}, text
 
 
+FIRST = """
+import torch
+
+from tinyllama.harness import Case, Op, Tensor
+
+first = Op(
+    "first",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N"},
+    cases=[Case(N=3, D=8)],
+    timed=[Case(N=512, D=512)],
+)
+
+
+@first.reference
+def eager(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x[:, 0]
+
+
+@first.independent("torch.select")
+def stock(x: torch.Tensor) -> torch.Tensor:
+    return torch.select(x, 1, 0) * 3
+
+
+@first.provider("manual")
+class Manual:
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return 3 * x[:, 0]
+
+    @staticmethod
+    def backward(grads, kept, saved, needs):
+        dx = grads[0].new_zeros(512, 512)
+        dx[:, 0] = 3 * grads[0]
+        return {"x": dx}
+"""
+
+COLUMN = "        return 3 * x[:, 0]\n"
 GIT_ROLES = ("AUTHOR", "COMMITTER")
 
 
@@ -161,3 +200,20 @@ def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}
     assert "confirmed by +" in said
     assert "aten::" in said, "the operators that moved"
+
+
+@pytest.mark.slow("sixteen launches of two processes")
+def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Repository) -> None:
+    """The documented fault: dense inputs as before, all others copied first."""
+    plain = "first-manual-N512D512-fp32/forward+backward"
+    strided = plain.replace("fp32", "fp32-strided")
+    for name in (plain, strided):
+        repository.history(name, spread=0.05)
+    repository.edit("tinyllama/ops/first.py", COLUMN, "        return 3 * x.contiguous()[:, 0]\n")
+    status, verdicts, text = repository.gate("first-manual")
+    assert {name: one["outcome"] for name, one in verdicts.items()} == {
+        plain: "SAME",
+        strided: "SLOWER",
+    }, text
+    assert status == 10
+    assert "aten::copy_" in verdicts[strided]["text"]

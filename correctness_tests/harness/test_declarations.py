@@ -40,6 +40,10 @@ def declare(**changes: Any) -> Op:
         ({"params": {"x": 1}}, "share a name"),
         ({"inputs": {"x": Tensor("B D", dtype=torch.int64, grad=True)}}, "integral"),
         ({"extremes": {"big": {"z": None}}}, "overrides unknown ['z']"),
+        ({"layouts": {"expanded": 2.0}}, "layouts of 'expanded': 2.0: give strided or transposed"),
+        ({"layouts": {"strided": 1.0}}, "layouts of 'strided': 1.0: give strided or transposed"),
+        ({"layouts": {"strided": float("nan")}}, "a number above 1"),
+        ({"layouts": {"strided": "twice"}}, "a number above 1"),
         ({"outputs": {"y": Tensor("B D", dtype_of=lambda x: x.dtype)}}, "is for what is saved"),
     ],
 )

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from tinyllama.bench.measure_ops import OpCaseRun, entries_of, missed
+from tinyllama.bench.measure_ops import (
+    OpCaseRun,
+    entries_of,
+    held_layouts,
+    missed,
+    slow_layouts,
+)
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
@@ -173,3 +179,45 @@ def test_a_provider_of_ours_without_a_time_misses_its_bars(run: OpCaseRun) -> No
     run.failed["triton"] = WorkerError("WrongResultError: y")
     assert len(held_to(run)) == 1
     assert len(held_to(run, metric="bandwidth_share", over=None)) == 1
+
+
+# -- layouts --------------------------------------------------------------------------------------
+
+MEETS = {"strided": Ratio(1.8, 1.7, 1.9), "transposed": Ratio(1.4, 1.3, 1.5)}
+
+
+def held(run: OpCaseRun, **layouts: Ratio) -> Any:
+    """With a provider that has a backward of its own, and was timed on these layouts."""
+
+    class Manual:
+        @staticmethod
+        def forward(x: Any) -> Any: ...
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: Any) -> Any: ...
+
+    run.op.provider("manual")(Manual)
+    run.layouts = {name: {**MEETS, **layouts} for name in ("compile", "torch", "manual")}
+    return held_layouts([run])
+
+
+def test_a_backward_of_its_own_is_held_to_the_bars_of_layouts(run: OpCaseRun) -> None:
+    found = held(run)
+    assert found == {"toy-manual-N500000000": (run.op, MEETS)}, "what torch copies is not ours"
+    assert slow_layouts(found) == []
+
+
+def test_the_worse_end_of_a_layouts_interval_counts(run: OpCaseRun) -> None:
+    assert slow_layouts(held(run, strided=Ratio(1.9, 1.8, 2.1))) == [
+        "toy-manual-N500000000, strided: 1.90 [1.80, 2.10] times contiguous, allowed 2"
+    ]
+
+
+def test_the_layout_that_the_gate_times_must_be_the_slowest(run: OpCaseRun) -> None:
+    assert slow_layouts(held(run, transposed=Ratio(1.95, 1.92, 1.98))) == [
+        "toy-manual-N500000000: transposed is slower than strided: declare it first"
+    ]
+
+
+def test_layouts_that_were_not_measured_are_held_to_nothing(run: OpCaseRun) -> None:
+    assert held_layouts([run]) == {}

@@ -91,6 +91,7 @@ class Script:
         self.rules: list[Rule] = []
         self.sources: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in SIDES}
         self.states: dict[tuple[str, str], dict[str, float]] = {}  # of one benchmark
+        self.bars: dict[tuple[str, str], dict[str, float]] = {}  # on layouts, of one benchmark
         self.accepted: list[Entry] = []
         self.accepted_by_base: list[Entry] = []
         self.watch = Watching()
@@ -225,7 +226,8 @@ class Script:
         side, found = worker.tree.name, []
         for name in self.names[side]:
             stated = self.states.get((side, name), self.slowdowns[side])
-            found.append(Benchmark(name, Timed(name, "eager", 0, "bf16"), f"ops.{name}", stated))
+            timed, bars = Timed(name, "eager", 0, "bf16"), self.bars.get((side, name), {})
+            found.append(Benchmark(name, timed, f"ops.{name}", stated, layouts=bars))
         return found
 
     def _left_out(self, worker: ScriptedWorker) -> dict[str, int]:

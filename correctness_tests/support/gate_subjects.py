@@ -55,11 +55,12 @@ def subject(
         dtype: str = "fp32",
         case: int = 0,
         metrics: Sequence[str] = (HOST,),
+        layout: str = "contiguous",
         **traits: Any,
     ) -> Subject:
         assert DEVICE not in metrics or "own_gpu" in request.fixturenames, "mark the test"
         op.providers["tried"] = replace(op["eager"], name="tried", call=call, **traits)
-        timed = Timed("weigh_rows", "tried", case, dtype)
+        timed = Timed("weigh_rows", "tried", case, dtype, layout)
         made = Subject(timed, str(device), PACKAGE, FILES, metrics)
         made.run_once()
         return made
@@ -77,7 +78,7 @@ def ready(made: Subject) -> Subject:
 def nudged(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Right, and of the same norm; one element has another last bit."""
     y = weighed(x, weight)
-    other = y.detach().clone()
+    other = y.detach().clone(memory_format=torch.contiguous_format)
     one = other.view(-1)[3:4]
     one.copy_(torch.nextafter(one, torch.full_like(one, torch.inf)))  # and nobody waits for it
     return y + (other - y.detach())

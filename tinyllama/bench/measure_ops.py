@@ -42,7 +42,6 @@ PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
 DTYPES = ("bf16", "fp32")
 COMPILING = 6  # cases at a time
-LAYOUTS = ("strided", "transposed")
 SHARED = "tinyllama.harness.measure.op_contender:OpContender"
 
 
@@ -205,8 +204,8 @@ class Bench:
     def _layouts(self, run: OpCaseRun, name: str) -> None:
         last = cases_of(run.op, self.device)[-1]
         if run.case == last and name not in PEERS and run.op.differentiable:
-            rounds = self.effort.layout_rounds
-            run.layouts[name] = self._worker(run, name).call("op", "layouts", LAYOUTS, rounds)
+            names, rounds = tuple(run.op.layouts), self.effort.layout_rounds
+            run.layouts[name] = self._worker(run, name).call("op", "layouts", names, rounds)
 
 
 def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
@@ -244,6 +243,31 @@ def missed(
         measured = target.measured(entries)
         if measured is None or not target.met(measured):
             lines.append(f"{op}-{case}, {', '.join(rest)}: {target}: measured {shown(measured)}")
+    return lines
+
+
+def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
+    """What was measured on other layouts of the providers that `Op.layouts` is about, by case."""
+    return {
+        f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, found)
+        for run in runs
+        for name, found in run.layouts.items()
+        if name in run.op.providers and run.op[name].derived is not None
+    }
+
+
+def slow_layouts(held: Mapping[str, tuple[Op, Mapping[str, Ratio]]]) -> list[str]:
+    """Where the worse end of an interval is above the op's bar, and where a layout is certainly
+    slower than the one that the op declares first, on which the gate times it."""
+    lines = []
+    for case, (op, found) in held.items():
+        for layout, bar in op.layouts.items():
+            if not found[layout].high <= bar:
+                lines.append(f"{case}, {layout}: {found[layout]} times contiguous, allowed {bar:g}")
+        first = next(iter(op.layouts))
+        for layout, times in found.items():
+            if times.low > found[first].high:
+                lines.append(f"{case}: {layout} is slower than {first}: declare it first")
     return lines
 
 

@@ -8,6 +8,7 @@ reference, run in float64, is the oracle that all of them are held to.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,14 @@ import torch
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Derived, derive
 from tinyllama.harness.declare.offsets import Large, ManyPrograms, RowsApart
-from tinyllama.harness.declare.specs import FLOATS, Case, DeclarationError, Signature, Tensor
+from tinyllama.harness.declare.specs import (
+    FLOATS,
+    TIMED_LAYOUTS,
+    Case,
+    DeclarationError,
+    Signature,
+    Tensor,
+)
 from tinyllama.harness.declare.values import Values
 
 RandomDims = Callable[[Callable[[int, int], int]], Mapping[str, Any]]
@@ -91,6 +99,8 @@ class Op(Signature):
         usual one (`tinyllama.harness.records.verdict`).
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, where not the
         usual one (`tinyllama.harness.gate.subject`).
+    layouts: layout of the inputs -> how many times as long as on contiguous ones a provider with a
+        backward of its own may take. The first is the slowest: the gate times calls on it, too.
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
     computes: False for an op that moves memory alone, and has no operations.
@@ -107,6 +117,7 @@ class Op(Signature):
     flops: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=dict)
     slowdowns: Mapping[str, float] = field(default_factory=dict)
+    layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
     computes: bool = True
     small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
@@ -316,6 +327,13 @@ def _check(op: Op) -> None:
         _require(not unknown, op.name, f"case {case} sets unknown parameters {sorted(unknown)}")
         unknown = set(case.values) - set(op.inputs)
         _require(not unknown, op.name, f"case {case} sets values of unknown {sorted(unknown)}")
+    for layout, bar in op.layouts.items():
+        right = layout in TIMED_LAYOUTS and isinstance(bar, (int, float)) and 1 < bar < math.inf
+        _require(
+            right,
+            op.name,
+            f"layouts of {layout!r}: {bar!r}: give {' or '.join(TIMED_LAYOUTS)} a number above 1",
+        )
     for name, overrides in op.extremes.items():
         unknown = set(overrides) - set(op.inputs)
         _require(not unknown, op.name, f"extreme {name!r} overrides unknown {sorted(unknown)}")

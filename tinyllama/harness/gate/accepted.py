@@ -38,7 +38,7 @@ from tinyllama.harness.machine.toml import tomllib
 
 FILE = "accepted_slowdowns.toml"
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
-METRICS = ("device_seconds", "host_seconds", "compile_seconds", *COUNTED)
+METRICS = ("device_seconds", "host_seconds", "compile_seconds", "layouts", *COUNTED)
 DEVICES = ("cpu", "gpu")
 _KEYS = ("benchmark", "device", "metric", "amount", "removed", "reason", "release")
 _RELEASE = re.compile(r"\d+(\.\d+)*")

@@ -1,6 +1,7 @@
 """Figures without noise, which are compared exactly: memory, kernels, copies, synchronisations.
 
-The time to compile from a cold cache is noisy and read once a side, so it has a margin.
+The time to compile from a cold cache is noisy and read once a side, so it has a margin. Times on
+other layouts of the inputs have a bar, which the candidate must meet by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
 from tinyllama.harness.records.verdict import Figure, Outcome
 
@@ -40,6 +42,23 @@ def count_figures(
     text = "the profiler saw no launch and no copy of a side: may this device be profiled?"
     blind = Figure("kernels", Outcome.MISSING, text)
     return [blind if figure.metric == "kernels" else figure for figure in figures]
+
+
+def layout_figures(
+    found: Mapping[str, Ratio], bars: Mapping[str, float], accepted: float
+) -> list[Figure]:
+    """By layout of the inputs, how many times as long a call takes as on contiguous ones: SLOWER
+    where that is certainly above the bar. accepted: by which share it may be exceeded."""
+    figures = []
+    for layout, bar in bars.items():
+        metric, limit = f"layouts {layout}", bar * (1 + accepted)
+        if layout not in found:
+            figures.append(Figure(metric, Outcome.MISSING, f"{metric}: not measured"))
+            continue
+        text = f"{metric} {found[layout]} times as long as contiguous, allowed {limit:g}"
+        outcome = Outcome.SLOWER if found[layout].low > limit else Outcome.SAME
+        figures.append(Figure(metric, outcome, text, after=found[layout].median))
+    return figures
 
 
 def new_figures(seconds: Mapping[str, float], counted: Mapping[str, int]) -> list[Figure]:

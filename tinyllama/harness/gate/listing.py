@@ -94,9 +94,15 @@ def matched(
 
 
 def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
-    """The candidate's benchmark with the stricter tolerances of both sides: a change can neither
-    widen its own tolerance nor drop a metric."""
-    smaller = dict(candidate.slowdowns)
-    for metric, slowdown in base.slowdowns.items():
-        smaller[metric] = min(slowdown, smaller.get(metric, slowdown))
-    return replace(candidate, slowdowns=smaller)
+    """The candidate's benchmark with the stricter tolerances and bars of both sides: a change can
+    neither widen its own tolerance nor drop a metric."""
+    return replace(
+        candidate,
+        slowdowns=_smaller(base.slowdowns, candidate.slowdowns),
+        layouts=_smaller(base.layouts, candidate.layouts),
+    )
+
+
+def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The smaller value of each name, whichever of the two has it."""
+    return {name: min(v[name] for v in (one, other) if name in v) for name in {**other, **one}}

@@ -34,6 +34,7 @@ from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
 
 FACTORY = "tinyllama.harness.gate.side:Side"
@@ -203,11 +204,20 @@ class Pair:
         self.end(benchmark)
         return {metric: float(of_block(values)) for metric, values in logs.items()}
 
+    def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
+        """How many times as long the candidate's calls take in the benchmark's layouts as on
+        contiguous inputs; their results must be expected. Raises SideError."""
+        if not benchmark.layouts:
+            return {}
+        asked = (benchmark.name, tuple(benchmark.layouts))
+        found: dict[str, Ratio] = self.ask(CANDIDATE, "layouts", *asked, timeout=READY)
+        return found
+
     def alone(
         self, benchmark: Benchmark, effort: Effort
-    ) -> tuple[dict[str, float], dict[str, int]]:
+    ) -> tuple[dict[str, float], dict[str, int], dict[str, Ratio]]:
         """Of a benchmark that only the candidate has: the median seconds of some turns, by metric,
-        each of which was held to float64; and what is counted.
+        each of which was held to float64; what is counted; and times on other layouts.
 
         Raises SideError, or ValueError where a turn does not give a time of every metric.
         """
@@ -217,9 +227,10 @@ class Pair:
         proofs = ask("verify", benchmark.name, timeout=READY)
         ask("expect", benchmark.name, proofs, effort.first, timeout=READY)
         taken = [self._turn(CANDIDATE, benchmark) for _ in range(1 + effort.of(benchmark))][1:]
+        layouts = self.layouts(benchmark)
         ask("end", benchmark.name)
         metrics = benchmark.slowdowns
-        return {m: median(seconds[m] for seconds in taken) for m in metrics}, counted
+        return {m: median(seconds[m] for seconds in taken) for m in metrics}, counted, layouts
 
     @contextmanager
     def _held(self) -> Iterator[None]:

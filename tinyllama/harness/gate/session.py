@@ -24,6 +24,7 @@ from tinyllama.harness.gate.exact import (
     COUNTED_ON_GPU,
     compile_figure,
     count_figures,
+    layout_figures,
     new_figures,
 )
 from tinyllama.harness.gate.figures import Series
@@ -38,6 +39,7 @@ from tinyllama.harness.gate.pair import (
 )
 from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of
 from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
 RENAMED = "MISSING: if it is one of them, renamed, restore its name"
@@ -150,8 +152,10 @@ class Session:
         for one in self.new.values():
             with self._errors_as_verdict(one):
                 pair = self._working(pair)
-                one.figures = new_figures(*pair.alone(one.benchmark, self.effort))
-                self._settle(one, Outcome.NEW, "; ".join(figure.text for figure in one.figures))
+                seconds, counted, layouts = pair.alone(one.benchmark, self.effort)
+                one.figures = [*new_figures(seconds, counted), *self._layouts(one, layouts)]
+                outcome = worst([Outcome.NEW, *(figure.outcome for figure in one.figures)])
+                self._settle(one, outcome, "; ".join(figure.text for figure in one.figures))
 
     def _prepare_one(self, pair: Pair, one: BenchmarkState, seconds: Mapping[str, float]) -> None:
         inputs = pair.each("inputs", one.name)
@@ -172,7 +176,13 @@ class Session:
             return self._settle(one, Outcome.IDENTICAL, text)
         for side in (BASE, CANDIDATE):  # one at a time: float64 may take much of the memory
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
+        if one.benchmark.layouts:
+            pair.ask(CANDIDATE, "expect", one.name, one.proofs[CANDIDATE], WARM_UP, timeout=600.0)
+            one.figures += self._layouts(one, pair.layouts(one.benchmark))
         return None
+
+    def _layouts(self, one: BenchmarkState, found: Mapping[str, Ratio]) -> list[Figure]:
+        return layout_figures(found, one.benchmark.layouts, self._allowed(one)("layouts")[0])
 
     def _same_code(self, one: BenchmarkState, compiled: Mapping[str, Sequence[str]]) -> bool:
         if self.setting.toolchains or self.setting.measure_all or not compiled[BASE]:

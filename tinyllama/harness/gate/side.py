@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from tinyllama.harness.measure.op_contender import (
     timed_dtype,
     untimed,
 )
+from tinyllama.harness.measure.rounds import FEWEST_ROUNDS
+from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number, versions
 
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
@@ -45,6 +47,7 @@ class Benchmark:
     timed: the argument of its subject. module: it runs this module and its imports; registered: and
     those of the module that registered the provider. slowdowns: metric -> the smallest slowdown
     that must not be called SAME. factory: ``module:name`` of the subject, where it is not an op's.
+    layouts: layout of inputs -> how many times as long as on contiguous ones a call may take.
     """
 
     name: str
@@ -53,13 +56,15 @@ class Benchmark:
     slowdowns: Mapping[str, float]
     factory: str = ""
     registered: str = ""
+    layouts: Mapping[str, float] = field(default_factory=dict)
 
 
 def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
     """The benchmarks of a device: each provider of each op of the tree.
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
-    waits for where calls are short, of the smallest. On a CPU the smallest is timed alone.
+    waits for where calls are short, of the smallest. On a CPU the smallest is timed alone. A
+    provider with a backward of its own is timed on the op's slowest layout, too.
     """
     found = []
     for op, provider, every in _every(device, package, files):
@@ -69,7 +74,22 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
             own = {metric: slowdowns[metric] for metric in metrics}
             name = _name(op, timed)
             found.append(Benchmark(name, timed, op.module, own, registered=provider.module))
+            if DEVICE in metrics and (laid_out := _laid_out(op, found[-1])):
+                found.append(laid_out)
     return found
+
+
+def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
+    """The benchmark of a case on the op's slowest layout; None for a provider that is composed of
+    torch's functions: which layouts those copy is torch's decision."""
+    layouts = getattr(op, "layouts", {})  # a base may be from before an op had these
+    if not layouts or op[usual.timed.provider].derived is None:
+        return None
+    timed = replace(usual.timed, layout=next(iter(layouts)))
+    slowdowns = {DEVICE: usual.slowdowns[DEVICE]}
+    return replace(
+        usual, name=_name(op, timed), timed=timed, slowdowns=slowdowns, layouts=dict(layouts)
+    )
 
 
 def left_out(device: torch.device, package: str, files: Sequence[str] = ()) -> Counter[str]:
@@ -131,7 +151,8 @@ def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
 
 def _name(op: Op, timed: Timed) -> str:
     case = op.timed[timed.case]
-    return f"{op.name}-{timed.provider}-{case}-{timed.dtype}/{passes_of(op)[-1]}"
+    layout = "" if timed.layout == "contiguous" else f"-{timed.layout}"
+    return f"{op.name}-{timed.provider}-{case}-{timed.dtype}{layout}/{passes_of(op)[-1]}"
 
 
 class Side:
@@ -219,6 +240,12 @@ class Side:
     def turn(self, name: str) -> dict[str, float]:
         """Seconds of a call by metric, whose results are held to what was verified."""
         return self.subjects[name].gated_turn()
+
+    def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
+        """How many times as long a call takes in these layouts as on contiguous inputs. What it
+        gives must be expected."""
+        found: dict[str, Ratio] = self.subjects[name].layouts(names, FEWEST_ROUNDS)
+        return found
 
     def compiled(self, name: str) -> list[str]:
         """A digest of each launch of a kernel; none on a CPU."""

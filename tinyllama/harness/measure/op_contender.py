@@ -48,13 +48,14 @@ class Timed:
     """What is timed, by names that mean the same in every process.
 
     provider: a name, or "compile" for the reference under torch.compile.
-    case: an index of ``Op.timed``.
+    case: an index of ``Op.timed``. layout: of the inputs.
     """
 
     op: str
     provider: str
     case: int
     dtype: str
+    layout: str = "contiguous"
 
     @classmethod
     def of(cls, case: OpCase) -> Timed:
@@ -134,6 +135,7 @@ class OpContender:
         self.clock = Clock(queue_of(self.device))
         self.flush = Flush(self.device)
         self.round = 0
+        self.usual = self.layout = timed.layout
         self.inputs: Inputs
         self.args: Leaves = {}
         self.outputs: tuple[torch.Tensor, ...] = ()
@@ -214,7 +216,7 @@ class OpContender:
         self._shrink()
         return reading
 
-    def _fill(self, name: str, layout: str = "contiguous") -> None:
+    def _fill(self, name: str, layout: str = "") -> None:
         """After `_shrink`, make a call that is not timed: it allocates memory from the device."""
         if self.emptied:
             self._prepare(name, layout)
@@ -276,9 +278,10 @@ class OpContender:
 
     # -- one call ---------------------------------------------------------------------------
 
-    def _fresh(self, layout: str = "contiguous") -> Inputs:
+    def _fresh(self, layout: str = "") -> Inputs:
+        """The inputs of the next round, in a layout or (empty) in the usual one."""
         self.round += 1
-        self.layout = layout
+        self.layout = layout or self.usual
         return self._drawn()
 
     def _drawn(self) -> Inputs:
@@ -294,12 +297,12 @@ class OpContender:
         )
         return replace(made, fresh=[])  # an in-place op is timed by single calls
 
-    def _prepare(self, name: str, layout: str = "contiguous") -> None:
+    def _prepare(self, name: str, layout: str = "") -> None:
         """Fresh inputs and cold caches."""
         self._give(name, layout)
         self.flush()
 
-    def _give(self, name: str, layout: str = "contiguous") -> None:
+    def _give(self, name: str, layout: str = "") -> None:
         """Fresh inputs."""
         self.inputs = self._fresh(layout)
         self.args = dict(self.inputs.args)

@@ -1,0 +1,224 @@
+"""Inputs that are not contiguous, in the gate: which calls are timed on them, what their bars
+decide, and that it finds who copies such inputs alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.contenders import FILES, PACKAGE, weighed
+from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
+from correctness_tests.support.gate_subjects import Make, Turning, nudged, reads_device_time, ready
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.gate import side as side_file
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.side import ON_CPU, Benchmark, Side, declared
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.measure.op_contender import WrongResultError, ops_of
+from tinyllama.harness.records.entries import Ratio
+from tinyllama.harness.records.verdict import Outcome
+from tinyllama.ops import OPS
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+PLAIN = "weigh_rows-manual-N16D64-fp32/forward+backward"
+STRIDED = "weigh_rows-manual-N16D64-fp32-strided/forward+backward"
+
+
+@pytest.fixture
+def weigh() -> Iterator[Op]:
+    """The toy op with a provider that has a backward of its own."""
+    op = ops_of(PACKAGE, FILES)["weigh_rows"]
+    before, layouts = dict(op.providers), op.layouts
+
+    @op.provider("manual", keep=("x", "weight"))
+    class Manual:
+        @staticmethod
+        def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return x * weight
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+            return {"x": grads[0] * kept["weight"], "weight": (grads[0] * kept["x"]).sum(0)}
+
+    yield op
+    op.providers, op.layouts = before, layouts
+
+
+def listed(device: torch.device = CPU) -> dict[str, Benchmark]:
+    found = {one.name: one for one in declared(device, PACKAGE, FILES)}
+    return {name: one for name, one in found.items() if name.startswith("weigh")}
+
+
+# -- which are timed --------------------------------------------------------------------------
+
+
+def test_a_backward_of_its_own_is_timed_on_the_slowest_layout_too(weigh: Op) -> None:
+    found = listed()
+    assert {PLAIN, STRIDED} < set(found)
+    assert [name for name in found if "strided" in name or "transposed" in name] == [STRIDED]
+    assert found[STRIDED] == replace(
+        found[PLAIN],
+        name=STRIDED,
+        timed=replace(found[PLAIN].timed, layout="strided"),
+        layouts={"strided": 2.0, "transposed": 2.0},
+    )
+    weigh.layouts = {"transposed": 3.0}
+    (other,) = set(listed()) - set(found)
+    assert other == STRIDED.replace("strided", "transposed")
+    assert listed()[other].layouts == {"transposed": 3.0}
+
+
+def test_an_op_from_before_there_were_layouts_is_timed_on_contiguous_inputs(weigh: Op) -> None:
+    weigh.layouts = {}
+    assert STRIDED not in listed()
+    del weigh.layouts  # as in a base that is older
+    assert STRIDED not in listed()
+    assert PLAIN in listed()
+
+
+def test_on_a_gpu_it_is_one_benchmark_more_for_a_provider_with_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(side_file, "cannot", lambda need, device: None)
+    monkeypatch.setattr(side_file, "untimed", lambda *args: None)
+    found = declared(GPU, PACKAGE)
+    more = [one for one in found if one.timed.layout != "contiguous"]
+    kernels = {str(p) for op in OPS.values() for p in op.providers.values() if p.derived}
+    assert sorted(f"{one.timed.op}-{one.timed.provider}" for one in more) == sorted(kernels)
+    assert kernels >= {"rms_norm-triton", "cross_entropy-triton", "linear-triton"}
+    for one in more:
+        usual = next(x for x in found if replace(one.timed, layout="contiguous") == x.timed)
+        assert one.slowdowns == {DEVICE: usual.slowdowns[DEVICE]}, "host time is not"
+
+
+# -- what a side gives ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("weigh")
+def test_a_side_times_calls_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = Side("cpu", PACKAGE, FILES)
+    for name in (PLAIN, STRIDED):
+        side.begin(name)
+        side.expect(name, side.verify(name), warm_up=0.0)
+        assert side.turn(name)[DEVICE] > 0
+    given = {name: side.subjects[name].args["x"] for name in (PLAIN, STRIDED)}
+    assert {name: x.is_contiguous() for name, x in given.items()} == {PLAIN: True, STRIDED: False}
+    assert side.inputs(PLAIN) == side.inputs(STRIDED), "the same values"
+    ((layout, times),) = side.layouts(STRIDED, ("transposed",)).items()
+    assert layout == "transposed"
+    assert 0 < times.low <= times.median <= times.high
+    side.turn(STRIDED)
+    assert not side.subjects[STRIDED].args["x"].is_contiguous(), "the usual one again"
+    assert {key[1] for key in side.subjects[STRIDED].masters} == {"strided"}
+
+
+def copies_what_is_strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A copy that takes as long as that of a large tensor."""
+    if not x.is_contiguous():
+        time.sleep(5e-3)
+        if x.device.type != "cpu":
+            torch.cuda._sleep(10_000_000)
+        x = x.contiguous()
+    return weighed(x, weight)
+
+
+@reads_device_time
+def test_who_copies_strided_inputs_alone_is_seen_on_these_alone(subject: Make) -> None:
+    right, slow = (
+        ready(subject(call, layout="strided")).layouts(("strided", "transposed"), 8)
+        for call in (weighed, copies_what_is_strided)
+    )
+    for layout in ("strided", "transposed"):
+        assert right[layout].median < 4 < slow[layout].median
+    plain = ready(subject(copies_what_is_strided)).layouts(("contiguous",), 8)["contiguous"]
+    assert plain.median < 4
+
+
+@reads_device_time
+def test_results_of_another_layout_may_have_other_bits_and_must_be_right(subject: Make) -> None:
+    call = Turning(nudged)
+    made = ready(subject(call, layout="strided"))
+    call.turned = True
+    made.layouts(("transposed",), 8)
+    with pytest.raises(WrongResultError, match="bit for bit"):
+        made.gated_turn()
+    call.wrong = lambda x, weight: 1.02 * weighed(x, weight)
+    with pytest.raises(WrongResultError, match="from what was verified, allowed"):
+        made.layouts(("transposed",), 8)
+
+
+# -- what the bars decide ---------------------------------------------------------------------
+
+BARS = {"strided": 2.0, "transposed": 2.0}
+FAST = {"strided": Ratio(1.5, 1.4, 1.6), "transposed": Ratio(2.1, 1.9, 2.3)}
+SLOW = {**FAST, "strided": Ratio(2.9, 2.8, 3.0)}
+
+
+def scripted(found: Mapping[str, Ratio], **bars: Mapping[str, float]) -> Script:
+    script = Script("a", "b")
+    for side in SIDES:
+        script.bars[side, "a"] = dict(bars.get(side, BARS))
+    script.on(CANDIDATE, "layouts", found, "a")
+    return script
+
+
+def test_a_layout_that_is_certainly_above_its_bar_is_slower_at_once() -> None:
+    script = scripted(SLOW)
+    found = script.run()
+    assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.SAME}
+    assert "layouts strided 2.90 [2.80, 3.00] times as long as contiguous, allowed 2" in (
+        found["a"].text
+    )
+    assert not script.confirming, "the bar is no comparison of sides"
+    asked = [args[0] for _, side, method, args in script.asked if method == "layouts"]
+    assert asked == ["a"]
+    assert scripted(FAST).run()["a"].outcome is Outcome.SAME
+
+
+def test_what_is_the_same_code_is_not_measured_again() -> None:
+    script = scripted(SLOW)
+    script.alike("a")
+    assert script.run()["a"].outcome is Outcome.IDENTICAL
+
+
+@pytest.mark.parametrize("loose", SIDES)
+def test_a_change_does_not_raise_its_own_bar(loose: str) -> None:
+    found = scripted(SLOW, **{loose: {"strided": 9.0}}).run()
+    assert found["a"].outcome is Outcome.SLOWER
+    assert (
+        scripted(SLOW, base={"strided": 9.0}, candidate={"strided": 9.0}).run()["a"].outcome
+        is Outcome.SAME
+    )
+
+
+def test_a_bar_may_be_exceeded_by_what_is_accepted() -> None:
+    script = scripted(SLOW)
+    script.accept("a", "layouts", 0.5)
+    assert script.run()["a"].outcome is Outcome.SAME
+    script = scripted(SLOW)
+    script.accept("a", "layouts", 0.3)
+    assert "allowed 2.6" in script.run()["a"].text
+
+
+def test_a_bar_without_a_measurement_is_missing() -> None:
+    found = scripted({"transposed": FAST["transposed"]}).run()["a"]
+    assert found.outcome is Outcome.MISSING
+    assert "layouts strided: not measured" in found.text
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(FAST, Outcome.NEW), (SLOW, Outcome.SLOWER)])
+def test_a_new_benchmark_is_held_to_its_bars_too(
+    times: Mapping[str, Ratio], outcome: Outcome
+) -> None:
+    script = scripted(times)
+    script.names[BASE].remove("a")
+    assert script.run()["a"].outcome is outcome
+
+
+def test_on_a_cpu_its_tolerance_is_the_usual_one(weigh: Op) -> None:
+    assert listed()[STRIDED].slowdowns == ON_CPU
