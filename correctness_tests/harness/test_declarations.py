@@ -40,6 +40,11 @@ def declare(**changes: Any) -> Op:
         ({"params": {"x": 1}}, "share a name"),
         ({"inputs": {"x": Tensor("B D", dtype=torch.int64, grad=True)}}, "integral"),
         ({"extremes": {"big": {"z": None}}}, "overrides unknown ['z']"),
+        ({"leading": ("D",)}, "leading ('D',): they are not the first of its first input"),
+        (
+            {"leading": ("B",), "timed": [Case(B=(2, 3), D=4)]},
+            "timed case B2x3D4: give each leading dimension one size",
+        ),
         ({"layouts": {"expanded": 2.0}}, "layouts of 'expanded': 2.0: give strided or transposed"),
         ({"layouts": {"strided": 1.0}}, "layouts of 'strided': 1.0: give strided or transposed"),
         ({"layouts": {"strided": float("nan")}}, "a number above 1"),
@@ -338,3 +343,29 @@ def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(plugin.__spec__, "_initializing", True, raising=False)
     with pytest.raises(DeclarationError, match="still being imported"):
         registry_file.discover("tinyllama.ops")
+
+
+def test_leading_dimensions_may_be_any_number_of_axes() -> None:
+    two = {"x": X, "other": Tensor("B D"), "weight": Tensor("D")}
+    op = declare(inputs=two, leading=("B",), instead="a bias is added to y")
+    op.reference(lambda x, other, weight: x + other * weight)
+    weight = torch.ones(4)
+    for shape in [(4,), (3, 4), (2, 3, 4), (1, 2, 0, 3, 4)]:
+        assert op(torch.ones(shape), torch.ones(shape), weight).shape == shape
+    x = torch.ones(2, 3, 4)
+    with pytest.raises(ValueError, match=r"other has B = 3, other inputs have B = \(2, 3\)"):
+        op(x, x[0], weight)
+    with pytest.raises(ValueError, match=r"weight has shape \(1, 4\), expected \(D\)"):
+        op(x, x, weight[None])
+    with pytest.raises(ValueError, match=r"x has shape \(\), expected \(B D\)"):
+        op(x[0, 0, 0], x, weight)
+
+
+def test_what_an_op_does_not_take_has_something_instead() -> None:
+    op = declare(params={"eps": 1.0}, instead="a bias is added to y")
+    op.reference(lambda x, eps: x)
+    x = torch.ones(2, 3)
+    wrong: list[tuple[Any, Any]] = [((x, x), {}), ((x,), {"bias": x}), ((None,), {})]
+    for args, params in wrong:
+        with pytest.raises(ValueError, match=r"toy.* \(a bias is added to y\)$"):
+            op(*args, **params)

@@ -60,6 +60,8 @@ def test_declares_bytes_and_flops_of_each_pass(op: Op) -> None:
     passes = {"forward", "backward"} if op.differentiable else {"forward"}
     assert set(op.bytes) == set(op.flops) == passes
     for case in [*op.cases, *op.timed]:
+        if any(isinstance(case.dims[name], tuple) for name in op.leading):
+            continue  # what is counted is counted of one size a dimension, as a timed case has
         for which in passes:
             view = which == "backward" and not op.computes  # of the upstream gradient
             assert op.bytes[which](4, **case.dims) > 0 or view

@@ -142,6 +142,25 @@ def test_an_input_that_is_not_dense_is_copied_once_for_both_passes(
     assert layout.copies == before + 2, "of x and of the weight"
 
 
+@pytest.mark.parametrize("shape", [(24,), (3, 24), (2, 0, 24), (2, 3, 1, 5, 24)], ids=str)
+def test_leading_axes_are_compiled_as_they_are_called(
+    shape: tuple[int, ...], device: torch.device
+) -> None:
+    """One row after the other, however they are counted; the compiler is told of these shapes."""
+    x, dy = randn(*shape, device=device), randn(*shape, device=device, seed=1)
+    weight = randn(24, device=device, seed=2)
+    call = rms_norm["triton"].call
+    found = []
+    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        y = function(*leaves)
+        found.append((y.detach(), *torch.autograd.grad(y, leaves, dy)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    exacts = norm_in_double(dy.reshape(-1, 24), x.reshape(-1, 24), weight)
+    for one, exact in zip(found[0], exacts, strict=True):
+        assert_rounded(one.reshape(exact.shape), exact, 8)
+
+
 def test_one_gradient_for_two_inputs_can_be_accumulated_apart(device: torch.device) -> None:
     """x and residual get one tensor; what autograd adds to one of them may not reach the other."""
     x, residual = (randn(2, 3, 16, device=device, seed=s).requires_grad_() for s in (0, 1))

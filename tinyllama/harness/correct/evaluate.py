@@ -16,7 +16,7 @@ import torch
 
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.specs import FLOATS, Case, Tensor
+from tinyllama.harness.declare.specs import FLOATS, Case, Tensor, flat
 from tinyllama.harness.declare.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
@@ -238,7 +238,7 @@ def _named_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor
     for (name, declared), value in zip(op.outputs.items(), values, strict=True):
         if type(value) is not torch.Tensor:
             raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
-        shape = tuple(dims[axis] for axis in declared.axes)
+        shape = flat(dims[axis] for axis in declared.axes)
         dtype = declared.dtype if declared.dtype and first.dtype in FLOATS else first.dtype
         for trait, got, expected in (
             ("shape", tuple(value.shape), shape),
@@ -291,7 +291,7 @@ def shapes_of(declared: Tensor, dims: Mapping[str, Any]) -> list[tuple[int, ...]
     """The shapes of an input in a case; more than one for an input declared ``many``."""
     sizes = [dims[axis] for axis in declared.axes]
     if not declared.many:
-        return [tuple(sizes)]
+        return [flat(sizes)]
     count = next(len(size) for size in sizes if isinstance(size, tuple))
     return [tuple(s[i] if isinstance(s, tuple) else s for s in sizes) for i in range(count)]
 

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.specs import DeclarationError, Signature
+from tinyllama.harness.declare.specs import DeclarationError, Signature, flat
 from tinyllama.harness.kernels.precision import compute_dtype
 
 # What a backward takes and returns; gradients of several outputs are `SomeGrads`.
@@ -136,9 +136,7 @@ class Derived:
             first = next(iter(by_name.values()))
             return _bare(
                 [
-                    by_name.get(name, first).new_empty(
-                        [size_of(axis, sizes) for axis in self.op.inputs[name].axes]
-                    )
+                    by_name.get(name, first).new_empty(shape_of(self.op.inputs[name].axes, sizes))
                     for name in wanted
                 ]
             )
@@ -216,19 +214,19 @@ class Derived:
         first = inputs[0]
         return tuple(
             first.new_empty(
-                [size_of(axis, sizes) for axis in declared.axes],
+                shape_of(declared.axes, sizes),
                 dtype=declared.dtype_beside(first),
             )
             for declared in [*self.op.outputs.values(), *self.saved.values()]
         )
 
-    def sizes(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-        """The sizes of the dimensions that these named tensors have."""
+    def sizes(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """The sizes of the dimensions that these named tensors have, as of `Signature.sizes_of`."""
         declared = {**self.op.inputs, **self.op.outputs, **self.saved}
         return {
             axis: size
             for name, tensor in tensors.items()
-            for axis, size in zip(declared[name].axes, tensor.shape, strict=True)
+            for axis, size in self.op.sizes_of(declared[name], tensor.shape) or ()
             if axis.isidentifier()
         }
 
@@ -257,11 +255,23 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
     return Derived(op, name, spread(forward), backward, keep, saved, reads)
 
 
-def size_of(axis: str, sizes: Mapping[str, int]) -> int:
-    """The size of a declared axis: a dimension's name, or a sum of terms such as Q+2*R, Q/C."""
+def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
+    """The shape of declared axes, of which a leading dimension may be several."""
+    several_or_one = (sizes.get(axis) for axis in axes)
+    each = (
+        size if isinstance(size, tuple) else size_of(axis, sizes)
+        for axis, size in zip(axes, several_or_one, strict=True)
+    )
+    return list(flat(each))
+
+
+def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
+    """The size of a declared axis: a dimension's name, or a sum of terms such as Q+2*R, Q/C. A
+    dimension of several axes is their product."""
 
     def value(name: str) -> int:
-        return sizes[name] if name.isidentifier() else int(name)
+        size = sizes[name] if name.isidentifier() else int(name)
+        return math.prod(size) if isinstance(size, tuple) else size
 
     total = 0
     for term in axis.split("+"):

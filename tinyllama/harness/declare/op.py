@@ -103,6 +103,8 @@ class Op(Signature):
         backward of its own may take. The first is the slowest: the gate times calls on it, too.
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
+    instead: what to use in the place of common arguments that the op does not take; it ends the
+        errors on wrong arguments.
     computes: False for an op that moves memory alone, and has no operations.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
         however large the inputs are, and why.
@@ -118,6 +120,7 @@ class Op(Signature):
     tolerances: Mapping[str, float] = field(default_factory=dict)
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
+    instead: str = ""
     computes: bool = True
     small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
@@ -249,19 +252,24 @@ class Op(Signature):
         if len(args) != len(self.inputs):
             raise ValueError(
                 f"{self.name} takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), "
-                f"got {len(args)}"
+                f"got {len(args)}{self._instead}"
             )
         for name in params:
             if name not in self.params:
+                known = ", ".join(self.params) or "none"
                 raise ValueError(
-                    f"{self.name} has no parameter {name!r}: use {', '.join(self.params) or 'none'}"
+                    f"{self.name} has no parameter {name!r}: use {known}{self._instead}"
                 )
         dims: dict[str, Any] = {}
         for (name, declared), value in zip(self.inputs.items(), args, strict=True):
             values = value if declared.many else [value]
             for entry, tensor in enumerate(values):
-                _match(self.name, name, declared, tensor, dims, entry if declared.many else None)
+                _match(self, name, declared, tensor, dims, entry if declared.many else None)
         return dims
+
+    @property
+    def _instead(self) -> str:
+        return self.instead and f" ({self.instead})"
 
 
 def _calling_module() -> str:
@@ -273,17 +281,20 @@ def _calling_module() -> str:
 
 
 def _match(
-    op: str, name: str, declared: Tensor, tensor: Any, dims: dict[str, Any], entry: int | None
+    signature: Op, name: str, declared: Tensor, tensor: Any, dims: dict[str, Any], entry: int | None
 ) -> None:
+    op = signature.name
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
-    if tensor.dim() != len(declared.axes):
+        got = f"{type(tensor).__name__}{signature._instead}"
+        raise ValueError(f"{op}: {name} must be a tensor, got {got}")
+    sizes = signature.sizes_of(declared, tensor.shape)
+    if sizes is None:
         raise ValueError(
             f"{op}: {name} has shape {tuple(tensor.shape)}, expected ({declared.shape})"
         )
     if declared.dtype is not None and tensor.dtype not in (declared.dtype, torch.float64):
         raise ValueError(f"{op}: {name} has dtype {tensor.dtype}, expected {declared.dtype}")
-    for axis, size in zip(declared.axes, tensor.shape, strict=True):
+    for axis, size in sizes:
         key = axis if entry is None else f"{axis}[{entry}]"
         if dims.setdefault(key, size) != size:
             raise ValueError(
@@ -310,6 +321,9 @@ def _check(op: Op) -> None:
     for name, output in op.outputs.items():
         missing = set(output.axes) - known
         _require(not missing, op.name, f"output {name!r} has unknown dimensions {sorted(missing)}")
+    for case in op.timed:
+        one = not any(isinstance(case.dims.get(name), tuple) for name in op.leading)
+        _require(one, op.name, f"timed case {case}: give each leading dimension one size")
     for name, tensor in {**op.inputs, **op.outputs}.items():
         _require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
     for name, tensor in op.inputs.items():
@@ -320,6 +334,9 @@ def _check(op: Op) -> None:
         _require(
             not (tensor.mutated and tensor.grad), op.name, f"input {name!r} is mutated: grad=False"
         )
+    leads = len(op.leading)
+    fronts = [tensor.axes[:leads] == op.leading for tensor in op.inputs.values()]
+    _require(fronts[0], op.name, f"leading {op.leading}: they are not the first of its first input")
     for case in [*op.cases, *op.timed]:
         missing = known - set(case.dims)
         _require(not missing, op.name, f"case {case} lacks dimensions {sorted(missing)}")

@@ -7,7 +7,7 @@ inputs declared ``many``: they are lists of tensors, one for each size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +63,8 @@ class Tensor:
 
 @dataclass(frozen=True, init=False)
 class Case:
-    """One shape of an op: sizes by dimension name, and why the case exists.
+    """One shape of an op: sizes by dimension name, and why the case exists. A tuple is the sizes of
+    several tensors, or of an op's ``leading`` dimension those of any number of axes.
 
     ``params`` overrides the op's parameters, ``values`` the distributions of its inputs.
     """
@@ -108,12 +109,27 @@ class Signature:
     inputs: declared tensors by name, in the order of the reference's arguments.
     outputs: declared tensors by name (a bare shape string will do); empty for in-place ops.
     params: keyword parameters and their defaults.
+    leading: the first dimensions of the first input, which may be any number of axes: there, and in
+        every tensor that begins with them, all alike.
     """
 
     name: str
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Any]  # given as Tensor or shape string, held as Tensor
     params: Mapping[str, Any] = field(default_factory=dict)
+    leading: tuple[str, ...] = ()
+
+    def sizes_of(self, declared: Tensor, shape: Sequence[int]) -> list[tuple[str, Any]] | None:
+        """Each dimension of a tensor with its size in a shape; None where they do not fit. Of more
+        or fewer leading axes than declared, all are the first dimension, as a tuple."""
+        axes, leads = declared.axes, len(self.leading)
+        if len(shape) == len(axes):
+            return list(zip(axes, shape, strict=True))
+        front = len(shape) - len(axes) + leads
+        if not leads or axes[:leads] != self.leading or front < 0:
+            return None
+        sizes = [tuple(shape[:front]), *[()] * (leads - 1), *shape[front:]]
+        return list(zip(axes, sizes, strict=True))
 
     @property
     def mutated(self) -> tuple[str, ...]:
@@ -122,3 +138,8 @@ class Signature:
     @property
     def differentiable(self) -> tuple[str, ...]:
         return tuple(name for name, tensor in self.inputs.items() if tensor.grad)
+
+
+def flat(sizes: Iterable[Any]) -> tuple[int, ...]:
+    """A shape, from the sizes of dimensions of which some are any number of axes."""
+    return tuple(one for size in sizes for one in (size if isinstance(size, tuple) else (size,)))

@@ -50,6 +50,11 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """x (... D), contiguous, as one matrix (N D): a view. A vector is one row."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
     """x itself where its last axis is dense, whatever its other strides; else a copy, which
     counts. For kernels that take the strides of the other axes."""

@@ -15,7 +15,7 @@ from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
-from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.layout import as_rows, contiguous
 from tinyllama.harness.kernels.precision import compute_dtype, input_precision, product
 from tinyllama.ops.transpose import transposed
 
@@ -26,10 +26,14 @@ linear = Op(
         "w": Tensor("F D", grad=True, values=normal(0.1)),
     },
     outputs={"y": "N F"},
+    leading=("N",),
+    instead="a bias is added to y",
     cases=[
         Case(N=10, D=32, F=48),
         Case(N=1, D=24, F=40, why="one row"),
         Case(N=63, D=20, F=7, why="ragged, narrower than it is wide"),
+        Case(N=(2, 3, 5), D=24, F=16, why="more leading axes"),
+        Case(N=(), D=24, F=64, why="a vector"),
     ],
     timed=[
         Case(N=256, D=128, F=256),
@@ -48,7 +52,7 @@ linear = Op(
 
 @linear.reference
 def eager(x_ND: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
-    """x (N D) and w (F D) -> y (N F)."""
+    """x (... D) and w (F D) -> y (... F)."""
     return x_ND @ w_FD.T
 
 
@@ -60,7 +64,7 @@ def stock(x_ND: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:
 
 @linear.independent("torch.einsum")
 def contraction(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("nd,fd->nf", x, w)
+    return torch.einsum("...d,fd->...f", x, w)
 
 
 # Whether to transpose an operand depends on the longer side of a weight's gradient, and on the rows
@@ -120,10 +124,12 @@ class Products:
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         x, w = kept["x"], kept["w"]
-        dy_NF = contiguous(grads[0])
+        dy_NF = as_rows(contiguous(grads[0]))
         found = {}
         if "x" in needs:
-            found["x"] = input_gradient(dy_NF, contiguous(w).to(dy_NF.dtype)).to(x.dtype)
+            dx_ND = input_gradient(dy_NF, contiguous(w).to(dy_NF.dtype)).to(x.dtype)
+            found["x"] = dx_ND.view(x.shape)
         if "w" in needs:
-            found["w"] = weight_gradient(dy_NF, contiguous(x).to(dy_NF.dtype), w.dtype)
+            x_ND = as_rows(contiguous(x)).to(dy_NF.dtype)
+            found["w"] = weight_gradient(dy_NF, x_ND, w.dtype)
         return found

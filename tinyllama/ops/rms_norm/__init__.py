@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal, scaled_rows
-from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.layout import as_rows, contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.rms_norm.kernels import (
     launch_backward,
@@ -33,6 +33,8 @@ rms_norm = Op(
     },
     params={"eps": 1e-5},
     outputs={"y": "B T D"},
+    leading=("B", "T"),
+    instead="without a weight pass ones, for an offset add it to the weight",
     cases=[
         Case(B=2, T=5, D=64),
         Case(B=1, T=1, D=128, why="one row"),
@@ -42,6 +44,9 @@ rms_norm = Op(
         Case(B=1, T=300, D=16, why="many rows: the weight gradient's reduction"),
         Case(B=1, T=41, D=512, why="prefetched tiles, more of them than programs"),
         Case(B=2, T=3, D=64, params={"eps": 0.5}, why="epsilon that dominates"),
+        Case(B=(2, 3), T=4, D=40, why="more leading axes"),
+        Case(B=(), T=6, D=48, why="a matrix"),
+        Case(B=(), T=(), D=72, why="a vector"),
     ],
     timed=[Case(B=4, T=64, D=128), Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],
     extremes={
@@ -63,7 +68,7 @@ rms_norm = Op(
 
 @rms_norm.reference
 def eager(x_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
-    """x (B T D), weight (D) -> y (B T D) in x's dtype; statistics in float32 or wider."""
+    """x (... D), weight (D) -> y (... D) in x's dtype; statistics in float32 or wider."""
     wide = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (wide * rstd * weight_D).to(x_BTD.dtype)
@@ -112,17 +117,17 @@ class Triton:
     def forward(
         x: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x_ND = x.flatten(0, 1)
+        x_ND = as_rows(x)
         y_ND, rstd_N = norm_forward(x_ND, weight, eps, compute_dtype(x))
         return y_ND.view(x.shape), rstd_N
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         x, weight = kept["x"], kept["weight"]
-        dy_ND, x_ND = (t.flatten(0, 1) for t in (contiguous(grads[0]), x))
+        dy_ND, x_ND = as_rows(contiguous(grads[0])), as_rows(x)
         dx = x.new_empty(x.shape) if "x" in needs else None
         partials = new_partials(x_ND) if "weight" in needs else None
-        dx_ND = None if dx is None else dx.flatten(0, 1)
+        dx_ND = None if dx is None else as_rows(dx)
         launch_backward(dy_ND, x_ND, weight, saved["rstd"], None, dx_ND, None, partials)
         found = {} if dx is None else {"x": dx}
         if partials is not None:
