@@ -1,6 +1,7 @@
 """The model: shapes, parameters, initial loss, and that tokens see only their past."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,19 @@ def test_weights_are_normal_and_gains_one() -> None:
     again, other = TinyLlama(TINY, seed=1), TinyLlama(TINY, seed=2)
     assert torch.equal(model.embedding, again.embedding)
     assert not torch.equal(model.embedding, other.embedding)
+
+
+def test_every_matrix_is_drawn_by_itself_and_by_the_seed() -> None:
+    """A generator that starts anew gives every layer the same weights, and a loss that falls."""
+    drawn: set[tuple[float, ...]] = set()
+    for seed in (0, 1):
+        model = TinyLlama(replace(TINY, init_std=0.5), seed=seed)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        starts = {tuple(p.flatten()[:8].tolist()) for p in matrices}
+        assert len(starts) == len(matrices) == 1 + 7 * TINY.num_layers
+        assert not drawn & starts
+        drawn |= starts
+        assert all(p.std().item() == pytest.approx(0.5, rel=0.05) for p in matrices)
 
 
 def test_rotary_tables_follow_the_models_dtype() -> None:
