@@ -227,6 +227,40 @@ def masked(x, y, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[n
     tl.store(y + at, a, mask=at < BLOCK - 2)
 
 
+@jit
+def masked_by(x, y, n, rows, OUTER: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < n
+    if OUTER == 0:
+        mask = row < rows  # a scalar alone
+    elif OUTER == 1:
+        mask = inside & (row < rows)
+    elif OUTER == 2:
+        mask = (row < rows) & inside
+    elif OUTER == 3:
+        mask = inside & ~(row >= rows)
+    else:
+        mask = inside & (tl.load(x + row * n) > -1e9) & (row < rows)  # of a loaded value
+    seen = tl.load(x + row * n + at, mask=mask, other=0.0)
+    tl.store(y + row * n + at, seen, mask=mask)
+
+
+@pytest.mark.parametrize("outer", range(5))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_mask_made_of_a_block_and_a_scalar_works_as_it_compiles(
+    outer: int, dtype: torch.dtype
+) -> None:
+    x = torch.arange(1.0, 25.0).view(3, 8).to(dtype)
+    y = torch.zeros_like(x)
+    masked_by[(3,)](x, y, 8, 2, OUTER=outer, BLOCK=8)
+    assert torch.equal(y, torch.cat((x[:2], torch.zeros(1, 8, dtype=dtype))))
+    if not lacking("sm_90"):
+        with recorded("sm_90") as launches:
+            masked_by[(3,)](x, y, 8, 2, OUTER=outer, BLOCK=8)
+        compile_launch(launches[0], "sm_90")
+
+
 @pytest.mark.parametrize("other", [0.0, 1.5, -1.0, -math.inf, math.nan])
 def test_masked_elements_are_the_given_other_and_are_not_stored(other: float) -> None:
     a = bf16(16)

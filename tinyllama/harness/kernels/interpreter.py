@@ -1,6 +1,6 @@
 """Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
 
-The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Four things
+The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Five things
 in it are fixed here, once, so that no kernel branches on it and no tolerance widens for it:
 
 * it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
@@ -10,6 +10,8 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
 * numpy's BLAS adds up a product in an order that depends on where an element stands, so that a
   score made again as k q differs from q k; here the sum inside a product is one in float64, rounded
   once, wherever it stands;
+* it gives the result of a comparison the type of what was compared, so that a mask made of a block
+  and a scalar, or of bfloat16, is refused; here it has the type int1, as in a compiled kernel;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
 
 What it cannot show stays so: programs never overlap, products are never tf32 and add up without
@@ -111,6 +113,18 @@ def _watched(ptrs: Any, mask: Any, kind: str) -> None:
         watch(ptrs.data, mask.data, ptrs.get_element_ty().primitive_bitwidth // 8, kind)
 
 
+def _fix_comparisons() -> None:
+    compares = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
+    stock_op = stock.InterpreterBuilder.binary_op
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        if op in compares:
+            return stock.TensorHandle(op(lhs.data, rhs.data), tl.int1)
+        return stock_op(self, lhs, rhs, op)
+
+    stock.InterpreterBuilder.binary_op = binary_op
+
+
 def _fix_values() -> None:
     handle, builder = stock.TensorHandle, stock.InterpreterBuilder
     make, cast, numpy_dtype = handle.__init__, builder.cast_impl, stock._get_np_dtype
@@ -210,5 +224,6 @@ def _fix_scalars() -> None:
     stock._patch_lang_tensor = patched
 
 
+_fix_comparisons()
 _fix_values()
 _fix_scalars()
