@@ -113,7 +113,7 @@ class Derived:
         results = ", ".join(["Tensor"] * (len(self.op.outputs) + len(self.saved)))
         forward = torch.library.custom_op(
             qualified,
-            lambda *args: _bare(self.run_forward(*self.as_read(args))),
+            lambda *args: _bare(apart(self.run_forward(*self.as_read(args)), args)),
             mutates_args=(),
             schema=f"({tensors}{params}) -> ({results})",
         )
@@ -124,7 +124,7 @@ class Derived:
         wanted = self.op.differentiable
         backward = torch.library.custom_op(
             f"{qualified}_backward",
-            lambda *args: _bare(self.split_backward(args)),
+            lambda *args: _bare(apart(self.split_backward(args), args)),
             mutates_args=(),
             schema=f"({grads}{kept}{params}) -> ({', '.join(['Tensor'] * len(wanted))})",
         )
@@ -287,6 +287,22 @@ def cast_by_autocast(args: Sequence[Any]) -> list[Any]:
         arg.to(compute_dtype(arg)) if isinstance(arg, torch.Tensor) and arg.requires_grad else arg
         for arg in args
     ]
+
+
+def apart(results: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Tensor]:
+    """The results of an operator that the compiler sees: none may share memory with another one
+    or with an argument, so one that does is copied. Uncompiled, such results stay views."""
+    taken = {_memory(arg) for arg in args if isinstance(arg, torch.Tensor)}
+    found = []
+    for result in results:
+        own = result.clone() if _memory(result) in taken else result
+        taken.add(_memory(own))
+        found.append(own)
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _same(value: Any) -> Any:
