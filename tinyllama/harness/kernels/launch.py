@@ -20,7 +20,7 @@ import contextlib
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +148,36 @@ def dot_precisions(chip: str) -> tuple[str, ...]:
     return allowed
 
 
+_HERE = contextlib.nullcontext()
+
+
+def device_of(arguments: Iterable[Any]) -> torch.device | None:
+    """The device of the tensors among a launch's arguments; None if there is none.
+
+    Raises ValueError for tensors of several devices: a kernel would read some of them over the
+    bus, in no order with what writes them.
+    """
+    device, index = None, 0
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            if device is None:
+                device, index = argument.device, argument.get_device()
+            elif argument.get_device() != index:
+                raise ValueError(
+                    f"tensors on {device} and on {argument.device} in one launch: move them to one "
+                    "device"
+                )
+    return device
+
+
+def current(device: torch.device | None) -> contextlib.AbstractContextManager[Any]:
+    """Make a GPU the current one: Triton launches on the current device's stream, wherever the
+    tensors are."""
+    if device is None or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
 def cdiv(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)
@@ -185,17 +215,17 @@ if HAS_TRITON and not TYPE_CHECKING:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
-            given = (*args, *kwargs.values())
-            first = next((a for a in given if isinstance(a, torch.Tensor)), None)
-            if first is None or first.device.type == "cuda":
-                kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
+            device = device_of((*args, *kwargs.values()))
+            if device is None or device.type == "cuda":
+                with current(device):
+                    kernel = super().run(*args, grid=grid, warmup=warmup, **STATED, **kwargs)
                 if _LAUNCHED:
                     shape = grid(_named(self, args, kwargs)) if callable(grid) else grid
                     for seen in _LAUNCHED:
                         seen.append(Launched(kernel, tuple(shape)))
                 return kernel
-            if first.device.type != "cpu":
-                raise RuntimeError(f"{self.__name__} cannot run on {first.device.type} tensors")
+            if device.type != "cpu":
+                raise RuntimeError(f"{self.__name__} cannot run on {device.type} tensors")
             from tinyllama.harness.kernels import interpreter
 
             if callable(grid):
@@ -217,9 +247,10 @@ if HAS_TRITON and not TYPE_CHECKING:
             self._tuner = functools.cache(lambda: tuner(kernel))
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
-            given = (*args, *kwargs.values())
-            if any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in given):
-                return self._tuner().run(*args, **kwargs)
+            device = device_of((*args, *kwargs.values()))
+            if device is not None and device.type == "cuda":
+                with current(device):
+                    return self._tuner().run(*args, **kwargs)
             return self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
 
     @contextlib.contextmanager
