@@ -82,6 +82,13 @@ def stock(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: fl
     return F.rms_norm(total, (x.shape[-1],), weight, eps), total
 
 
+def _norm_dtype(x: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
+    """Of the norm of x + residual, which has the wider of their dtypes."""
+    if x.dtype is residual.dtype:
+        return compute_dtype(x)
+    return compute_dtype(x.new_empty(0, dtype=torch.promote_types(x.dtype, residual.dtype)))
+
+
 def add_norm_forward(
     x_ND: torch.Tensor,
     residual_ND: torch.Tensor,
@@ -90,7 +97,7 @@ def add_norm_forward(
     out_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x, residual (N D), weight (D), of any float dtypes -> y (N D) in ``out_dtype``,
-    sum = x + residual (N D) in residual's dtype, rstd (N) float32.
+    sum = x + residual (N D) in the wider of their dtypes, rstd (N) float32.
 
     y is the norm of the sum as it is rounded. One launch; the backward pass is `norm_backward`,
     with the sum for x and the gradient of the sum for ``dresidual_ND``.
@@ -103,14 +110,19 @@ def add_norm_forward(
 @add_rms_norm.provider(
     "triton",
     keep=("sum", "weight"),
-    saved={"rstd": Tensor("B*T", dtype=torch.float32), "like_x": Tensor("0")},
+    saved={
+        "rstd": Tensor("B*T", dtype=torch.float32),
+        "like_x": Tensor("0"),
+        "like_residual": Tensor("0"),
+    },
     requires=("triton",),
     large=(Large("B", "T*D", {"T": 3, "D": 1000}),),
     supports=too_wide,
 )
 class Triton:
     """One launch forward, two backward, where x and residual get one gradient, or the same one
-    in two dtypes. Under autocast y has autocast's dtype; the sum has residual's."""
+    in two dtypes. Under autocast y has autocast's dtype; the sum has the wider one of x and
+    residual."""
 
     @staticmethod
     def forward(
@@ -118,15 +130,21 @@ class Triton:
     ) -> tuple[torch.Tensor, ...]:
         x_ND, residual_ND = (contiguous(t).flatten(0, 1) for t in (x, residual))
         y_ND, sum_ND, rstd_N = add_norm_forward(
-            x_ND, residual_ND, weight, eps, compute_dtype(residual)
+            x_ND, residual_ND, weight, eps, _norm_dtype(x, residual)
         )
-        return y_ND.view(x.shape), sum_ND.view(x.shape), rstd_N, x.new_empty(0)
+        return (
+            y_ND.view(x.shape),
+            sum_ND.view(x.shape),
+            rstd_N,
+            x.new_empty(0),
+            residual.new_empty(0),
+        )
 
     @staticmethod
     def backward(grads: SomeGrads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         dy, dsum = grads
         total, weight = kept["sum"], kept["weight"]
-        dtypes = {"residual": total.dtype, "x": saved["like_x"].dtype}
+        dtypes = {name: saved[f"like_{name}"].dtype for name in ("residual", "x")}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name in needs}
         if dy is None:
             assert dsum is not None  # without any gradient autograd does not call this

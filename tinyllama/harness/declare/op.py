@@ -105,6 +105,8 @@ class Op(Signature):
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
     instead: what to use in the place of common arguments that the op does not take; it ends the
         errors on wrong arguments.
+    fits: given sizes by dimension and the parameters, what is wrong with them, or None; for what
+        shapes of single inputs cannot say, such as one size that divides another.
     computes: False for an op that moves memory alone, and has no operations.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
         however large the inputs are, and why.
@@ -121,6 +123,7 @@ class Op(Signature):
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     layouts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_LAYOUTS, 2.0))
     instead: str = ""
+    fits: Callable[[Mapping[str, Any]], str | None] = lambda sizes: None
     computes: bool = True
     small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
@@ -159,12 +162,12 @@ class Op(Signature):
         module = _calling_module()
 
         def register(implementation: Any) -> Any:
+            traits.setdefault("dtypes", self.dtypes)
             derived = derive(self, name, implementation, traits)
             call = spread(implementation, self.params) if derived is None else derived.call
             if derived is not None:
                 traits.setdefault("double_backward", False)
             _check_signature(self, name, call if derived is None else derived.forward)
-            traits.setdefault("dtypes", self.dtypes)
             self.providers[name] = Provider(
                 self.name, name, call, derived=derived, module=module, **traits
             )
@@ -242,9 +245,11 @@ class Op(Signature):
     def __call__(self, *args: Any, provider: str = "eager", **params: Any) -> Any:
         """Run a provider on checked inputs.
 
-        Raises ValueError when a shape or dtype contradicts the declaration.
+        Raises ValueError when a shape, a dtype or a parameter contradicts the declaration.
         """
-        self.check_arguments(args, params)
+        dims = self.check_arguments(args, params)
+        if reason := self.fits({**dims, **self.params, **params}):
+            raise ValueError(f"{self.name}: {reason}")
         return self[provider](*args, **params)
 
     def check_arguments(self, args: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:

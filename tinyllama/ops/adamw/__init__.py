@@ -10,8 +10,9 @@ loss of this step was not finite.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.adamw import adamw as torch_adamw
@@ -41,8 +42,22 @@ class State(NamedTuple):
 
 Rate = float | torch.Tensor
 
+
+def impossible(settings: Mapping[str, Any]) -> str | None:
+    """What is wrong with a parameter; None when nothing is. A rate on the device is not read."""
+    for name in ("beta1", "beta2"):
+        if not 0 <= settings[name] < 1:
+            return f"{name} is {settings[name]!r}: use a number from 0 to below 1"
+    for name in ("lr", "eps", "weight_decay"):
+        value = settings[name]
+        if not isinstance(value, torch.Tensor) and not 0 <= value < math.inf:
+            return f"{name} is {value!r}: use a finite number of at least 0"
+    return None
+
+
 adamw = Op(
     "adamw",
+    fits=impossible,
     inputs={
         "param": Tensor("P", mutated=True, many=True),
         "grad": Tensor("P", many=True),
@@ -284,11 +299,18 @@ def _update(
 
 def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
     """Raise ValueError for lists that do not match: the kernel does not check addresses."""
-    device = tensors["param"][0].device
     for name, given in tensors.items():
+        for one in given:
+            if one.dtype not in SHORT:
+                raise ValueError(
+                    f"adamw: {name} has dtype {one.dtype}: use float32, bfloat16 or float16, "
+                    "or the provider 'eager'"
+                )
         if [t.numel() for t in given] != sizes:
             raise ValueError(f"adamw: {name} has other sizes than param")
-        if len({t.dtype for t in given}) > 1 or any(t.device != device for t in given):
+        if len({t.dtype for t in given}) > 1 or any(
+            t.device != tensors["param"][0].device for t in given
+        ):
             raise ValueError(f"adamw: tensors of {name} differ in dtype or device: update apart")
 
 
@@ -301,15 +323,18 @@ def one_launch(
     All tensors are on one device, and those of a list have one dtype; float32 is used inside. A
     state that is not dense is updated in a copy, which is then written back.
     """
+    rates = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+    if reason := impossible(rates):
+        raise ValueError(f"adamw: {reason}")
     *lists, step, found_inf = state
+    given = dict(zip(State._fields, lists, strict=False))
+    sizes = [p.numel() for p in state.param]
+    _check(given, sizes)
     factors = torch.empty(3, dtype=torch.float32, device=step.device)
     constants = {"BETA1": beta1, "BETA2": beta2, "LR_ON_DEVICE": isinstance(lr, torch.Tensor)}
     _advance[(1,)](step, found_inf, lr, weight_decay, factors, **constants, num_warps=1)
     if not state.param:
         return
-    given = dict(zip(State._fields, lists, strict=False))
-    sizes = [p.numel() for p in state.param]
-    _check(given, sizes)
     dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
     config = UPDATE.choose(step.device, grad=SHORT[state.grad[0].dtype])
     firsts, blocks = [], 0

@@ -28,8 +28,17 @@ from tinyllama.ops.transpose import transposed
 # otherwise allowed were seen on an H200, with keys far from zero (docs/LOG.md).
 SDPA_SLACK = {torch.float32: 12.0}
 
+
+def ungrouped(H: int, G: int) -> str | None:
+    """Why H query heads cannot share G key heads; None when they can."""
+    if G > 0 and H % G == 0:
+        return None
+    return f"{H} query heads cannot share {G} key and value heads: H must be a multiple of G"
+
+
 attention = Op(
     "attention",
+    fits=lambda sizes: ungrouped(sizes["H"], sizes["G"]),
     inputs={
         "q": Tensor("B T H K", grad=True),
         "k": Tensor("B T G K", grad=True),
@@ -205,6 +214,8 @@ def attend(
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     (B, T, H, K), G = q.shape, k.shape[2]
+    if reason := ungrouped(H, G):
+        raise ValueError(f"attention: {reason}")
     o = torch.empty((B, T, H, K), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, H, T), dtype=lse_dtype(q), device=q.device)
     if o.numel() == 0:
@@ -248,6 +259,9 @@ def attend_backward(
     do, o, lse = _readable(do_BTHK, do_BTHK.dtype), contiguous(o_BTHK), contiguous(lse_BHT)
     (B, T, H, K), G = q.shape, k.shape[2]
     if q.numel() == 0:
+        for gradient in (dk_BTGK, dv_BTGK):  # of keys that no query sees
+            if gradient is not None:
+                gradient.zero_()
         return
     constants, key = _statics(q)
     gradients = (dq_BTHK, dk_BTGK, dv_BTGK)
@@ -306,7 +320,8 @@ class Flash:
     def forward(
         q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return attend(q_BTHK, k_BTGK, v_BTGK)
+        o_BTHK, lse_BHT = attend(q_BTHK, k_BTGK, v_BTGK)
+        return o_BTHK.to(v_BTGK.dtype), lse_BHT
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:

@@ -23,7 +23,14 @@ from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import contiguous, joined
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
-from tinyllama.ops.attention import SDPA_SLACK, attend, attend_backward, attention, lse_dtype
+from tinyllama.ops.attention import (
+    SDPA_SLACK,
+    attend,
+    attend_backward,
+    attention,
+    lse_dtype,
+    ungrouped,
+)
 from tinyllama.ops.block.terms import weight_terms
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
@@ -69,8 +76,17 @@ def _flops(per_token: int, per_score: int) -> Callable[..., float]:
     return count
 
 
+def _unfit(sizes: Mapping[str, Any]) -> str | None:
+    """What is wrong with the sizes of the projections: they are whole heads, 2 C wide."""
+    Q, R, width = sizes["Q"], sizes["R"], 2 * sizes["C"]
+    if not width or Q % width or R % width:
+        return f"Q = {Q} and R = {R} are not whole heads of 2 C = {width}: change one of them"
+    return ungrouped(Q // width, R // width)
+
+
 block = Op(
     "block",
+    fits=_unfit,
     inputs={
         "x": Tensor("B T D", grad=True),
         "cos": COS,
@@ -170,7 +186,8 @@ class Matrices:
             parts = flat.split([sum(rows[:3]), rows[3], sum(rows[4:6]), rows[6]])
         else:
             parts = tuple(map(joined, ((q, k, v), (out,), (gate, up), (down,))))
-        shapes = ((-1, width), out.shape, (-1, width), down.shape)
+        stacked = [(sum(len(w) for w in several), width) for several in ((q, k, v), (gate, up))]
+        shapes = (stacked[0], out.shape, stacked[1], down.shape)
         return Matrices(*(p.view(shape) for p, shape in zip(parts, shapes, strict=True)))
 
 

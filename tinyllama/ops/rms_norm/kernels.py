@@ -213,7 +213,7 @@ def launch_forward(
     out_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """y (N D) in ``out_dtype``, rstd (N) float32, and between them, where there is a residual, the
-    sum (N D) in residual's dtype."""
+    sum (N D) in the wider of x's and residual's dtypes."""
     width = width_of(x_ND)
     x_ND, weight_D = dense_rows(x_ND), dense_rows(weight_D)
     n_rows, D = x_ND.shape
@@ -222,7 +222,8 @@ def launch_forward(
     total_ND = None
     if residual_ND is not None:
         residual_ND = dense_rows(residual_ND)
-        total_ND = residual_ND.new_empty((n_rows, D))
+        wide = torch.promote_types(x_ND.dtype, residual_ND.dtype)
+        total_ND = residual_ND.new_empty((n_rows, D), dtype=wide)
     if y_ND.numel():
         space = FORWARD if residual_ND is None else ADD_FORWARD
         config = space.choose(x_ND.device, D=width, dtype=SHORT[x_ND.dtype])

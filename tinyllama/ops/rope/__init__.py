@@ -41,8 +41,21 @@ COS = Tensor("T C", dtype=torch.float32, values=_table(0))
 SIN = Tensor("T C", dtype=torch.float32, values=_table(1))
 
 
+def unlike(T: int, K: int, tokens: int, pairs: int) -> str:
+    """That tables (tokens, pairs) do not fit heads of K elements at T positions."""
+    return (
+        f"tables of shape ({tokens}, {pairs}) do not fit {T} tokens of head width {K}: a row for "
+        f"each token and a column for each pair, ({T}, {K} / 2), as rope_tables makes them"
+    )
+
+
 rope = Op(
     "rope",
+    fits=lambda sizes: (
+        None
+        if 2 * sizes["C"] == sizes["K"]
+        else unlike(sizes["T"], sizes["K"], sizes["T"], sizes["C"])
+    ),
     inputs={
         "q": Tensor("B T H K", grad=True),
         "k": Tensor("B T G K", grad=True),
@@ -238,9 +251,12 @@ def rotate(
     q, q_out, n_q, q_strides = _rows(q_BTHK, q_out_BTHK)
     k, k_out, n_k, k_strides = _rows(k_BTGK, k_out_BTGK)
     first = k if q is None else q
-    if first is None or not first.numel():
+    if first is None:
         return
     B, T, _, K = first.shape
+    for table in (cos_TC, sin_TC):
+        if 2 * table.shape[-1] != K or table.shape[0] != T:
+            raise ValueError(f"rope: {unlike(T, K, *table.shape)}")
     key = {"H": next_power_of_2(n_q), "G": next_power_of_2(n_k), "K": next_power_of_2(K)}
     config = ROTATE.choose(first.device, **key, dtype=SHORT[first.dtype])
     rotate_kernel[(cdiv(B * T, config["TOKENS"]),)](
@@ -255,7 +271,7 @@ Rows = tuple[torch.Tensor | None, torch.Tensor | None, int, tuple[int, ...]]
 def _rows(x: torch.Tensor | None, out: torch.Tensor | None) -> Rows:
     """x with dense rows, its output, how many heads they have, and the strides of batch, time and
     head of both."""
-    if x is None or out is None:
+    if x is None or out is None or not x.numel():
         return None, None, 0, (0,) * 6
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise ValueError(

@@ -75,7 +75,11 @@ def gated(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Te
 def stacked_weights(w_gate_FD: torch.Tensor, w_up_FD: torch.Tensor) -> list[torch.Tensor]:
     """Both as one (2F D) view where they lie side by side in memory, else the two."""
     both = as_one(w_gate_FD, w_up_FD)
-    return [w_gate_FD, w_up_FD] if both is None else [both.view(-1, w_gate_FD.shape[1])]
+    return (
+        [w_gate_FD, w_up_FD]
+        if both is None
+        else [both.view(2 * w_gate_FD.shape[0], w_gate_FD.shape[1])]
+    )
 
 
 class Hybrid:
@@ -184,7 +188,7 @@ class Naive:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype, (F, D) = compute_dtype(x), w_gate.shape
         x_ND, gate_FD, up_FD = (contiguous(t.to(dtype)) for t in (x, w_gate, w_up))
-        N = x_ND.numel() // D
+        N = x.shape[0] * x.shape[1]
         h = x_ND.new_empty((*x.shape[:-1], F))
         gate_up = x_ND.new_empty((N, 2 * F))
         if N:

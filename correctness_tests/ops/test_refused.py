@@ -1,0 +1,207 @@
+"""What an op does with inputs that its cases do not have: sizes of zero, sizes that do not fit each
+other, dtypes that differ or are unknown. The result is the reference's, or one clear error, and
+nothing is read or written past its end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.launched import tree_ops
+from tinyllama.harness import Op, Provider
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.evaluate import Inputs, evaluate
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.ops import OPS
+
+pytest.importorskip("triton")
+
+CLEAR = (ValueError, RuntimeError, ZeroDivisionError)  # torch's own errors are clear enough
+KERNELS = [
+    (op, provider)
+    for op in tree_ops()
+    for provider in op.providers.values()
+    if "triton" in provider.requires
+]
+
+
+def ids(value: Any) -> str:
+    return str(value) if isinstance(value, Provider) else ""
+
+
+def attempt(op: Op, provider: Provider, inputs: Inputs) -> dict[str, torch.Tensor] | Exception:
+    """The results, in memory that holds NaN before it is written, or a clear error."""
+    try:
+        with PoisonedMemory():
+            return evaluate(op, provider.call, inputs, provider.overwrites)
+    except CLEAR as error:
+        return error
+
+
+# -- sizes of zero --------------------------------------------------------------------------------
+
+
+def empties() -> Iterator[Any]:
+    for op, provider in KERNELS:
+        if not op.mutated:
+            for dim in op.cases[0].dims:
+                yield pytest.param(op, provider, dim, id=f"{provider}-{dim}")
+
+
+@pytest.mark.parametrize(("op", "provider", "dim"), list(empties()))
+def test_a_size_of_zero_gives_the_reference_or_an_error(
+    op: Op, provider: Provider, dim: str
+) -> None:
+    case = op.cases[0].resized(**{dim: 0})
+    try:
+        inputs = OpCase(op, provider, case, torch.float32).inputs()
+    except RuntimeError as error:
+        pytest.skip(f"no inputs of that size: {error}")
+    wanted = attempt(op, op["eager"], inputs)
+    found = attempt(op, provider, inputs)
+    if isinstance(wanted, Exception):  # then ours may raise, or have nothing to compute
+        assert isinstance(found, Exception) or not any(x.isnan().any() for x in found.values())
+        return
+    assert not isinstance(found, Exception), found
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+# -- sizes that do not fit each other -------------------------------------------------------------
+
+UNFIT = {
+    "attention": [{"H": 3, "G": 2}, {"H": 1, "G": 2}, {"G": 0}],
+    "rope": [{"C": 16}, {"C": 4}, {"K": 15}, {"K": 17, "C": 8}],
+    "block": [{"Q": 48, "R": 32}, {"Q": 16, "R": 32}, {"R": 0}, {"Q": 40}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [(name, sizes) for name, several in UNFIT.items() for sizes in several]
+)
+def test_sizes_that_do_not_fit_are_one_error(name: str, sizes: dict[str, int]) -> None:
+    """By the op, and by each provider with kernels before any is launched."""
+    op = OPS[name]
+    case = op.cases[0].resized(**sizes)
+    inputs = OpCase(op, op["eager"], case, torch.float32).inputs()
+    args = list(inputs.args.values())
+    for provider in op.providers.values():
+        if "triton" in provider.requires:
+            with pytest.raises((ValueError, RuntimeError)):
+                provider.call(*args, **{**op.params, **inputs.params})
+    with pytest.raises(ValueError, match=rf"{name}: "):
+        op(*args)
+
+
+@pytest.mark.parametrize("tokens", [4, 6, 0])
+def test_tables_of_another_length_are_one_error(tokens: int) -> None:
+    op = OPS["rope"]
+    inputs = OpCase(op, op["triton"], op.cases[0], torch.float32).inputs()
+    q, k, cos, sin = inputs.args.values()
+    tables = [table[:1].repeat(tokens, 1) for table in (cos, sin)]
+    for call in (op["triton"].call, op):
+        with pytest.raises(ValueError, match=r"tables of shape|T = "):
+            call(q, k, *tables)
+
+
+BAD = [
+    ("beta1", 1.0, "below 1"),
+    ("beta1", -0.1, "below 1"),
+    ("beta2", 1.0, "below 1"),
+    ("weight_decay", -0.01, "at least 0"),
+    ("eps", float("nan"), "finite"),
+    ("lr", float("inf"), "finite"),
+    ("lr", -1.0, "at least 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), BAD)
+def test_a_parameter_that_no_optimizer_takes_is_one_error(
+    name: str, value: float, said: str
+) -> None:
+    op = OPS["adamw"]
+    inputs = OpCase(op, op["triton"], op.cases[0], torch.float32).inputs()
+    args = list(inputs.args.values())
+    before = [x.clone() for x in args[0]]
+    for call in (op["triton"].call, op):
+        with pytest.raises(ValueError, match=rf"adamw: {name} is .*{said}"):
+            call(*args, **{**op.params, name: value})
+    assert all(torch.equal(x, y) for x, y in zip(args[0], before, strict=True))
+    assert float(args[4]) == 2.0, "no step is counted"
+
+
+# -- dtypes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.complex64, torch.bool])
+@pytest.mark.parametrize(("op", "provider"), KERNELS, ids=ids)
+def test_another_dtype_is_refused_by_name(op: Op, provider: Provider, dtype: torch.dtype) -> None:
+    def cast(value: Any) -> Any:
+        return [x.to(dtype) for x in value] if isinstance(value, list) else value.to(dtype)
+
+    inputs = OpCase(op, provider, op.cases[0], torch.float32).inputs()
+    args = [
+        cast(value) if op.inputs[name].dtype is None else value
+        for name, value in inputs.args.items()
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # torch's own products, ahead of a kernel, know no Bool either.
+        said = rf"has dtype {dtype}: use .*float32|not implemented for 'Bool'"
+        with pytest.raises((ValueError, NotImplementedError), match=said):
+            provider.call(*args, **{**op.params, **inputs.params})
+
+
+MIXED = [
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("usual", "other"), MIXED, ids=str)
+@pytest.mark.parametrize(("op", "provider"), KERNELS, ids=ids)
+def test_mixed_dtypes_give_the_dtypes_of_the_reference(
+    op: Op, provider: Provider, usual: torch.dtype, other: torch.dtype
+) -> None:
+    """Where the reference takes them: one input at a time has the other dtype."""
+    if op.mutated:
+        pytest.skip("its lists have one dtype each, which a test of its own mixes")
+    inputs = OpCase(op, provider, op.cases[0], usual).inputs()
+    tried = 0
+    for name, declared in op.inputs.items():
+        if declared.dtype is None:
+            args = {**inputs.args, name: inputs.args[name].to(other)}
+            wanted = _outcome(op, op["eager"], args, inputs.params)
+            if not isinstance(wanted, Exception):
+                tried += 1
+                found = _outcome(op, provider, args, inputs.params)
+                assert not isinstance(found, Exception), (name, found)
+                for got, right in zip(found, wanted, strict=True):
+                    assert got.dtype == right.dtype, (name, got.dtype, right.dtype)
+                    assert (got.double() - right.double()).norm() <= 0.02 * right.double().norm()
+    if not tried:
+        pytest.skip("the reference takes no mixed dtypes")
+
+
+def _outcome(
+    op: Op, provider: Provider, args: dict[str, Any], params: Any
+) -> list[torch.Tensor] | Exception:
+    """Outputs and gradients, or the error."""
+    given = [
+        value.detach().requires_grad_(op.inputs[name].grad) if value.is_floating_point() else value
+        for name, value in args.items()
+    ]
+    try:
+        results = provider.call(*given, **{**op.params, **params})
+    except CLEAR as error:
+        return error
+    outputs = results if isinstance(results, tuple) else (results,)
+    leaves = [x for x in given if x.requires_grad]
+    ones = [torch.ones_like(x) for x in outputs]
+    return [*(x.detach() for x in outputs), *torch.autograd.grad(outputs, leaves, ones)]
