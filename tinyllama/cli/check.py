@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from tinyllama.cli.options import check_known
+from tinyllama.cli.options import check_known, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
 
@@ -36,12 +36,12 @@ def add(subparsers: Any) -> None:
         "hold, 1 when one does not."
     )
     option = check.add_argument
-    option("file", type=Path, metavar="FILE", help="a Python file with a declaration")
+    option("file", type=file_path, metavar="FILE", help="a Python file with a declaration")
     option("--only", metavar="A,B", help="only these checks")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
-    option("--seed", type=int, default=0, help="of the inputs (default 0)")
-    option("--json", type=Path, metavar="PATH", help="write the findings as JSON")
-    option("--junit", type=Path, metavar="PATH", help="write them as JUnit XML")
+    option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
+    option("--json", type=file_path, metavar="PATH", help="write the findings as JSON")
+    option("--junit", type=file_path, metavar="PATH", help="write them as JUnit XML")
     check.set_defaults(run=run)
 
 

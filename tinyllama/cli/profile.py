@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import whole
+from tinyllama.cli.options import file_path, whole_within
 from tinyllama.cli.train import settings, workload_options
 from tinyllama.harness.machine.errors import UsageError
 
@@ -54,13 +54,27 @@ def add(subparsers: Any) -> None:
     )
     option = parser.add_argument
     option("tool", choices=[*TOOLS, "compare"], metavar="TOOL", help=f"{', '.join(TOOLS)}, compare")
-    option("profiles", nargs="*", type=Path, metavar="PROFILE", help="for compare: two profiles")
+    option(
+        "profiles", nargs="*", type=file_path, metavar="PROFILE", help="for compare: two profiles"
+    )
     option("--with", dest="way", metavar="PROFILER", help="rocprofv3, ncu or torch")
     option("--print-command", action="store_true", help="print what would be run, and stop")
     option("--no-capture", action="store_true", help="profile the step uncaptured")
-    option("--output", type=Path, default=Path("build/profiles"), metavar="DIR")
-    option("--time-limit", type=whole, default=600, metavar="SECONDS", help="default %(default)s")
-    option("--top", type=whole, default=20, metavar="N", help="kernels shown (default %(default)s)")
+    option("--output", type=file_path, default=Path("build/profiles"), metavar="DIR")
+    option(
+        "--time-limit",
+        type=whole_within(1, 10**6),
+        default=600,
+        metavar="SECONDS",
+        help="default %(default)s",
+    )
+    option(
+        "--top",
+        type=whole_within(1, 10**6),
+        default=20,
+        metavar="N",
+        help="kernels shown (default %(default)s)",
+    )
     workload_options(parser, num_steps=5)
     parser.set_defaults(run=run)
 

@@ -1,0 +1,237 @@
+"""Every command with any values of its options: an exit status and a line, never a traceback.
+
+The commands and their options are those of the parser, so a new one is tried without a word here.
+What takes minutes is left out once the arguments were judged: `LEFT_OUT` says what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brings hypothesis")
+
+import hypothesis
+from hypothesis import strategies as st
+
+from correctness_tests.support.sample_records import plain_record
+from tinyllama import cli
+from tinyllama.cli import certifying, kernels, summary
+from tinyllama.cli.options import file_path
+from tinyllama.harness.correct.checks import remote
+from tinyllama.harness.records import exchange, results
+from tinyllama.training import train
+
+FEW, MANY = 12, 300
+SECONDS, BYTES = 120, 4 * 2**30  # of one command; of what it may allocate
+GOLDEN = Path(__file__).parents[1] / "model" / "golden" / "version-2.safetensors"
+
+STATUSES = {0, 1, 2, *range(10, 16), 130}
+NUMBERS = ["1", "2", "3", "0", "-1", "7", "1.5", "0.01", "3e38", "1e999", "-1e-400", "nan", "", " "]
+NUMBERS += ["2147483647", "2147483648", str(2**63), str(10**30), "9" * 5000, "1_0", "\u0663", "0x1"]
+NAMES = [
+    "",
+    "cpu",
+    "cuda:99",
+    f"cuda:{10**30}",
+    "meta",
+    "!",
+    "*",
+    "[",
+    "A Card",
+    "small-bf16",
+    "v2",
+]
+NAMES += [
+    "v9",
+    "rms_norm",
+    "attention",
+    "sm_90",
+    "none",
+    "a\0b",
+    "\udcff",
+    "x" * 5000,
+    "%s {x} [/b]",
+]
+PATHS = ["text", "folder", "pipe", "dangling", "missing", "missing/under", "text/under", "results"]
+PATHS += ["record.json", "checkpoint", "damaged", "nested.json", "records.zip", "x" * 256, "\udcff"]
+PATHS = [f"{{folder}}/{name}" for name in PATHS]
+PATHS += [
+    "",
+    " ",
+    "-",
+    ".",
+    "/",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/proc/x",
+    "a\0b",
+    "~",
+    "//",
+]
+
+# A step of a small model; what is drawn comes later, and replaces it.
+SMALL = ["--preset", "tiny", "--batch-size", "2", "--seq-len", "8", "--num-steps", "2"]
+SMALL += ["--device", "cpu"]
+FIRST = {"train": SMALL, "profile": ["--print-command", *SMALL]}
+TOO_LARGE = {"medium", "large"}
+
+
+def leaves(parser: argparse.ArgumentParser, *name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command by name, with its parser."""
+    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not inner:
+        yield name, parser
+    for action in inner:
+        for word, one in action.choices.items():
+            yield from leaves(one, *name, word)
+
+
+COMMANDS = dict(leaves(cli.parser()))
+
+
+def value_of(action: argparse.Action) -> st.SearchStrategy[str]:
+    if action.choices is not None:
+        return st.sampled_from([*(str(c) for c in action.choices if c not in TOO_LARGE), "nope"])
+    if action.type in (file_path, Path):
+        return st.sampled_from(PATHS)
+    if action.type is None:
+        return st.sampled_from(NAMES) | st.text(max_size=5)
+    return st.sampled_from(NUMBERS) | st.integers().map(str) | st.floats().map(str)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> list[str]:
+    """The arguments of any command: mostly few options, now and then one that does not exist."""
+    name = draw(st.sampled_from(sorted(COMMANDS)))
+    argv = [*name, *FIRST.get(name[0], [])]
+    actions = [a for a in COMMANDS[name]._actions if a.dest != "help"]
+    options = [a for a in actions if a.option_strings]
+    chosen = draw(st.lists(st.sampled_from(options), max_size=3)) if options else []
+    for action in [*(a for a in options if a.required), *chosen]:
+        flag = action.option_strings[-1]
+        argv.append(flag if action.nargs == 0 else f"{flag}={draw(value_of(action))}")
+    for action in (a for a in actions if not a.option_strings):
+        count = draw(st.integers(0, 2)) if action.nargs else 1
+        argv += [draw(value_of(action)) for _ in range(count)]
+    extra = draw(st.sampled_from([[]] * 30 + [["--nope"], ["more"], [""]]))
+    return [*argv, *extra]
+
+
+def filled(folder: Path) -> None:
+    """What paths name: good and bad files of every kind."""
+    record = plain_record()
+    path = results.save(record, folder / "results")
+    exchange.export([path], folder / "records.zip")
+    shutil.copy(path, folder / "record.json")
+    shutil.copy(GOLDEN, folder / "checkpoint")
+    content = bytearray(GOLDEN.read_bytes())
+    content[-1000] ^= 1
+    (folder / "damaged").write_bytes(content)
+    (folder / "text").write_text("to be or not to be, that is the question\n" * 20)
+    (folder / "nested.json").write_text("[" * 100_000)
+    (folder / "folder").mkdir()
+    (folder / "folder" / "a.txt").write_text("to be or not to be " * 20)
+    (folder / "dangling").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe")
+
+
+class TooSlowError(BaseException):
+    """A command took longer than any may; no handler of errors takes it for one."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Seconds and bytes of one command: what would take more ends there."""
+
+    def too_slow(*_: object) -> NoReturn:
+        raise TooSlowError(f"it takes more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, limits[1]))
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes: the work of check, kernels and certify after their arguments were judged;
+    of a training all but three steps, and models of more than 1 GiB."""
+
+    def three_steps(bar: Any, record: Any) -> None:
+        if record.number % 3 == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote, "check_file", lambda *_: iter(()))
+    monkeypatch.setattr(kernels, "_rows", lambda *_: iter(()))
+    for name, result in (("record", True), ("validate", 0), ("show", 0)):
+        monkeypatch.setattr(certifying.Certifying, name, lambda *_, result=result: result)
+    monkeypatch.setattr(summary.ProgressBar, "update", three_steps)
+    monkeypatch.setattr(train, "memory_bytes", lambda device: 2**30)
+
+
+def hold(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Run a command in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder, monkeypatch.context() as patch:
+        filled(Path(folder))
+        patch.chdir(folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        capsys.readouterr()
+        with bounded():
+            status = cli.main([word.replace("{folder}", folder) for word in argv])
+        _, err = capsys.readouterr()
+        assert status in STATUSES
+        assert "Traceback" not in err
+        said = [line for line in err.splitlines() if not line.startswith("tinyllama: note: ")]
+        if status == 2:
+            (line,) = said
+            assert line.startswith("tinyllama: error: ")
+        else:
+            assert len(said) <= 1
+        left = [path.name for path in Path(folder).rglob(".tinyllama-*")]
+        assert not left
+        for path in Path(folder).glob("*.json"):
+            if path.name != "nested.json":
+                json.loads(path.read_bytes())
+
+
+@pytest.mark.usefixtures("left_out")
+@pytest.mark.parametrize(
+    "examples",
+    [FEW, pytest.param(MANY, marks=pytest.mark.slow("300 commands take minutes"))],
+)
+def test_no_values_of_options_raise(
+    examples: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=examples, deadline=None, database=None)
+    @hypothesis.given(lines())
+    def holds(argv: list[str]) -> None:
+        hold(argv, monkeypatch, capsys)
+
+    holds()
+
+
+def test_every_command_can_be_drawn() -> None:
+    assert {name[0] for name in COMMANDS} == {
+        module.__name__.rpartition(".")[2] for module in cli.COMMANDS
+    } - {"records"} | {"compare", "results"}
