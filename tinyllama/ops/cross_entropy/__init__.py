@@ -290,6 +290,7 @@ def _certain(ends_NV: torch.Tensor) -> torch.Tensor:
     "triton",
     requires=("triton",),
     keep=("logits", "targets"),
+    reads={"logits": dense_rows},
     saved={"lse": Tensor("N", dtype=torch.float32)},
     large=(Large("N", "V", {"V": 1000}, between={"logits": _certain, "targets": zero}),),
 )

@@ -184,6 +184,7 @@ def activate_backward(
 @silu_mul.provider(
     "triton",
     keep=("gate", "up"),
+    reads={"gate": dense_rows, "up": dense_rows},
     requires=("triton",),
     large=(Large("N", "F", {"F": 1000}),),
 )
