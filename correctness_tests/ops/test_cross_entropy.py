@@ -233,10 +233,34 @@ def test_compiled_and_uncompiled_agree(
 def test_a_target_that_is_no_class_gives_nan_and_reads_nothing(device: torch.device) -> None:
     logits = torch.randn(5, 33, device=device)
     targets = torch.tensor([0, -1, 33, 2**40, 32], device=device)
-    loss_N, lse_N = row_losses(logits, targets)
-    assert loss_N.isnan().tolist() == [False, True, True, True, False]
-    dlogits = loss_backward(logits, targets, lse_N, torch.ones((), device=device))
-    assert dlogits.isfinite().all()
+    unknown = [False, True, True, True, False]
+    loss_N, statistics = row_losses(logits, targets)
+    assert loss_N.isnan().tolist() == unknown
+    dlogits = loss_backward(logits, targets, statistics, torch.ones((), device=device))
+    assert dlogits.isnan().all(-1).tolist() == unknown
+    assert dlogits.isnan().any(-1).tolist() == unknown
+    both = cross_entropy_file.losses_and_gradient(logits, targets, 0.5, loss_N)
+    assert both.isnan().all(-1).tolist() == both.isnan().any(-1).tolist() == unknown
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("classes", [50, 4100])
+def test_a_gradient_is_as_accurate_however_far_the_logits_are_from_zero(
+    shift: float, classes: int, device: torch.device
+) -> None:
+    """Softmax sees differences alone: its error does not grow with the logits."""
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(6, classes, generator=generator) + shift).to(device)
+    targets = torch.arange(6, device=device)
+    exact = logits.double().softmax(-1)
+    exact[targets, targets] -= 1
+    _, statistics = row_losses(logits, targets)
+    found = loss_backward(logits, targets, statistics, torch.full((), 6.0, device=device))
+    loss_N = torch.empty(6, device=device)
+    fused = cross_entropy_file.losses_and_gradient(logits, targets, 1.0, loss_N)
+    for gradient in (found, fused):
+        error = (gradient.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
+        assert error.max() < 4 * torch.finfo(torch.float32).eps
 
 
 def test_classes_that_are_masked_out(device: torch.device) -> None:
@@ -244,11 +268,11 @@ def test_classes_that_are_masked_out(device: torch.device) -> None:
     logits = torch.randn(2, 4100, device=device)
     logits[:, :4097] = -math.inf
     targets = torch.tensor([4097, 4099], device=device)
-    loss, lse_N = loss_forward(logits, targets)
+    loss, statistics = loss_forward(logits, targets)
     few = logits[:, 4097:].contiguous()
     expected, _ = loss_forward(few, targets - 4097)
     torch.testing.assert_close(loss, expected)
-    gradient = loss_backward(logits, targets, lse_N, torch.ones((), device=device))
+    gradient = loss_backward(logits, targets, statistics, torch.ones((), device=device))
     assert not gradient[:, :4097].any()
     gradients = torch.empty_like(logits)
     loss_N = torch.empty(2, device=device)
@@ -261,16 +285,18 @@ def test_rows_and_targets_anywhere(device: torch.device) -> None:
     torch.manual_seed(0)
     wide = torch.randn(6, 50, device=device)
     spread = torch.randint(33, (12,), device=device)
-    expected, lse_N = loss_forward(wide[::2, 4:37].contiguous(), spread[::4].contiguous())
+    expected, statistics = loss_forward(wide[::2, 4:37].contiguous(), spread[::4].contiguous())
     loss, same_N = loss_forward(wide[::2, 4:37], spread[::4])
     # Rows that begin anywhere are loaded in other widths, and summed in another order.
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(same_N, lse_N, rtol=1e-6, atol=0)
+    torch.testing.assert_close(same_N, statistics, rtol=1e-6, atol=0)
     dloss = torch.ones((), device=device)
-    gradient = loss_backward(wide[::2, 4:37].contiguous(), spread[::4].contiguous(), lse_N, dloss)
+    gradient = loss_backward(
+        wide[::2, 4:37].contiguous(), spread[::4].contiguous(), statistics, dloss
+    )
     before = wide.clone()
     into = wide[::2, 4:37]
-    loss_backward(into, spread[::4], lse_N, dloss, out_NV=into)
+    loss_backward(into, spread[::4], statistics, dloss, out_NV=into)
     torch.testing.assert_close(into, gradient)
     before[::2, 4:37] = into.clone()
     assert torch.equal(wide, before), "nothing beside them is written"
@@ -319,10 +345,10 @@ def test_empty_batch(device: torch.device) -> None:
 def test_backward_in_place_gives_the_same_bits(dtype: torch.dtype, device: torch.device) -> None:
     logits = torch.randn(4, 5000, device=device).to(dtype)
     targets = torch.tensor([0, 4095, 4096, 4999], device=device)
-    _, lse_N = loss_forward(logits, targets)
+    _, statistics = loss_forward(logits, targets)
     dloss = torch.tensor(0.7, device=device)
-    expected = loss_backward(logits, targets, lse_N, dloss)
-    assert loss_backward(logits, targets, lse_N, dloss, out_NV=logits) is logits
+    expected = loss_backward(logits, targets, statistics, dloss)
+    assert loss_backward(logits, targets, statistics, dloss, out_NV=logits) is logits
     assert torch.equal(logits, expected)
 
 
@@ -363,12 +389,12 @@ def test_offsets_past_int32(tmp_path: Path) -> None:
     near = torch.randn(3, 64, generator=torch.Generator().manual_seed(2)).half()
     far.copy_(near)
     targets = torch.tensor([1, 2, 3])
-    expected, lse_N = loss_forward(near, targets)
+    expected, statistics = loss_forward(near, targets)
     loss, _ = loss_forward(far, targets)
     assert torch.equal(loss, expected)
     dloss = torch.ones(())
-    gradient = loss_backward(near, targets, lse_N, dloss)
-    assert torch.equal(loss_backward(far, targets, lse_N, dloss, out_NV=far), gradient)
+    gradient = loss_backward(near, targets, statistics, dloss)
+    assert torch.equal(loss_backward(far, targets, statistics, dloss, out_NV=far), gradient)
 
 
 def test_launches_are_counted() -> None:

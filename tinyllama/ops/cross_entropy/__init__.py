@@ -45,6 +45,7 @@ cross_entropy = Op(
     extremes={
         "confident": {"logits": Values("confident", confident), "targets": constant(0)},
         "far": {"logits": normal(1.0, mean=80.0)},
+        "farther": {"logits": normal(1.0, mean=1e4)},
         "wide": {"logits": normal(20.0)},
     },
     bytes={
@@ -59,8 +60,7 @@ cross_entropy = Op(
 def eager(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
     """logits (N V), targets (N) below V -> the mean loss, a float32 scalar."""
     wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    true_N = wide_NV.gather(-1, targets_N[:, None])[:, 0]
-    return (wide_NV.logsumexp(-1) - true_N).mean()
+    return -wide_NV.log_softmax(-1).gather(-1, targets_N[:, None]).mean()
 
 
 @cross_entropy.provider("torch")
@@ -125,24 +125,33 @@ def _true_logit(line, target, V: tl.constexpr):
 
 
 @jit
+def _if_known(factor, target, V: tl.constexpr):
+    """The factor of a row's gradient; NaN, as the loss, where the target is no class."""
+    return tl.where((target >= 0) & (target < V), factor, float("nan"))
+
+
+@jit
 def _row_losses(
-    logits, targets, losses, lses,
+    logits, targets, losses, statistics, N,
     stride, target_stride,
     V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: its loss and its log-sum-exp."""
+    """One program a row: its loss, its largest logit, and the logarithm of its sum of
+    exp(logit - largest). Added to each other these two would be rounded, and the gradient of a row
+    far from zero with them."""
     row = tl.program_id(0).to(tl.int64)
     line = logits + tl.multiple_of(row * stride, ALIGNED)
     true = _true_logit(line, tl.load(targets + row * target_stride), V)
     top, total = _statistics(line, V, BLOCK)
     log = tl.log(total)
     tl.store(losses + row, log + (top - true))
-    tl.store(lses + row, top + log)
+    tl.store(statistics + row, top)
+    tl.store(statistics + N + row, log)
 
 
 @jit
 def _gradients(
-    logits, targets, lses, upstream, gradients, N,
+    logits, targets, statistics, upstream, gradients, N,
     stride, out_stride, target_stride,
     V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -154,8 +163,9 @@ def _gradients(
     inside = columns < V
     x = tl.load(logits + tl.multiple_of(row * stride, ALIGNED) + columns, mask=inside, other=0.0)
     target = tl.load(targets + row * target_stride)
-    factor = tl.load(upstream).to(tl.float32) / N
-    p = tl.exp(x.to(tl.float32) - tl.load(lses + row))
+    factor = _if_known(tl.load(upstream).to(tl.float32) / N, target, V)
+    top, log = tl.load(statistics + row), tl.load(statistics + N + row)
+    p = tl.exp((x.to(tl.float32) - top) - log)
     gradient = tl.where(columns == target, p - 1.0, p) * factor
     out = gradients + tl.multiple_of(row * out_stride, ALIGNED) + columns
     tl.store(out, gradient.to(gradients.dtype.element_ty), mask=inside)
@@ -173,6 +183,7 @@ def _row_losses_and_gradients(
     out = gradients + tl.multiple_of(row * out_stride, ALIGNED)
     target = tl.load(targets + row * target_stride)
     true = _true_logit(line, target, V)
+    scale = _if_known(scale, target, V)
     columns = tl.arange(0, BLOCK)
     if V <= BLOCK:
         x = tl.load(line + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
@@ -203,43 +214,44 @@ def _key(logits_NV: torch.Tensor) -> dict[str, Any]:
 def row_losses(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, loss_N: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits (N V) of any float dtype, targets (N) -> each row's loss and log-sum-exp (N, float32).
+    """logits (N V) of any float dtype, targets (N) -> each row's loss (N), and its statistics
+    (2 N), the largest logit m and log(sum(exp(logit - m))); float32.
 
-    loss_N: where the losses go. A target outside [0, V) gives a loss of NaN.
+    loss_N: where the losses go. A target outside [0, V) gives a loss and a gradient of NaN.
     """
     N, V = logits_NV.shape
     logits_NV = dense_rows(logits_NV)
-    lse_N = torch.empty(N, dtype=torch.float32, device=logits_NV.device)
-    loss_N = torch.empty_like(lse_N) if loss_N is None else loss_N
+    statistics_2N = torch.empty((2, N), dtype=torch.float32, device=logits_NV.device)
+    loss_N = torch.empty_like(statistics_2N[0]) if loss_N is None else loss_N
     if N:
         stride = logits_NV.stride(0)
         _row_losses[(N,)](
-            logits_NV, targets_N, loss_N, lse_N, stride, targets_N.stride(0),
+            logits_NV, targets_N, loss_N, statistics_2N, N, stride, targets_N.stride(0),
             V=V, ALIGNED=math.gcd(stride, 16),
             **STATISTICS.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
         )  # fmt: skip
-    return loss_N, lse_N
+    return loss_N, statistics_2N
 
 
 def loss_forward(
     logits_NV: torch.Tensor, targets_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the mean loss (a float32 scalar) and the log-sum-exp of each row; two launches."""
-    loss_N, lse_N = row_losses(logits_NV, targets_N)
-    return loss_N.mean(), lse_N
+    """-> the mean loss (a float32 scalar) and the rows' statistics (2 N); two launches."""
+    loss_N, statistics_2N = row_losses(logits_NV, targets_N)
+    return loss_N.mean(), statistics_2N
 
 
 def loss_backward(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    lse_N: torch.Tensor,
+    statistics_2N: torch.Tensor,
     dloss: torch.Tensor,
     out_NV: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The gradient (softmax - onehot) * dloss / N (N V) in logits' dtype; one launch.
 
-    dloss: a scalar tensor on the device. out_NV: where it goes, neighbours of a row beside each
-    other; ``logits_NV`` itself for a caller who owns that memory.
+    statistics: those of `row_losses`. dloss: a scalar tensor on the device. out_NV: where it goes,
+    neighbours of a row beside each other; ``logits_NV`` itself for a caller who owns that memory.
     """
     N, V = logits_NV.shape
     logits_NV = dense_rows(logits_NV)
@@ -249,7 +261,7 @@ def loss_backward(
         config = GRADIENT.choose(logits_NV.device, **_key(logits_NV))
         strides = logits_NV.stride(0), out_NV.stride(0)
         _gradients[(N * cdiv(V, config["BLOCK"]),)](
-            logits_NV, targets_N, lse_N, dloss, out_NV, N, *strides, targets_N.stride(0),
+            logits_NV, targets_N, statistics_2N, dloss, out_NV, N, *strides, targets_N.stride(0),
             V=V, ALIGNED=math.gcd(*strides, 16), **config.kwargs(),
         )  # fmt: skip
     return out_NV
@@ -291,7 +303,7 @@ def _certain(ends_NV: torch.Tensor) -> torch.Tensor:
     requires=("triton",),
     keep=("logits", "targets"),
     reads={"logits": dense_rows},
-    saved={"lse": Tensor("N", dtype=torch.float32)},
+    saved={"statistics": Tensor("2 N", dtype=torch.float32)},
     large=(Large("N", "V", {"V": 1000}, between={"logits": _certain, "targets": zero}),),
 )
 class Triton:
@@ -306,4 +318,5 @@ class Triton:
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         (dloss,) = grads
-        return {"logits": loss_backward(kept["logits"], kept["targets"], saved["lse"], dloss)}
+        given = kept["logits"], kept["targets"], saved["statistics"]
+        return {"logits": loss_backward(*given, dloss)}

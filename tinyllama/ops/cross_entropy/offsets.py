@@ -16,11 +16,11 @@ from tinyllama.ops.cross_entropy import (
 def _losses(put: Put, classes: int) -> Results:
     targets = torch.tensor([1, 0, classes - 1])
     logits, gradient = put(randn(3, classes)), put(unwritten(3, classes))
-    loss, lse = row_losses(logits, targets)
-    loss_backward(logits, targets, lse, torch.tensor(1.0), gradient)
+    loss, statistics = row_losses(logits, targets)
+    loss_backward(logits, targets, statistics, torch.tensor(1.0), gradient)
     again = put(unwritten(3, classes))
     both = losses_and_gradient(logits, targets, 0.5, loss.clone(), again)
-    return [loss, lse, gradient, both, losses_and_gradient(logits, targets, 0.5, loss)]
+    return [loss, statistics, gradient, both, losses_and_gradient(logits, targets, 0.5, loss)]
 
 
 @cross_entropy.rows_apart
