@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from correctness_tests.support.commands import refused
 from tinyllama.cli import main
 from tinyllama.harness.correct.checks import CHECKS
+from tinyllama.ops import OPS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 GPU_ONLY = {"captured", "side stream"}
@@ -94,6 +95,67 @@ def test_a_file_that_ends_its_process_is_a_finding_and_the_rest_goes_on(tmp_path
         "input layouts": "crashed",
         "scaled upstream": "passed",
     }
+
+
+def test_a_crash_has_its_line_in_the_table_and_its_traceback_in_the_json(tmp_path: Path) -> None:
+    path, out = tmp_path / "raises.py", tmp_path / "found.json"
+    path.write_text(
+        "from tinyllama.ops.rope import rope\n"
+        "@rope.provider('raises')\n"
+        "def raises(q, k, cos, sin):\n"
+        "    return q.nothing\n"
+    )
+    asked = ["check", str(path), "--only", "outputs", "--device", "cpu", "--json", str(out)]
+    assert main(asked) == 1
+    ((one,),) = json.loads(out.read_text()).values()
+    assert one["outcome"] == "crashed"
+    assert one["message"].startswith(f"{path}:4: AttributeError: ")
+    assert one["traceback"].startswith("Traceback")
+    assert "return q.nothing" in one["traceback"]
+
+
+def test_an_op_of_the_tree_is_checked_by_its_name(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    asked = ["--only", "determinism", "--device", "cpu", "--json", str(out)]
+    assert main(["check", "--op", "rms_norm", *asked]) == 0
+    found = json.loads(out.read_text())
+    assert set(found) == {str(provider) for provider in OPS["rms_norm"].providers.values()}
+    assert main(["check", "--op", "rms_norm", "--provider", "triton", *asked]) == 0
+    assert set(json.loads(out.read_text())) == {"rms_norm-triton"}
+
+
+@pytest.mark.parametrize("named", ["softmax_package", "softmax_package:softmax"])
+def test_an_op_of_an_installed_package_is_checked_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    (tmp_path / "softmax_package.py").write_text((EXAMPLES / "softmax.py").read_text())
+    facts = tmp_path / "softmax_package-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Name: softmax-package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[tinyllama.ops]\nsoftmax = {named}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    out = tmp_path / "found.json"
+    options = ["--provider", "triton", "--only", "determinism", "--device", "cpu"]
+    assert main(["check", "--op", "softmax", *options, "--json", str(out)]) == 0
+    assert set(json.loads(out.read_text())) == {"softmax-triton"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "name either a file or an op: FILE, or --op NAME"),
+        ("some.py --op rope", "name either a file or an op: FILE, or --op NAME"),
+        ("--op softmax", "error: --op 'softmax' does not exist: use one of adamw, add_rms_norm, "),
+        (
+            "--op rope --provider cuda",
+            "error: --provider 'cuda' does not exist: use one of eager, ",
+        ),
+    ],
+)
+def test_a_name_that_is_no_op_or_provider_is_one_error(
+    capsys: pytest.CaptureFixture[str], options: str, message: str
+) -> None:
+    assert message in refused(capsys, "check", *options.split())
 
 
 @pytest.mark.parametrize(

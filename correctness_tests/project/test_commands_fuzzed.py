@@ -181,7 +181,7 @@ def left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         if record.number % 3 == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(remote, "check_file", lambda *_: iter(()))
+    monkeypatch.setattr(remote, "check", lambda *_: iter(()))
     monkeypatch.setattr(kernels, "_rows", lambda *_: iter(()))
     for name, result in (("record", True), ("validate", 0), ("show", 0)):
         monkeypatch.setattr(certifying.Certifying, name, lambda *_, result=result: result)

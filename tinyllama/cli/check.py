@@ -1,4 +1,4 @@
-"""``tinyllama check``: every check on an op or a provider that a file declares.
+"""``tinyllama check``: every check on an op or a provider, of a file or by its name.
 
 torch is imported by the command, not here, so that ``--help`` is quick.
 """
@@ -28,15 +28,17 @@ Found = dict[str, list["Finding"]]  # findings by provider
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
-    check = subparsers.add_parser("check", help="check an op or a provider that a file declares")
+    check = subparsers.add_parser("check", help="check an op or a provider")
     check.description = (
         "Run every correctness, gradient, layout, memory, determinism and resource check on what "
-        "a Python file declares: an op with its providers, or a provider for an op of the tree. "
-        "Each check has a verdict, with the smallest case that fails. Exit status 0 when all "
-        "hold, 1 when one does not."
+        "a Python file declares (an op with its providers, or a provider for an op of the tree), "
+        "or on an op of the tree or of an installed package. Each check has a verdict, with the "
+        "smallest case that fails. Exit status 0 when all hold, 1 when one does not."
     )
     option = check.add_argument
-    option("file", type=file_path, metavar="FILE", help="a Python file with a declaration")
+    option("file", type=file_path, nargs="?", metavar="FILE", help="a Python file with an op")
+    option("--op", metavar="NAME", help="in place of FILE: an op of the tree or of a package")
+    option("--provider", metavar="NAME", help="only the provider of this name")
     option("--only", metavar="A,B", help="only these checks")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
@@ -49,24 +51,32 @@ def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
     from tinyllama.cli.summary import console
     from tinyllama.harness.correct.checks import CHECKS
-    from tinyllama.harness.correct.checks.remote import check_file
+    from tinyllama.harness.correct.checks.remote import Asked, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 
+    if (args.file is None) == (args.op is None):
+        raise UsageError("name either a file or an op: FILE, or --op NAME")
     only = args.only.split(",") if args.only else list(CHECKS)
     check_known("--only", only, CHECKS)
     check_writable(args.json, "--json")
     check_writable(args.junit, "--junit")
-    check_apart(("FILE", args.file), ("--json", args.json), ("--junit", args.junit))
+    files = [] if args.file is None else [("FILE", args.file)]
+    check_apart(*files, ("--json", args.json), ("--junit", args.junit))
     device = usable_device(args.device)
     out = console(sys.stdout)
     found: Found = {}
+    file = None if args.file is None else str(args.file)
+    asked = Asked(PACKAGE, file, args.op, args.provider, str(device), args.seed)
     try:
-        for provider, findings in check_file(PACKAGE, str(args.file), str(device), args.seed, only):
+        for provider, findings in check(asked, only):
             found[provider] = findings
             out.print(_table(provider, findings))
     except WorkerError as error:
-        raise UsageError(f"{place(args.file, error.details)}{error}") from error
+        if error.raised(UsageError):
+            raise UsageError(str(error).partition(": ")[2]) from error
+        where = "" if file is None else place(file, error.details)
+        raise UsageError(f"{where}{error}") from error
     if not found:
         raise UsageError(f"{str(args.file)!r} declares no op and no provider: see docs/CHECK.md")
     data = {name: [one.as_dict() for one in findings] for name, findings in found.items()}

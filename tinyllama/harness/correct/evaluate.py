@@ -181,7 +181,7 @@ def evaluate(
     _assert_untouched(op, args, before, "forward")
     results = _named_outputs(op, outputs, args)
     if op.differentiable:
-        results.update(_gradients(op, results, args, inputs))
+        results.update(backward_pass(op, results, args, inputs))
         kept = {name: old for name, old in before.items() if name not in overwrites}
         _assert_untouched(op, args, kept, "backward")
     for fresh in inputs.fresh:
@@ -196,9 +196,10 @@ def is_gradient(name: str) -> bool:
     return name.startswith("grad ")
 
 
-def _gradients(
+def backward_pass(
     op: Op, results: Mapping[str, torch.Tensor], args: Leaves, inputs: Inputs
 ) -> dict[str, torch.Tensor]:
+    """The gradients by name, ``"grad x"``; raises as `evaluate` does."""
     given = {name: g for name, g in inputs.upstream.items() if g is not None}
     detached = sorted(name for name in given if not results[name].requires_grad)
     if detached:

@@ -67,9 +67,10 @@ class Registry(Mapping[str, Op]):
 def discover(package: str, *, plugins: bool = True) -> Registry:
     """The ops of every module in a package, then those of installed plugins.
 
-    A plugin names a module in the entry point group ``tinyllama.ops``; importing it may
-    also register providers on ops that exist. Kernels under ``triton.jit`` are adopted, as in
-    `load_file`; those of a module that was imported before stay what they were.
+    A plugin names a module, or an op in it, in the entry point group ``tinyllama.ops``: all ops of
+    that module are found, and importing it may also register providers on ops that exist. Kernels
+    under ``triton.jit`` are adopted, as in `load_file`; those of a module that was imported before
+    stay what they were.
     """
     registry = Registry()
     root = importlib.import_module(package)
@@ -77,7 +78,7 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
         _refuse_loose_data(Path(folder))
     names = sorted(found.name for found in pkgutil.iter_modules(root.__path__, f"{package}."))
     if plugins:
-        names += [point.value for point in entry_points(group=ENTRY_POINTS)]
+        names += [point.module for point in entry_points(group=ENTRY_POINTS)]
     for name in names:
         with adopted():
             module = importlib.import_module(name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from tinyllama.harness.correct.checks import accuracy, calls, compiling, frameworks, guards
+from tinyllama.harness.correct.checks.crash import crashed
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
     Finding,
@@ -79,8 +80,7 @@ def _finding(name: str, check: Callable[[Candidate], Problem], candidate: Candid
     except AssertionError as error:
         return Finding(name, Outcome.FAILED, message=str(error))
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return Finding(name, Outcome.CRASHED, message=text)
+        return crashed(name, error, candidate)
     if problem is None:
         return Finding(name, Outcome.PASSED)
     case, message = problem

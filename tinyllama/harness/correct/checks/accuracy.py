@@ -1,18 +1,26 @@
 """Results on every case that follows from the declaration, each fault under its own name.
 
 All cases run on poisoned memory, and `tinyllama.harness.correct.compare` judges their results.
-Varied inputs are tried only where the plain cases are right, so that one fault has one name.
+Where a fault ends a call, the rest is compared with that fault worked around (the forward pass
+alone, copies of inputs), or is BLOCKED: nothing passes that was not compared. Varied inputs are
+tried only where the plain cases are right, so that one fault has one name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.crash import crashed, in_backward
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
-from tinyllama.harness.correct.evaluate import ChangedInputError, GradientError, is_gradient
+from tinyllama.harness.correct.evaluate import (
+    ChangedInputError,
+    GradientError,
+    is_gradient,
+)
 from tinyllama.harness.correct.poison import PoisonedMemory
 
 # In the order in which they are tried: each one assumes that those before it pass.
@@ -34,8 +42,10 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
         tried |= {OUTPUTS, UNWRITTEN, TOUCHED}
         tried |= {GRADIENTS} if candidate.op.differentiable else set()
         for finding in _faults(candidate, case):
-            found.setdefault(finding.check, finding)
-        if tried & set(only) <= set(found):
+            if finding.check not in found or found[finding.check].outcome is Outcome.BLOCKED:
+                found[finding.check] = finding
+        failed = {name for name, one in found.items() if one.outcome is not Outcome.BLOCKED}
+        if tried & set(only) <= failed:
             break  # each check that is asked for has failed already
     blocked = next((found[name] for name in PLAIN if name in found), None)
     for case in (case for case in cases if case.varied):
@@ -80,12 +90,10 @@ def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
     try:
         results = candidate.results(inputs, PoisonedMemory())
         wrong = candidate.wrong(case, results, inputs)
-    except AssertionError as error:
-        yield Finding(_check_of(error), Outcome.FAILED, str(case), str(error))
-        return
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        yield Finding(OUTPUTS, Outcome.CRASHED, str(case), text.partition("\n")[0])
+        first = _ended_by(candidate, case, error)
+        yield first
+        yield from _behind(candidate, case, first)
         return
     with_nan = [one.name for one in wrong if results[one.name].isnan().any()]
     if with_nan:
@@ -94,18 +102,38 @@ def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
             where = ", ".join(f"{name} ({_nan_places(results[name])})" for name in with_nan)
             text = f"never written, or read before: {where}"
             yield Finding(UNWRITTEN, Outcome.FAILED, str(case), text)
-            return
+            wrong = candidate.wrong(case, again, inputs)
     for check in (OUTPUTS, GRADIENTS):
         texts = [str(one) for one in wrong if is_gradient(one.name) == (check == GRADIENTS)]
         if texts:
             yield Finding(check, Outcome.FAILED, str(case), "; ".join(texts))
 
 
-def _check_of(error: AssertionError) -> str:
-    """The check that an error of a call belongs to; a candidate's own assertions are of outputs."""
+def _ended_by(candidate: Candidate, case: OpCase, error: Exception) -> Finding:
+    """The fault that an error of a call is."""
     if isinstance(error, ChangedInputError):
-        return TOUCHED
-    return GRADIENTS if isinstance(error, GradientError) else OUTPUTS
+        return Finding(TOUCHED, Outcome.FAILED, str(case), str(error))
+    of_gradients = isinstance(error, GradientError) or in_backward(error)
+    check = GRADIENTS if of_gradients and candidate.op.differentiable else OUTPUTS
+    if isinstance(error, AssertionError):
+        return Finding(check, Outcome.FAILED, str(case), str(error))
+    return crashed(check, error, candidate, str(case))
+
+
+def _behind(candidate: Candidate, case: OpCase, first: Finding) -> Iterator[Finding]:
+    """What else is wrong in a case that a first fault ended, and what cannot be known there."""
+    if first.check == TOUCHED:
+        yield from _faults(candidate.shielded(), case)
+        return
+    unknown = [UNWRITTEN, TOUCHED]
+    if first.check == GRADIENTS:
+        forward = candidate.forward_only()
+        yield from _faults(forward, replace(case, op=forward.op))
+    else:
+        unknown.append(GRADIENTS)
+    for check in unknown:
+        text = f"not compared, since {first.check} ended the call: {first.message}"
+        yield Finding(check, Outcome.BLOCKED, first.case, text)
 
 
 def _nan_places(result: torch.Tensor) -> str:

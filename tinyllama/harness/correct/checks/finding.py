@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.compare import SLACK, Comparison
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, evaluate, shapes_of
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Case, Op, Provider
 from tinyllama.harness.machine.device import cannot
 
@@ -23,7 +26,7 @@ class Outcome(enum.Enum):
 
     PASSED. FAILED: a result is wrong, and the message names it. CRASHED: the candidate raised an
     error. UNSUPPORTED: the check cannot be made here, or the candidate does not claim to cover it.
-    BLOCKED: a check that comes before this one has failed.
+    BLOCKED: it was not tried, since what it needs has failed; the message says what.
     """
 
     PASSED = "passed"
@@ -39,12 +42,14 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer of one check. case: the smallest that shows the fault; message: what was seen."""
+    """The answer of one check. case: the smallest that shows the fault; message: what was seen;
+    traceback: of a crash."""
 
     check: str
     outcome: Outcome
     case: str = ""
     message: str = ""
+    traceback: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """As plain data, with the outcome as a word."""
@@ -116,6 +121,29 @@ class Candidate:
     def interpreted(self) -> bool:
         """Whether its kernels are interpreted on this device."""
         return self.device.type == "cpu" and "triton" in self.provider.requires
+
+    def forward_only(self) -> Candidate:
+        """The same, of which no gradient is asked."""
+        op = copy.copy(self.op)
+        op.inputs = {name: replace(one, grad=False) for name, one in op.inputs.items()}
+        return replace(self, op=op)
+
+    def shielded(self) -> Candidate:
+        """The same on copies of inputs and upstream gradients, which it may change unseen."""
+        call, names, mutated = self.provider.call, list(self.op.inputs), self.op.mutated
+
+        def shield(name: str, value: Any) -> Any:
+            if isinstance(value, list):
+                return [shield(name, one) for one in value]
+            return value if name in mutated else value.clone()
+
+        def shielded(*args: Any, **params: Any) -> Any:
+            outputs = call(*map(shield, names, args), **params)
+            if mutated:
+                return outputs
+            return tuple(one * 1 if one.requires_grad else one for one in several(outputs))
+
+        return replace(self, provider=replace(self.provider, call=shielded))
 
     def missing(self) -> str | None:
         """Why the provider cannot run on the device; None when it can."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.checks.finding import Candidate
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied
 from tinyllama.harness.declare.autograd import several
 
 
@@ -50,7 +50,10 @@ class Graph:
     def gradients(
         self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
     ) -> dict[str, torch.Tensor]:
-        """Gradients by input name; ``change`` is applied to each upstream gradient first."""
+        """Gradients by input name; ``change`` is applied to each upstream gradient first.
+
+        Raises GradientError for one that is missing: nothing else about it can be compared.
+        """
         found = torch.autograd.grad(
             [self.outputs[name] for name in self.upstream],
             [self.args[name] for name in self.op.differentiable],
@@ -62,4 +65,7 @@ class Graph:
             allow_unused=True,
         )
         named = zip(self.op.differentiable, found, strict=True)
-        return {name: gradient.clone() for name, gradient in named if gradient is not None}
+        gradients = {name: gradient for name, gradient in named if gradient is not None}
+        if missing := sorted(set(self.op.differentiable) - set(gradients)):
+            raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
+        return {name: gradient.clone() for name, gradient in gradients.items()}

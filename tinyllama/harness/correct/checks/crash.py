@@ -1,0 +1,93 @@
+"""What an exception of a candidate says: the author's file and line, and whose limit it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
+from tinyllama.harness.correct.evaluate import backward_pass
+from tinyllama.harness.correct.launched import launches_of
+from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
+
+_REFUSAL = "InterpreterError"  # of triton.runtime.errors: what it raises for any error of a kernel
+_HARNESS = __name__.partition(".correct.")[0]
+_OTHERS = {"torch", "triton", "numpy", *sys.stdlib_module_names}  # machinery that is no candidate's
+
+
+def crashed(check: str, error: Exception, candidate: Candidate, case: str = "") -> Finding:
+    """CRASHED, or BLOCKED where Triton's interpreter refused a kernel that compiles. The message
+    begins with the author's file and line; the finding has the traceback."""
+    shown = list(_chain(error))[-1] if type(error).__name__ == _REFUSAL else error
+    first = (str(shown).strip().splitlines() or ["no message"])[0]
+    text = f"{place(error)}{type(shown).__name__}: {first}"
+    details = "".join(traceback.format_exception(error))
+    chip = _compiles_for(candidate) if _refused_by_interpreter(error) else None
+    if chip is None:
+        return Finding(check, Outcome.CRASHED, case, text, details)
+    text = f"Triton's interpreter refuses what compiles for {chip}; check it on a GPU. {text}"
+    return Finding(check, Outcome.BLOCKED, case, text, details)
+
+
+def place(error: BaseException) -> str:
+    """``FILE:LINE: `` of the author's code that raised; empty where none of it was running.
+
+    An error that another one caused names the place of its cause.
+    """
+    for one in reversed(list(_chain(error))):
+        for code, line, module in reversed(list(_frames(one.__traceback__))):
+            top = module.partition(".")[0]
+            ours = module == _HARNESS or module.startswith(f"{_HARNESS}.")
+            if not (ours or top in _OTHERS or code.startswith("<")):
+                return f"{code}:{line}: "
+    return ""
+
+
+def place_in(details: str, file: str) -> str:
+    """``FILE:LINE: `` of the innermost line of a file in the traceback of a process that ended."""
+    fatal = "(most recent call first)" in details
+    lines = re.findall(rf'^ *File "{re.escape(file)}", line (\d+)', details, re.MULTILINE)
+    return f"{file}:{lines[0 if fatal else -1]}: " if lines else ""
+
+
+def in_backward(error: BaseException) -> bool:
+    """Whether it was raised in the backward pass of a call of `evaluate`."""
+    walked = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is backward_pass.__code__ for frame, _ in walked)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int, str]]:
+    for frame, line in traceback.walk_tb(trace):
+        yield frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", ""))
+
+
+def _refused_by_interpreter(error: Exception) -> bool:
+    """Whether an interpreted kernel raised something other than an assertion."""
+    chain = list(_chain(error))
+    asserted = any(isinstance(one, AssertionError) for one in chain)
+    return not asserted and any(type(one).__name__ == _REFUSAL for one in chain)
+
+
+def _compiles_for(candidate: Candidate) -> str | None:
+    """A chip that all kernels of the smallest case compile for; None where there is none."""
+    case = candidate.smallest()
+    chip = next((name for name in CHIPS if not lacking(name)), None)
+    try:
+        if chip is None:
+            return None
+        op, provider = candidate.op, candidate.provider
+        for launch in launches_of(op, provider, case.case, case.dtype, chip=chip):
+            compile_launch(launch, chip)
+    except Exception:  # then the crash is the kernel's own
+        return None
+    return chip
