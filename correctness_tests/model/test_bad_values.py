@@ -21,7 +21,8 @@ from tinyllama.ops import OPS
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--num-heads 7", "hidden_dim 128 does not divide by num_heads 7: change one of them"),
+        ("--num-heads 6", "hidden_dim 128 does not divide by num_heads 6: change one of them"),
+        ("--num-heads 7", "--num-heads 7 is odd: give --num-kv-heads, a divisor of it"),
         ("--num-kv-heads 3", "num_heads 4 does not divide by num_kv_heads 3: change one of them"),
         ("--seq-len 0", "seq_len is 0: use a whole number from 1 to 2147483647"),
         ("--batch-size -1", "batch_size is -1: use a whole number from 1 to 2147483647"),

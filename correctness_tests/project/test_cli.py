@@ -99,6 +99,33 @@ def test_options_override_the_preset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "heads"),
+    [
+        (["--num-heads", "16", "--hidden-dim", "1024"], (16, 8)),  # the documents' medium
+        (["--num-heads", "16", "--num-kv-heads", "4"], (16, 4)),
+        (["--preset", "large"], (32, 8)),
+        (["--preset", "large", "--num-heads", "16"], (16, 8)),
+        (["--num-heads", "3", "--num-kv-heads", "1", "--hidden-dim", "48"], (3, 1)),
+    ],
+)
+def test_key_heads_are_half_of_the_heads_that_are_given(
+    options: list[str], heads: tuple[int, int]
+) -> None:
+    model, _ = train.settings(cli.parser().parse_args(["train", *options]), None)
+    assert (model.num_heads, model.num_kv_heads) == heads
+
+
+def test_a_resumed_run_keeps_its_key_heads(tmp_path: Path) -> None:
+    shape = ["--hidden-dim", "48", "--num-layers", "1", "--num-heads", "6", "--num-kv-heads", "2"]
+    saved = str(tmp_path / "run.safetensors")
+    record_of(tmp_path / "one.json", *shape, "--save", saved)
+    model, _ = train.settings(
+        cli.parser().parse_args(["train", "--resume", saved]), checkpoint.load(Path(saved))
+    )
+    assert (model.num_heads, model.num_kv_heads) == (6, 2)
+
+
+@pytest.mark.parametrize(
     ("options", "precision"),
     [
         ([], "fp32"),

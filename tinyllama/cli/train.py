@@ -76,7 +76,7 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
     option("--hidden-dim", type=whole, metavar="D", help=f"default {model.hidden_dim}")
     option("--num-layers", type=whole, metavar="L", help=f"default {model.num_layers}")
     option("--num-heads", type=whole, metavar="H", help=f"default {model.num_heads}")
-    option("--num-kv-heads", type=whole, metavar="G", help=f"default {model.num_kv_heads}")
+    option("--num-kv-heads", type=whole, metavar="G", help="default half of the heads")
     option("--batch-size", type=whole, metavar="B", help=f"default {config.batch_size}")
     option(
         "--accumulate",
@@ -170,9 +170,18 @@ def settings(
                 f"--use-amp means --precision bf16, and --precision is {args.precision}: remove one"
             )
         given["precision"] = "bf16"
+    if resumed is None and args.num_heads is not None and args.num_kv_heads is None:
+        given["num_kv_heads"] = _half(args.num_heads)
     if args.max_grad_norm == "none":
         given["max_grad_norm"] = None
     return _with(model, given), _with(train, given)
+
+
+def _half(heads: int) -> int:
+    """The key and value heads of so many query heads, as the documented program has them."""
+    if heads % 2:
+        raise UsageError(f"--num-heads {heads} is odd: give --num-kv-heads, a divisor of it")
+    return heads // 2
 
 
 def _with(config: Config, given: dict[str, Any]) -> Config:

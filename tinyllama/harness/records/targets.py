@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -251,10 +252,13 @@ def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
             raise TargetError(f"{where}: {name} is {value!r}: use {wrong}")
     if ("at_least" in table) == ("at_most" in table):
         raise TargetError(f"{where}: give at_least or at_most, and not both")
-    bound = table.get("at_least", table.get("at_most"))
+    way = "at_least" if "at_least" in table else "at_most"
+    bound = _in_bytes(table[way]) if str(table.get("metric")).endswith("bytes") else table[way]
     number = isinstance(bound, (int, float)) and not isinstance(bound, bool)
     if not number or not math.isfinite(bound) or bound <= 0:
-        raise TargetError(f"{where}: its bound is {bound!r}: use a number above 0")
+        raise TargetError(
+            f"{where}: its bound is {bound!r}: use a number above 0, or of bytes '522.3 MiB'"
+        )
     if table["metric"] not in kind.METRICS:
         raise TargetError(
             f"{where}: unknown metric {table['metric']!r}: use {', '.join(kind.METRICS)}"
@@ -268,7 +272,13 @@ def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
     lists = {name: _listed(table[name]) for name in kind.LISTS if name in table}
     # A documented claim is shown; it is asserted only where that is said.
     asserted = {"asserted": table.get("asserted", not table.get("documented", False))}
-    return kind(**{**table, **lists, **asserted})
+    return kind(**{**table, way: bound, **lists, **asserted})
+
+
+def _in_bytes(bound: Any) -> Any:
+    """A bound in bytes, of a text such as ``522.3 MiB``; anything else as it is."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) MiB", bound) if isinstance(bound, str) else None
+    return bound if match is None else float(match[1]) * 2**20
 
 
 def _mistyped(name: str, value: Any, several: str | None) -> str | None:
