@@ -161,6 +161,18 @@ def test_leading_axes_are_compiled_as_they_are_called(
         assert_rounded(one.reshape(exact.shape), exact, 8)
 
 
+def test_leading_axes_of_a_sum_and_its_norm_are_compiled_too(device: torch.device) -> None:
+    given = [randn(2, 3, 1, 24, device=device, seed=seed) for seed in range(4)]
+    weight, call = randn(24, device=device, seed=4), add_rms_norm["triton"].call
+    found = []
+    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_() for x in (*given[:2], weight)]
+        results = function(*leaves)
+        found.append([*results, *torch.autograd.grad(results, leaves, given[2:])])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert [x.shape for x in found[0][:2]] == [given[0].shape] * 2
+
+
 def test_one_gradient_for_two_inputs_can_be_accumulated_apart(device: torch.device) -> None:
     """x and residual get one tensor; what autograd adds to one of them may not reach the other."""
     x, residual = (randn(2, 3, 16, device=device, seed=s).requires_grad_() for s in (0, 1))

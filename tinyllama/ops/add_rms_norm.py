@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Named, Needs, SomeGrads
 from tinyllama.harness.declare.values import normal, scaled_rows
-from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.layout import as_rows, contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops import rms_norm as rms_norm_file
 from tinyllama.ops.rms_norm.kernels import (
@@ -34,6 +34,8 @@ add_rms_norm = Op(
     },
     params={"eps": 1e-5},
     outputs={"y": "B T D", "sum": "B T D"},
+    leading=("B", "T"),
+    instead=rms_norm_file.rms_norm.instead,
     cases=[
         Case(B=2, T=5, D=64),
         Case(B=1, T=1, D=128, why="one row"),
@@ -41,6 +43,9 @@ add_rms_norm = Op(
         Case(B=1, T=300, D=16, why="many rows: the weight gradient's reduction"),
         Case(B=1, T=41, D=512, why="prefetched tiles, more of them than programs"),
         Case(B=2, T=3, D=64, params={"eps": 0.5}, why="epsilon that dominates"),
+        Case(B=(2, 3), T=4, D=40, why="more leading axes"),
+        Case(B=(), T=6, D=48, why="a matrix"),
+        Case(B=(), T=(), D=72, why="a vector"),
     ],
     timed=[Case(B=4, T=64, D=128), Case(B=8, T=128, D=512), Case(B=8, T=4096, D=4096)],
     extremes={
@@ -63,7 +68,7 @@ add_rms_norm = Op(
 def eager(
     x_BTD: torch.Tensor, residual_BTD: torch.Tensor, weight_D: torch.Tensor, eps: float = 1e-5
 ) -> Pair:
-    """x, residual (B T D), weight (D) -> y, sum (B T D)."""
+    """x, residual (... D), weight (D) -> y, sum (... D)."""
     total_BTD = x_BTD + residual_BTD
     return rms_norm_file.eager(total_BTD, weight_D, eps), total_BTD
 
@@ -128,7 +133,7 @@ class Triton:
     def forward(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, ...]:
-        x_ND, residual_ND = (contiguous(t).flatten(0, 1) for t in (x, residual))
+        x_ND, residual_ND = (as_rows(contiguous(t)) for t in (x, residual))
         y_ND, sum_ND, rstd_N = add_norm_forward(
             x_ND, residual_ND, weight, eps, _norm_dtype(x, residual)
         )
@@ -150,10 +155,10 @@ class Triton:
             assert dsum is not None  # without any gradient autograd does not call this
             found = {name: dsum.to(dtype) for name, dtype in dtypes.items()}
             return {**found, "weight": torch.zeros_like(weight)}
-        dy_ND, sum_ND = contiguous(dy).flatten(0, 1), total.flatten(0, 1)
-        dsum_ND = None if dsum is None else contiguous(dsum).flatten(0, 1)
+        dy_ND, sum_ND = as_rows(contiguous(dy)), as_rows(total)
+        dsum_ND = None if dsum is None else as_rows(contiguous(dsum))
         made = {dtype: torch.empty_like(total, dtype=dtype) for dtype in dtypes.values()}
-        dx_ND, low_ND = [*(dx.flatten(0, 1) for dx in made.values()), None, None][:2]
+        dx_ND, low_ND = [*map(as_rows, made.values()), None, None][:2]
         partials = new_partials(sum_ND) if "weight" in needs else None
         launch_backward(dy_ND, sum_ND, weight, saved["rstd"], dsum_ND, dx_ND, low_ND, partials)
         # One tensor for both inputs, as torch's own addition returns it: autograd counts who holds
