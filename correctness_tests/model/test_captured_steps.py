@@ -103,11 +103,12 @@ def test_weights_and_state_that_are_loaded_show(
         expected = losses(fresh, *numbers)
 
         stored.restore(step)
-        assert losses(step, *numbers) == pytest.approx(expected, rel=1e-6)
+        rel = 1e-6 if device.type == "cpu" else {"fp32": 1e-5, "bf16": 1e-4}[precision]
+        assert losses(step, *numbers) == pytest.approx(expected, rel=rel)
         if slow_steps(tier, device):
             return
         step.model.load_state_dict(weights)
-        assert losses(step, 6) == pytest.approx(expected[:1], rel=1e-6)
+        assert losses(step, 6) == pytest.approx(expected[:1], rel=rel)
 
 
 def test_what_a_graph_would_freeze_is_not_captured(device: torch.device) -> None:
