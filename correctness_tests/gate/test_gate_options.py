@@ -186,12 +186,12 @@ def test_an_interpreter_that_is_not_there_is_refused(gated: GatedSuite, tmp_path
 # -- files ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["nowhere/out.json", "results"])
+@pytest.mark.parametrize("name", ["nowhere/out.json", "results", "x" * 256, "/proc/out.json"])
 def test_a_report_that_cannot_be_written_is_refused_at_once(gated: GatedSuite, name: str) -> None:
     (gated.path / "results").mkdir()
     found = gated.run("--gate-json", name)
     assert found.ret == USAGE
-    lines(found, f"--gate-json .*{name}: ")
+    lines(found, f"--gate-json .*{name}'(:| is a folder:| cannot be written:)")
     assert gated.script.launches == 0
 
 

@@ -37,7 +37,7 @@ def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
     from tinyllama.bench.targets import OF_STEPS
     from tinyllama.harness.gate.certificates import certificates
-    from tinyllama.harness.machine.files import check_apart, check_writable, write_whole
+    from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
     from tinyllama.harness.page import render
     from tinyllama.harness.records import history
     from tinyllama.harness.records.report import latest, markdown, terminal
@@ -62,12 +62,12 @@ def report(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write("\n".join([*terminal(shown), "", _claims(records), ""]))
     if aside:
-        write_whole(aside, lambda part: part.write_text(text, encoding="utf-8"))
+        replace_text(aside, text)
     try:
         page = render(records, OF_STEPS, certificates=certified)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    write_whole(args.html, lambda part: part.write_text(page, encoding="utf-8"))
+    replace_text(args.html, page)
     print(f"page: {args.html.resolve()}", file=sys.stderr)
     return 0
 

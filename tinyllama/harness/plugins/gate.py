@@ -22,7 +22,8 @@ from tinyllama.harness.gate.comparison import Request, prepared
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
-from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_writable, replace_text
 from tinyllama.harness.plugins.benchmarks import check_measuring
 from tinyllama.harness.plugins.recording import report_verdict
 from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
@@ -145,10 +146,10 @@ class Gating:
         self.config = config
         self.device = worker_device(config)
         self.json = Path(option.gate_json) if option.gate_json else None
-        if self.json and not self.json.parent.is_dir():
-            raise pytest.UsageError(f"--gate-json {self.json}: no such folder; make it first")
-        if self.json and self.json.exists() and not self.json.is_file():
-            raise pytest.UsageError(f"--gate-json {self.json}: not a regular file; name one")
+        try:
+            check_writable(self.json, "--gate-json")
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
         if self.json:
             self.json.unlink(missing_ok=True)  # else it could be taken for this run's
         try:
