@@ -136,6 +136,29 @@ def test_compiled_and_eager_agree() -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+def test_a_provider_has_the_compilers_limit_to_itself() -> None:
+    """The compiler counts how often one code object was compiled, and raises past a limit."""
+    op = Op("compiled_apart", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)])
+    op.reference(lambda x: 2 * x)
+
+    class Twice:
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+            return {"x": 2 * grads[0]}
+
+    for name in ("one", "other"):
+        op.provider(name)(Twice)
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for name in ("one", "other"):
+            call = torch.compile(op[name].call, fullgraph=True, backend="eager")
+            assert torch.equal(call(torch.ones(3, 8)), torch.full((3, 8), 2.0))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_input_is_read_as_its_provider_asks_and_copied_once(compiled: bool) -> None:
     """Compiled, each pass copies: what the compiler keeps is the input."""

@@ -16,6 +16,7 @@ from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import Inputs, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import OPS
 
 pytest.importorskip("triton")
@@ -85,28 +86,96 @@ UNFIT = {
     ("name", "sizes"), [(name, sizes) for name, several in UNFIT.items() for sizes in several]
 )
 def test_sizes_that_do_not_fit_are_one_error(name: str, sizes: dict[str, int]) -> None:
-    """By the op, and by each provider with kernels before any is launched."""
     op = OPS[name]
     case = op.cases[0].resized(**sizes)
     inputs = OpCase(op, op["eager"], case, torch.float32).inputs()
-    args = list(inputs.args.values())
-    for provider in op.providers.values():
-        if "triton" in provider.requires:
-            with pytest.raises((ValueError, RuntimeError)):
-                provider.call(*args, **{**op.params, **inputs.params})
-    with pytest.raises(ValueError, match=rf"{name}: "):
-        op(*args)
+    for call in (op, *(p for p in op.providers.values() if "triton" in p.requires)):
+        refused(call, inputs, inputs.args, rf"{name}: ")
 
 
-@pytest.mark.parametrize("tokens", [4, 6, 0])
-def test_tables_of_another_length_are_one_error(tokens: int) -> None:
-    op = OPS["rope"]
+def refused(call: Any, inputs: Inputs, args: dict[str, Any], said: str) -> None:
+    """One clear error, and not one kernel launched."""
+    with recorded() as launches, pytest.raises(ValueError, match=said):
+        call(*args.values(), **inputs.params)
+    assert not launches
+
+
+def accepted(op: Op, provider: Provider) -> Inputs:
+    """Right inputs, with which the provider was called: what it remembers may not let wrong ones
+    pass."""
+    inputs = OpCase(op, provider, op.cases[0], torch.float32).inputs()
+    with recorded():
+        provider.call(*inputs.args.values(), **inputs.params)
+    return inputs
+
+
+@pytest.mark.parametrize(("op", "provider"), KERNELS, ids=ids)
+def test_an_axis_that_differs_from_another_inputs_is_one_error(op: Op, provider: Provider) -> None:
+    """Each axis that two inputs share: longer, shorter, and one that would be broadcast."""
+    inputs = accepted(op, provider)
+    shared = [axis for declared in op.inputs.values() for axis in {*declared.axes}]
+    for name, declared in op.inputs.items():
+        for at, axis in enumerate(declared.axes):
+            if shared.count(axis) < 2:
+                continue
+            value = inputs.args[name]
+            for change in (resized_by(1), resized_by(-1), lambda x, at: x.narrow(at, 0, 1)):
+                other = [change(value[0], at), *value[1:]] if declared.many else change(value, at)
+                refused(provider.call, inputs, {**inputs.args, name: other}, op.name)
+
+
+def resized_by(more: int) -> Any:
+    """A function that appends to an axis, or takes from it."""
+
+    def change(x: torch.Tensor, at: int) -> torch.Tensor:
+        if more < 0:
+            return x.narrow(at, 0, x.shape[at] + more)
+        return torch.cat([x, x.narrow(at, 0, more)], at)
+
+    return change
+
+
+@pytest.mark.parametrize(("op", "provider"), KERNELS, ids=ids)
+def test_another_number_of_axes_or_inputs_is_one_error(op: Op, provider: Provider) -> None:
+    if op.mutated:
+        pytest.skip("it takes parameters of any shape")
+    inputs = accepted(op, provider)
+    fewer = dict(list(inputs.args.items())[:-1])
+    for args in (fewer, {**inputs.args, "one more": 1e-5}):
+        refused(provider.call, inputs, args, f"{op.name} takes {len(op.inputs)} tensor")
+    with pytest.raises(ValueError, match=f"{op.name} has no parameter 'nonsense'"):
+        provider.call(*inputs.args.values(), **inputs.params, nonsense=1)
+    for name, value in inputs.args.items():
+        for other in (value[..., None], None):
+            refused(provider.call, inputs, {**inputs.args, name: other}, f"{op.name}: ")
+
+
+# -- devices --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "provider"), KERNELS, ids=ids)
+def test_an_input_on_another_device_is_one_error(op: Op, provider: Provider) -> None:
+    """By the provider and by the op, before the first of several kernels is launched."""
+    if len(op.inputs) == 1:
+        pytest.skip("it has one input")
+    inputs = accepted(op, provider)
+    for name, declared in op.inputs.items():
+        value = inputs.args[name]
+        away = [value[0].to("meta"), *value[1:]] if declared.many else value.to("meta")
+        args = {**inputs.args, name: away}
+        refused(provider.call, inputs, args, rf"{op.name}: .* (device|on meta)")
+        if declared.axes:
+            refused(op, inputs, args, rf"{op.name}: .* on (meta|cpu): move them to one device")
+
+
+def test_a_state_on_another_device_than_its_step_is_one_error() -> None:
+    op = OPS["adamw"]
     inputs = OpCase(op, op["triton"], op.cases[0], torch.float32).inputs()
-    q, k, cos, sin = inputs.args.values()
-    tables = [table[:1].repeat(tokens, 1) for table in (cos, sin)]
-    for call in (op["triton"].call, op):
-        with pytest.raises(ValueError, match=r"tables of shape|T = "):
-            call(q, k, *tables)
+    lists = {
+        name: [x.to("meta") for x in value] if op.inputs[name].many else value
+        for name, value in inputs.args.items()
+    }
+    refused(op["triton"].call, inputs, lists, "adamw: tensors of param differ .* from step")
 
 
 BAD = [
@@ -144,17 +213,15 @@ def test_another_dtype_is_refused_by_name(op: Op, provider: Provider, dtype: tor
     def cast(value: Any) -> Any:
         return [x.to(dtype) for x in value] if isinstance(value, list) else value.to(dtype)
 
-    inputs = OpCase(op, provider, op.cases[0], torch.float32).inputs()
+    inputs = accepted(op, provider)
     args = [
         cast(value) if op.inputs[name].dtype is None else value
         for name, value in inputs.args.items()
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # torch's own products, ahead of a kernel, know no Bool either.
-        said = rf"has dtype {dtype}: use .*float32|not implemented for 'Bool'"
-        with pytest.raises((ValueError, NotImplementedError), match=said):
-            provider.call(*args, **{**op.params, **inputs.params})
+        warnings.simplefilter("ignore")  # complex to real
+        said = rf"{op.name}.*: \w+ has dtype {dtype}: use .*float32"
+        refused(provider.call, inputs, dict(zip(op.inputs, args, strict=True)), said)
 
 
 MIXED = [

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.specs import FLOATS, DeclarationError, Signature, flat
+from tinyllama.harness.declare.specs import DeclarationError, Signature, flat
 from tinyllama.harness.kernels.precision import compute_dtype
 
 # What a backward takes and returns; gradients of several outputs are `SomeGrads`.
@@ -58,7 +58,6 @@ class Derived:
     backward: Callable[..., Mapping[str, torch.Tensor | None]]
     keep: tuple[str, ...]
     saved: dict[str, Any]
-    dtypes: tuple[torch.dtype, ...]
     reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,7 +65,6 @@ class Derived:
 
     def call(self, *args: Any, **params: Any) -> Any:
         params = {**self.op.params, **params}
-        self.check_dtypes(args)
         if torch.compiler.is_compiling():
             outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
             outputs = outputs[: len(self.op.outputs)]
@@ -161,16 +159,6 @@ class Derived:
         forward.register_autograd(autograd_backward, setup_context=setup_context)
         return forward
 
-    def check_dtypes(self, args: Sequence[Any]) -> None:
-        """Raise ValueError for an input of a dtype that the kernels do not know."""
-        for (name, declared), arg in zip(self.op.inputs.items(), args, strict=False):
-            if declared.dtype is None and arg.dtype not in self.dtypes:
-                known = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
-                raise ValueError(
-                    f"{self.op.name}-{self.name}: {name} has dtype {arg.dtype}: use one of "
-                    f"{known}, or the provider 'eager'"
-                )
-
     # -- the provider's own code, called with positional arguments ---------------------------
 
     def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -259,13 +247,12 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
     saved = traits.pop("saved", {})
     keep = tuple(traits.pop("keep", ()))
     reads = traits.pop("reads", {})
-    dtypes = traits.get("dtypes", FLOATS)
     if unknown := sorted(set(reads) - set(op.inputs)):
         raise DeclarationError(
             f"op {op.name!r}: {name!r} reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
         )
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
-    return Derived(op, name, spread(forward), backward, keep, saved, dtypes, reads)
+    return Derived(op, name, spread(forward), backward, keep, saved, reads)
 
 
 def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:

@@ -7,6 +7,7 @@ reference, run in float64, is the oracle that all of them are held to.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -20,6 +21,7 @@ import torch
 
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Derived, derive
+from tinyllama.harness.declare.checked import checked, of_dtypes, on_one_device
 from tinyllama.harness.declare.offsets import Large, ManyPrograms, RowsApart
 from tinyllama.harness.declare.specs import (
     FLOATS,
@@ -168,6 +170,9 @@ class Op(Signature):
             if derived is not None:
                 traits.setdefault("double_backward", False)
             _check_signature(self, name, call if derived is None else derived.forward)
+            # An op in place takes lists of any shape, and its provider checks them.
+            if not self.mutated and (derived or "triton" in traits.get("requires", ())):
+                call = checked(functools.partial(self.check, provider=name), call)
             self.providers[name] = Provider(
                 self.name, name, call, derived=derived, module=module, **traits
             )
@@ -245,12 +250,29 @@ class Op(Signature):
     def __call__(self, *args: Any, provider: str = "eager", **params: Any) -> Any:
         """Run a provider on checked inputs.
 
-        Raises ValueError when a shape, a dtype or a parameter contradicts the declaration.
+        Raises ValueError when a shape, a dtype, a device or a parameter contradicts the
+        declaration.
         """
+        self.check(args, params)
+        return self[provider](*args, **params)
+
+    def check(
+        self, args: Sequence[Any], params: Mapping[str, Any], provider: str | None = None
+    ) -> None:
+        """Raise ValueError for arguments that contradict the declaration or each other, or that
+        the kernels of a provider do not know."""
         dims = self.check_arguments(args, params)
         if reason := self.fits({**dims, **self.params, **params}):
             raise ValueError(f"{self.name}: {reason}")
-        return self[provider](*args, **params)
+        tensors = [
+            (name, tensor)
+            for (name, declared), value in zip(self.inputs.items(), args, strict=True)
+            for tensor in (value if declared.many else [value])
+        ]
+        on_one_device(self.name, tensors)
+        if provider is not None:
+            usual = [(name, x) for name, x in tensors if self.inputs[name].dtype is None]
+            of_dtypes(f"{self.name}-{provider}", usual, self.providers[provider].dtypes)
 
     def check_arguments(self, args: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
         """Match arguments against the declaration and return the sizes of the dimensions."""

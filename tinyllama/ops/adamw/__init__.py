@@ -297,9 +297,10 @@ def _update(
             _elements(p, g, m, v, factors, offsets < size, rest1, beta2, rest2, eps)
 
 
-def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
+def _check(state: State, sizes: list[int]) -> None:
     """Raise ValueError for lists that do not match: the kernel does not check addresses."""
-    for name, given in tensors.items():
+    *lists, step, found_inf = state
+    for name, given in zip(State._fields, lists, strict=False):
         for one in given:
             if one.dtype not in SHORT:
                 raise ValueError(
@@ -308,10 +309,15 @@ def _check(tensors: dict[str, Tensors], sizes: list[int]) -> None:
                 )
         if [t.numel() for t in given] != sizes:
             raise ValueError(f"adamw: {name} has other sizes than param")
-        if len({t.dtype for t in given}) > 1 or any(
-            t.device != tensors["param"][0].device for t in given
-        ):
-            raise ValueError(f"adamw: tensors of {name} differ in dtype or device: update apart")
+        if len({t.dtype for t in given}) > 1 or any(t.device != step.device for t in given):
+            raise ValueError(
+                f"adamw: tensors of {name} differ in dtype, or from step in device: update apart"
+            )
+    if found_inf.device != step.device:
+        raise ValueError(
+            f"adamw: step is on {step.device} and found_inf on {found_inf.device}: move them to "
+            "one device"
+        )
 
 
 @adamw.provider("triton", requires=("triton",), large=(Large("P", "1"),))
@@ -326,10 +332,10 @@ def one_launch(
     rates = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if reason := impossible(rates):
         raise ValueError(f"adamw: {reason}")
+    sizes = [p.numel() for p in state.param]
+    _check(state, sizes)
     *lists, step, found_inf = state
     given = dict(zip(State._fields, lists, strict=False))
-    sizes = [p.numel() for p in state.param]
-    _check(given, sizes)
     factors = torch.empty(3, dtype=torch.float32, device=step.device)
     constants = {"BETA1": beta1, "BETA2": beta2, "LR_ON_DEVICE": isinstance(lr, torch.Tensor)}
     _advance[(1,)](step, found_inf, lr, weight_decay, factors, **constants, num_warps=1)

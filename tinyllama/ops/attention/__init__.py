@@ -214,8 +214,6 @@ def attend(
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     (B, T, H, K), G = q.shape, k.shape[2]
-    if reason := ungrouped(H, G):
-        raise ValueError(f"attention: {reason}")
     o = torch.empty((B, T, H, K), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, H, T), dtype=lse_dtype(q), device=q.device)
     if o.numel() == 0:

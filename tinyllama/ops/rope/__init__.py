@@ -6,7 +6,8 @@ tables of cosines and sines are inputs: they are made once, in float64, and stay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -41,21 +42,20 @@ COS = Tensor("T C", dtype=torch.float32, values=_table(0))
 SIN = Tensor("T C", dtype=torch.float32, values=_table(1))
 
 
-def unlike(T: int, K: int, tokens: int, pairs: int) -> str:
-    """That tables (tokens, pairs) do not fit heads of K elements at T positions."""
+def _unlike(sizes: Mapping[str, Any]) -> str | None:
+    """That tables (T C) do not fit heads of K elements; None when they do."""
+    K, C = sizes["K"], sizes["C"]
+    if 2 * C == K:
+        return None
     return (
-        f"tables of shape ({tokens}, {pairs}) do not fit {T} tokens of head width {K}: a row for "
-        f"each token and a column for each pair, ({T}, {K} / 2), as rope_tables makes them"
+        f"tables of width {C} do not fit heads of width {K}: a column for each pair, K / 2, as "
+        "rope_tables makes them"
     )
 
 
 rope = Op(
     "rope",
-    fits=lambda sizes: (
-        None
-        if 2 * sizes["C"] == sizes["K"]
-        else unlike(sizes["T"], sizes["K"], sizes["T"], sizes["C"])
-    ),
+    fits=_unlike,
     inputs={
         "q": Tensor("B T H K", grad=True),
         "k": Tensor("B T G K", grad=True),
@@ -254,9 +254,6 @@ def rotate(
     if first is None:
         return
     B, T, _, K = first.shape
-    for table in (cos_TC, sin_TC):
-        if 2 * table.shape[-1] != K or table.shape[0] != T:
-            raise ValueError(f"rope: {unlike(T, K, *table.shape)}")
     key = {"H": next_power_of_2(n_q), "G": next_power_of_2(n_k), "K": next_power_of_2(K)}
     config = ROTATE.choose(first.device, **key, dtype=SHORT[first.dtype])
     rotate_kernel[(cdiv(B * T, config["TOKENS"]),)](
