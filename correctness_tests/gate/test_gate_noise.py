@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_a_file_is_written_whole_or_not_at_all(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, fails, full)
+        patch.setattr(tempfile, "tempdir", str(tmp_path))  # where the content is kept
         with pytest.raises(OSError, match="no space left"):
             noise.save(tmp_path)
     assert Noise.load(tmp_path, CARD).blocks == [block()]

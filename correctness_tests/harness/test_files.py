@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_disk_without_the_space_is_refused_before_anything_runs(
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("write", [files.replace_text, files.write_new])
+@pytest.mark.parametrize("write", [files.replace_text, partial(files.write_new, keep=True)])
 def test_what_cannot_be_written_is_kept_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
 ) -> None:

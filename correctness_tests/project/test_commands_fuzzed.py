@@ -105,8 +105,9 @@ COMMANDS = dict(leaves(cli.parser()))
 def value_of(action: argparse.Action) -> st.SearchStrategy[str]:
     if action.choices is not None:
         return st.sampled_from([*(str(c) for c in action.choices if c not in TOO_LARGE), "nope"])
-    if action.type in (file_path, Path):
-        return st.sampled_from(PATHS)
+    if action.type in (file_path, Path):  # records are imported into folders
+        folder = action.dest == "results_dir"
+        return st.sampled_from([path for path in PATHS if not (folder and path in ("/", "//"))])
     if action.type is None:
         return st.sampled_from(NAMES) | st.text(max_size=5)
     return st.sampled_from(NUMBERS) | st.integers().map(str) | st.floats().map(str)

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -227,11 +228,16 @@ def test_a_crash_in_the_middle_leaves_no_half_file(
     def crash(*args: Any, **kwargs: Any) -> None:
         raise OSError("no space left")
 
+    folder, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
+    elsewhere.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(os, step, crash)
-        with pytest.raises(OSError, match="no space left"):
-            results.save(record(), tmp_path)
-    assert not list(tmp_path.glob("*/*"))
+        patch.setattr(tempfile, "tempdir", str(elsewhere))
+        with pytest.raises(OSError, match="no space left, and the new content is in"):
+            results.save(record(), folder)
+    assert not list(folder.glob("*/*"))
+    (kept,) = elsewhere.glob("*/*.json")
+    assert results.load(kept).group == record().group
 
 
 # -- export and import ------------------------------------------------------------------------

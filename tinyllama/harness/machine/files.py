@@ -64,17 +64,18 @@ def write_json(path: Path, data: Any) -> None:
     replace_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes, *, keep: bool = False) -> None:
     """Write a file that everyone can read, whole or not at all, and never over another one.
 
-    Raises FileExistsError where there is one, by whomever it was made.
+    keep: where writing fails, keep the content as `write_whole` does: it is nowhere else.
+    Raises FileExistsError where there is one, by whomever it was made; else NotWrittenError.
     """
     try:
         _write(path, lambda part: part.write_bytes(content), READABLE, os.link)
     except FileExistsError:
         raise
     except OSError as error:
-        kept = _kept(path, lambda part: part.write_bytes(content))
+        kept = _kept(path, lambda part: part.write_bytes(content)) if keep else ""
         raise NotWrittenError(error.errno, f"{error.strerror or error}{kept}", str(path)) from error
 
 

@@ -148,7 +148,7 @@ def save(record: Record, root: Path) -> Path:
     path = target / f"{name}.json"
     for number in itertools.count(2):
         with contextlib.suppress(FileExistsError):
-            write_new(path, text.encode())
+            write_new(path, text.encode(), keep=True)
             break
         path = target / f"{name}-{number}.json"
     return path
