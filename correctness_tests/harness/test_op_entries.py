@@ -209,13 +209,7 @@ def test_a_backward_of_its_own_is_held_to_the_bars_of_layouts(run: OpCaseRun) ->
 
 def test_the_worse_end_of_a_layouts_interval_counts(run: OpCaseRun) -> None:
     assert slow_layouts(held(run, strided=Ratio(1.9, 1.8, 2.1))) == [
-        "toy-manual-N500000000, strided: 1.90 [1.80, 2.10] times contiguous, allowed 2"
-    ]
-
-
-def test_the_layout_that_the_gate_times_must_be_the_slowest(run: OpCaseRun) -> None:
-    assert slow_layouts(held(run, transposed=Ratio(1.95, 1.92, 1.98))) == [
-        "toy-manual-N500000000: transposed is slower than strided: declare it first"
+        "toy-manual-N500000000, strided: 1.90 [1.80, 2.10] times as long as contiguous, allowed 2"
     ]
 
 

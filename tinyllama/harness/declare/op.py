@@ -102,7 +102,7 @@ class Op(Signature):
     slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, where not the
         usual one (`tinyllama.harness.gate.subject`).
     layouts: layout of the inputs -> how many times as long as on contiguous ones a provider with a
-        backward of its own may take. The first is the slowest: the gate times calls on it, too.
+        backward of its own may take. The first one moves the most bytes; the gate times it, too.
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
     instead: what to use in the place of common arguments that the op does not take; it ends the
