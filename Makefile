@@ -9,7 +9,7 @@ WORKERS := -n auto --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-slow soak bench mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test test-slow test-checks soak bench mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -19,6 +19,9 @@ test: bootstrap ## the correctness tests
 
 test-slow: bootstrap ## the correctness tests that `test` leaves out
 	$(RUN) pytest correctness_tests $(WORKERS) -m slow
+
+test-checks: bootstrap ## our kernels through our checks: every case, every configuration, inductor
+	$(RUN) pytest correctness_tests/ops/test_checks.py $(WORKERS) -m slow
 
 soak: bootstrap ## the correctness tests over many more random seeds
 	$(RUN) pytest correctness_tests $(WORKERS) --soak-seeds 20

@@ -18,6 +18,7 @@ from pathlib import Path
 import field.run
 from tinyllama.profiling import documents as from_documents
 from tools import (
+    check_table,
     gate_tables,
     model_tables,
     mutant_record,
@@ -57,6 +58,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "tried": gate_tables.tried,
     "validation": gate_tables.validation,
     "mutants": mutant_record.table,
+    "own-checks": check_table.table,
     "field": field.run.table,
     "documents": from_documents.table,
 }

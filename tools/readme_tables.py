@@ -76,7 +76,7 @@ def versions() -> str:
     python = [one for one in project["classifiers"] if "Python :: 3." in one]
     first, last = (one.rpartition(" ")[2] for one in (python[0], python[-1]))
     torch, triton = project["dependencies"][0], project["optional-dependencies"]["triton"][0]
-    lanes = re.findall(r'python-version: "(.*)"', _text(".github/workflows/ci.yml"))
+    lanes = set(re.findall(r'python-version: "(.*)"', _text(".github/workflows/ci.yml")))
     oldest, newer = sorted(lanes, key=lambda lane: [int(part) for part in lane.split(".")])
     floor, latest = _pinned("floor"), _pinned("newest")
     records = [record for group in newest(StepEntry) for record in group]

@@ -65,12 +65,16 @@ class Unsupported(Exception):  # noqa: N818 (an answer, not an error)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A provider of an op that is checked: on this device, with inputs from this seed."""
+    """A provider of an op that is checked: on this device, with inputs from this seed.
+
+    backend: of torch.compile, for the check `compiled`.
+    """
 
     op: Op
     provider: Provider
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     seed: int = 0
+    backend: str = "aot_eager"
 
     @property
     def slack(self) -> dict[torch.dtype, float]:

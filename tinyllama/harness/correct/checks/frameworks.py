@@ -60,7 +60,7 @@ def compiled(candidate: Candidate) -> Problem:
     inputs = candidate.inputs(case)
     torch.compiler.reset()
     call = torch.compile(
-        candidate.provider.call, fullgraph=True, dynamic=False, backend="aot_eager"
+        candidate.provider.call, fullgraph=True, dynamic=False, backend=candidate.backend
     )
     try:
         results = evaluate(candidate.op, call, inputs, candidate.provider.overwrites)

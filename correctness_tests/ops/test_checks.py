@@ -1,0 +1,164 @@
+"""The tree's own Triton providers pass the checks that users' files are held to.
+
+Accuracy and resources have suites of their own; what runs where, and why something does not, is the
+table in docs/CHECK.md. A check that could not be made must say the reason that the table has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime import interpreter as stock
+
+from tinyllama.harness import Case, Op, Provider
+from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, accuracy, run
+from tinyllama.harness.correct.launched import launches_of
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.ops import OPS
+from tools.check_table import ELSEWHERE, HERE, LANES, gap, tree
+
+EVERY = tree()
+CPU = torch.device("cpu")
+CONFIGURED = ("out of bounds", "determinism")
+each_provider = pytest.mark.parametrize(
+    ("op", "provider"), EVERY, ids=[str(provider) for _, provider in EVERY]
+)
+
+
+def narrowed(op: Op, cases: Collection[Case], dtypes: Collection[torch.dtype]) -> Op:
+    """The op with these cases alone."""
+    narrow = copy.copy(op)
+    narrow.cases, narrow.dtypes = list(cases), tuple(dtypes)
+    return narrow
+
+
+def programs(op: Op, provider: Provider, case: Case) -> dict[str, int]:
+    """The most programs of a launch of each kernel."""
+    most: dict[str, int] = {}
+    for launch in launches_of(op, provider, case, torch.float32):
+        most[launch.identity] = max(most.get(launch.identity, 0), math.prod(launch.grid))
+    return most
+
+
+@functools.cache
+def several_blocks(op_name: str, provider_name: str) -> Case:
+    """The smallest case in which each kernel that ever does so runs several programs; where none
+    does, the first case with more of its first axis."""
+    op = OPS[op_name]
+    provider = op[provider_name]
+    covered = [case for case in op.cases if provider.supports(case.dims) is None]
+    found = [(programs(op, provider, case), case) for case in covered]
+    wanted = {name for most, _ in found for name, count in most.items() if count > 1}
+    fitting = [one for one in found if all(one[0].get(name, 0) > 1 for name in wanted)]
+    if wanted or not found[0][0]:
+        return min(fitting or found, key=lambda one: sum(one[0].values()))[1]
+    case, axis = covered[0], next(iter(covered[0].dims))
+    while max(programs(op, provider, case).values()) < 2:
+        case = case.resized(**{axis: 2 * case.dims[axis]})
+    return case
+
+
+def finding(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> Finding:
+    (one,) = run(Candidate(op, provider, device, **traits), only=[check])
+    return one
+
+
+def held(op: Op, provider: Provider, check: str, device: torch.device, **traits: Any) -> None:
+    """A check passes, or could not be made for the reason that is known."""
+    one = finding(op, provider, check, device, **traits)
+    reason = gap(op, provider, check, device)
+    expected = Outcome.PASSED if reason is None else Outcome.UNSUPPORTED
+    assert one.outcome is expected, (one.case, one.message)
+    assert reason is None or reason in one.message
+
+
+KERNELS = [(op, one) for op, one in EVERY if programs(op, one, op.cases[0])]  # not BLAS alone
+
+
+@pytest.mark.parametrize("check", HERE)
+@each_provider
+def test_a_provider_of_the_tree_passes(
+    op: Op, provider: Provider, check: str, device: torch.device
+) -> None:
+    """In float32: every case where memory is guarded, elsewhere one of several blocks."""
+    cases = op.cases if check == "out of bounds" else [several_blocks(op.name, provider.name)]
+    held(narrowed(op, cases, [torch.float32]), provider, check, device)
+
+
+@pytest.mark.parametrize("access", ["load", "store"])
+@pytest.mark.parametrize(
+    ("op", "provider"),
+    KERNELS,
+    ids=[str(provider) for _, provider in KERNELS],
+)
+def test_an_access_without_its_mask_is_found_in_each_op(
+    op: Op, provider: Provider, access: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the end of a tensor, on the cases that a provider of the tree is held to."""
+    builder, name = stock.InterpreterBuilder, f"create_masked_{access}"
+    right, place = getattr(builder, name), 1 if access == "load" else 2
+
+    def unmasked(self: Any, *args: Any) -> Any:
+        every = stock.TensorHandle(np.ones_like(args[place].data), args[place].dtype)
+        return right(self, *args[:place], every, *args[place + 1 :])
+
+    monkeypatch.setattr(builder, name, unmasked)
+    one = finding(narrowed(op, op.cases, [torch.float32]), provider, "out of bounds", CPU)
+    assert one.outcome is Outcome.FAILED, one
+    assert access in one.message
+
+
+def test_each_check_has_its_lanes() -> None:
+    """No check is left out: those with a suite of their own are named, all others run here."""
+    assert set(HERE) | set(ELSEWHERE) == set(CHECKS)
+    assert set(ELSEWHERE) == {*accuracy.NAMES, "resources"}
+    assert set(LANES) <= set(CHECKS)
+
+
+@pytest.mark.slow("every case through every check, and the default compiler of torch.compile")
+@pytest.mark.parametrize("check", [name for name in HERE if name != "out of bounds"])
+@each_provider
+def test_a_provider_of_the_tree_passes_on_every_case(
+    op: Op, provider: Provider, check: str, device: torch.device
+) -> None:
+    for dtype in provider.dtypes:
+        for case in op.cases:
+            if provider.supports(case.dims) is None:
+                held(narrowed(op, [case], [dtype]), provider, check, device, backend="inductor")
+
+
+@pytest.mark.slow("every configuration of each kernel")
+@each_provider
+def test_a_provider_of_the_tree_passes_in_every_configuration(
+    op: Op, provider: Provider, device: torch.device
+) -> None:
+    narrow = narrowed(op, [several_blocks(op.name, provider.name)], [torch.float32])
+    for where, forced in configurations(narrow, provider):
+        with forced:
+            for check in (accuracy.OUTPUTS, accuracy.GRADIENTS, *CONFIGURED):
+                one = finding(narrow, provider, check, device)
+                assert one.outcome.good, (where, one)
+
+
+def configurations(
+    op: Op, provider: Provider
+) -> Iterator[tuple[str, contextlib.AbstractContextManager[None]]]:
+    """Each configuration of each space that a provider asks for, and what forces it."""
+    with asked() as pairs:
+        finding(op, provider, accuracy.OUTPUTS, CPU)
+    for (name, text), key in dict(pairs).items():
+        space = SPACES[name]
+        configs: Collection[Config] = space.configs(**key)
+        for config in configs:
+            yield f"{name} {text}: {config}", space.force(config, **key)

@@ -1,0 +1,100 @@
+"""Which checks run on the tree's own Triton providers, in which lane, and why one does not.
+
+`correctness_tests/ops/test_checks.py` runs them, and holds each reason to what the check says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from tinyllama.harness import Op, Provider
+from tinyllama.harness.correct.checks import CHECKS, accuracy
+from tinyllama.harness.correct.launched import with_kernels
+from tinyllama.harness.machine.device import cannot
+from tinyllama.ops import OPS
+
+QUICK = "one case of several blocks"
+LANES = {  # check -> what of it `make test` has, what the slow lane adds
+    **{name: ("the derived cases", "every combination of them") for name in accuracy.NAMES},
+    "out of bounds": ("every case in fp32", "every configuration of each kernel"),
+    "determinism": (QUICK, "every case, every configuration of each kernel"),
+    "resources": ("the largest case for each chip", "every case for each chip"),
+    "compiled": (f"{QUICK}, by `aot_eager`", "every case, by `inductor`"),
+}
+# Those that `make test` has as tests of their own, in these files.
+ELSEWHERE = {
+    **dict.fromkeys(accuracy.NAMES, "ops/test_ops.py"),
+    "resources": "kernels/test_compiled.py",
+}
+HERE = [name for name in CHECKS if name not in ELSEWHERE]
+IN_PLACE = {
+    "fresh contents": "it works in place: its accuracy cases make successive calls",
+    "autocast": "it works in place, which autocast leaves alone",
+    "compiled": "it works in place, and no compiled step contains it",
+    "empty batch": "it has no batch",
+}
+OF_GRADIENTS = ("scaled upstream", "backward twice", "two consumers", "second derivative")
+
+
+def tree() -> list[tuple[Op, Provider]]:
+    """The providers of the tree that launch Triton's kernels."""
+    return list(with_kernels(op for op in OPS.values() if op.module.startswith("tinyllama.ops.")))
+
+
+def gap(op: Op, provider: Provider, check: str, device: torch.device) -> str | None:
+    """Why a check has nothing to try on a provider; None where it is tried."""
+    if op.mutated and check in IN_PLACE:
+        return IN_PLACE[check]
+    if not op.differentiable and check in OF_GRADIENTS:
+        return "it has no gradients"
+    if check in ("captured", "side stream"):
+        reason = cannot("capture" if check == "captured" else "gpu", device)
+        if reason is not None:
+            return reason
+        if op.mutated:
+            return "it works in place: a captured training step covers it"
+        if check == "captured" and provider.waits:
+            return "it reads a value back from the device"
+    if check == "compiled" and provider.derived is None and device.type == "cpu":
+        return "the compiler traces a kernel's launch, which here is interpreted"
+    if check == "backward twice" and provider.overwrites:
+        return f"its backward overwrites {', '.join(provider.overwrites)}"
+    if check == "determinism" and device.type not in provider.deterministic:
+        return f"declared not to be deterministic on {device.type}"
+    return None
+
+
+def table() -> str:
+    """Markdown: a row for each check, on a machine without a GPU."""
+    lines = ["| check | `make test` | the slow lane | not run on, and why |", "|---|---|---|---|"]
+    for check in CHECKS:
+        quick, slow = LANES.get(check, (QUICK, "every case"))
+        if check in ELSEWHERE:
+            quick = f"{quick} ([{ELSEWHERE[check]}](../correctness_tests/{ELSEWHERE[check]}))"
+        gaps = _gaps(check)
+        if len(gaps) == 1 and len(*gaps.values()) == len(tree()):
+            quick, slow = "on a GPU only", "on a GPU only"
+        why = "; ".join(f"{_names(who)}: {reason}" for reason, who in gaps.items())
+        lines.append(f"| {check} | {quick} | {slow} | {why} |")
+    return "\n".join(lines)
+
+
+def _gaps(check: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for op, provider in tree():
+        reason = gap(op, provider, check, torch.device("cpu"))
+        if check == accuracy.ABSENT and len(op.outputs) < 2:
+            reason = "it has no second output"
+        elif check in (accuracy.GRADIENTS, accuracy.UPSTREAMS) and not op.differentiable:
+            reason = "it has no gradients"
+        elif check == accuracy.EXTREMES and not op.extremes:
+            reason = "it declares no extreme values"
+        if reason is not None:
+            found.setdefault(reason, []).append(f"`{provider}`")
+    return found
+
+
+def _names(providers: Collection[str]) -> str:
+    return "all" if len(providers) == len(tree()) else ", ".join(providers)
