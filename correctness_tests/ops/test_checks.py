@@ -30,6 +30,7 @@ from tools.check_table import ELSEWHERE, HERE, LANES, gap, tree
 
 EVERY = tree()
 CPU = torch.device("cpu")
+LONG = pytest.mark.timeout(3600)  # seconds, of an interpreter
 CONFIGURED = ("out of bounds", "determinism")
 each_provider = pytest.mark.parametrize(
     ("op", "provider"), EVERY, ids=[str(provider) for _, provider in EVERY]
@@ -126,6 +127,7 @@ def test_each_check_has_its_lanes() -> None:
     assert set(LANES) <= set(CHECKS)
 
 
+@LONG
 @pytest.mark.slow("every case through every check, and the default compiler of torch.compile")
 @pytest.mark.parametrize("check", [name for name in HERE if name != "out of bounds"])
 @each_provider
@@ -138,6 +140,7 @@ def test_a_provider_of_the_tree_passes_on_every_case(
                 held(narrowed(op, [case], [dtype]), provider, check, device, backend="inductor")
 
 
+@LONG
 @pytest.mark.slow("every configuration of each kernel")
 @each_provider
 def test_a_provider_of_the_tree_passes_in_every_configuration(
