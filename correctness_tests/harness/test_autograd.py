@@ -159,6 +159,25 @@ def test_a_provider_has_the_compilers_limit_to_itself() -> None:
             assert torch.equal(call(torch.ones(3, 8)), torch.full((3, 8), 2.0))
 
 
+def test_an_output_of_a_dtype_that_the_compiler_was_not_told_is_an_error() -> None:
+    op = Op("untold", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)])
+    op.reference(lambda x: 2 * x)
+
+    @op.provider("wide")
+    class Wide:
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x.double()
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+            return {"x": grads[0]}
+
+    call = torch.compile(op["wide"].call, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match=r"y has dtype torch.float64, the compiler was told"):
+        call(torch.ones(3, 8))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_input_is_read_as_its_provider_asks_and_copied_once(compiled: bool) -> None:
     """Compiled, each pass copies: what the compiler keeps is the input."""

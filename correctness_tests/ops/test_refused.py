@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from correctness_tests.support.launched import tree_ops
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import Inputs, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import OPS
 
@@ -254,6 +256,44 @@ def test_mixed_dtypes_give_the_dtypes_of_the_reference(
                     assert (got.double() - right.double()).norm() <= 0.02 * right.double().norm()
     if not tried:
         pytest.skip("the reference takes no mixed dtypes")
+
+
+DERIVED = [(op, provider) for op, provider in KERNELS if provider.derived]
+
+
+@pytest.mark.parametrize(("usual", "other"), MIXED, ids=str)
+@pytest.mark.parametrize(("op", "provider"), DERIVED, ids=ids)
+def test_the_compiler_is_told_the_dtypes_of_mixed_inputs(
+    op: Op, provider: Provider, usual: torch.dtype, other: torch.dtype
+) -> None:
+    """Compiled code reads results by the dtypes that it was told: of another one it reads past
+    their end."""
+    derived: Any = provider.derived
+    backward = getattr(torch.ops.tinyllama, f"{op.name}_{provider.name}_backward")
+    inputs = OpCase(op, provider, op.cases[0], usual).inputs()
+    params = {**op.params, **inputs.params}.values()
+    for name, declared in op.inputs.items():
+        args = {**inputs.args, name: inputs.args[name].to(other)}
+        if declared.dtype is None and not isinstance(
+            _outcome(op, op["eager"], args, inputs.params), Exception
+        ):
+            results = several(_as_told(derived.custom_op, len(op.outputs), *args.values(), *params))
+            outputs = results[: len(op.outputs)]
+            kept = derived.kept(tuple(args.values()), outputs)
+            upstream = [torch.ones_like(y) for y in outputs]
+            saved = results[len(outputs) :]
+            _as_told(backward, len(op.differentiable), *upstream, *kept, *saved, *params)
+
+
+def _as_told(call: Any, count: int, *args: Any) -> Any:
+    """The results of a custom op, of which the first ``count`` have the dtypes and shapes of its
+    fake version. The rest is saved for the backward pass, and no compiled code reads it."""
+    results = call(*args)
+    with FakeTensorMode() as mode:
+        told = call(*(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args))
+    for real, fake in list(zip(several(results), several(told), strict=True))[:count]:
+        assert (real.dtype, real.shape) == (fake.dtype, fake.shape)
+    return results
 
 
 def _outcome(

@@ -29,6 +29,7 @@ silently detached would be wrong without a trace.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class Derived:
         results = ", ".join(["Tensor"] * (len(self.op.outputs) + len(self.saved)))
         forward = torch.library.custom_op(
             qualified,
-            lambda *args: _bare(apart(self.run_forward(*self.as_read(args)), args)),
+            lambda *args: _bare(apart(self.compiled_forward(*args), args)),
             mutates_args=(),
             schema=f"({tensors}{params}) -> ({results})",
         )
@@ -130,14 +131,15 @@ class Derived:
         )
 
         def fake_backward(*args: Any) -> Any:
-            names = [*self.op.outputs, *self.keep, *self.saved]
-            by_name = {n: t for n, t in zip(names, args, strict=False) if t is not None}
+            by_name = self.given(args)
             sizes = self.sizes(by_name)
+            axes = [self.op.inputs[name].axes for name in wanted]
+            dtypes = self.gradient_dtypes(by_name)
             first = next(iter(by_name.values()))
             return _bare(
                 [
-                    by_name.get(name, first).new_empty(shape_of(self.op.inputs[name].axes, sizes))
-                    for name in wanted
+                    first.new_empty(shape_of(named, sizes), dtype=dtype)
+                    for named, dtype in zip(axes, dtypes, strict=True)
                 ]
             )
 
@@ -205,19 +207,57 @@ class Derived:
             args[:n_grads], args[n_grads : n_grads + n_saved], args[n_grads + n_saved :], needs_grad
         )
         by_name = dict(zip(self.op.inputs, found, strict=False))
-        return [by_name[name] for name in self.op.differentiable]
+        dtypes = self.gradient_dtypes(self.given(args))
+        named = zip(self.op.differentiable, dtypes, strict=True)
+        return [by_name[name].to(dtype) for name, dtype in named]
+
+    # -- what the compiler is told of dtypes: it reads memory by it ---------------------------
+
+    def given(self, args: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The tensors that a custom op's backward pass gets, by name."""
+        names = [*self.op.outputs, *self.keep, *self.saved]
+        return {name: x for name, x in zip(names, args, strict=False) if x is not None}
+
+    def gradient_dtypes(self, given: Mapping[str, torch.Tensor]) -> list[torch.dtype]:
+        """Of compiled gradients: those of inputs that are kept, else that of the first gradient;
+        autograd converts them."""
+        first = next(iter(given.values()))
+        return [given.get(name, first).dtype for name in self.op.differentiable]
+
+    def output_dtypes(self, args: Sequence[Any]) -> list[torch.dtype]:
+        """Of compiled outputs: the reference's, should the dtypes of the inputs differ."""
+        inputs, params = self.split(tuple(args))
+        usual = [x for x, of in zip(inputs, self.op.inputs.values(), strict=True) if not of.dtype]
+        if len({x.dtype for x in usual}) > 1:
+            shapes = [torch.empty_like(x, device="meta") for x in inputs]
+            op: Any = self.op  # an Op, which this file cannot import
+            with contextlib.suppress(RuntimeError):  # the reference takes no mixed dtypes
+                results = several(op["eager"].call(*shapes, **params))
+                return [result.dtype for result in results]
+        return [declared.dtype_beside(inputs[0]) for declared in self.op.outputs.values()]
+
+    def compiled_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        results = self.run_forward(*self.as_read(args))
+        for name, result, dtype in zip(
+            self.op.outputs, results, self.output_dtypes(args), strict=False
+        ):
+            if result.dtype != dtype:
+                raise ValueError(
+                    f"{self.op.name}-{self.name}: {name} has dtype {result.dtype}, the compiler "
+                    f"was told {dtype}: give a compiled call inputs of one dtype"
+                )
+        return results
 
     def fake_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         """Empty tensors of the declared shapes; what the compiler traces."""
         inputs, _ = self.split(args)
         sizes = self.sizes(dict(zip(self.op.inputs, inputs, strict=True)))
         first = inputs[0]
+        saved = [declared.dtype_beside(first) for declared in self.saved.values()]
+        declared = [*self.op.outputs.values(), *self.saved.values()]
         return tuple(
-            first.new_empty(
-                shape_of(declared.axes, sizes),
-                dtype=declared.dtype_beside(first),
-            )
-            for declared in [*self.op.outputs.values(), *self.saved.values()]
+            first.new_empty(shape_of(one.axes, sizes), dtype=dtype)
+            for one, dtype in zip(declared, [*self.output_dtypes(args), *saved], strict=True)
         )
 
     def sizes(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
