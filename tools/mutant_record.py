@@ -65,6 +65,28 @@ class KernelTrials:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Tried:
+    """The trial of one mutant of a module. name: the module, and the function in it."""
+
+    name: str
+    trial: Trial
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.trial.gives
+
+    def unexplained(self, explained: Names) -> bool:
+        return self.trial.outcome == SURVIVED and self.key not in explained
+
+    def text(self, explained: Names) -> str:
+        """For people: a line."""
+        one, survived = self.trial, self.trial.outcome == SURVIVED
+        note = " (explained)" if survived and not self.unexplained(explained) else ""
+        by = f" by {one.check}" if one.check else ""
+        return f"{self.name} line {one.line}: {one.text}: {one.outcome}{by}{note}"
+
+
 def explained() -> set[tuple[str, str]]:
     """The mutants that compute the same as the kernel, for a reason in `tools/mutants.toml`."""
     return {(one["kernel"], one["gives"]) for one in _declared()["equivalent"]}
@@ -109,6 +131,19 @@ def add(path: Path, trials: KernelTrials) -> None:
     record = sorted([*others, trials], key=lambda one: one.kernel)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(one) for one in record], indent=1) + "\n", encoding="utf-8")
+
+
+def write(path: Path, seed: int, mutants: int, tried: Sequence[Tried]) -> None:
+    """Write the trials of a sample of all mutants of the modules."""
+    found = [{"name": one.name, **asdict(one.trial)} for one in tried]
+    record = {"seed": seed, "mutants": mutants, "trials": found}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> list[Tried]:
+    """The trials that `write` wrote."""
+    trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
+    return [Tried(one.pop("name"), Trial(**one)) for one in trials]
 
 
 def table() -> str:

@@ -186,7 +186,7 @@ def tested(names: Sequence[str]) -> tuple[str, str]:
     options += ["--device", "cpu", "--exitfirst", "-W", "ignore"]
     status = pytest.main([*options, *(str(ROOT / name) for name in names)], plugins=[Noted()])
     if not first and status != pytest.ExitCode.OK:
-        raise RuntimeError(f"the tests {names} cannot be run: pytest ended with {status!r}")
+        raise RuntimeError(f"pytest ended with {status!r}: the tests {names} cannot be run")
     return first[0] if first else (SURVIVED, "")
 
 

@@ -1,9 +1,17 @@
-"""Changes of a kernel's function in one place: operators, numbers, masks and functions called."""
+"""Changes of a function or a module in one place.
+
+Operators, numbers and comparisons change in both. A kernel's masks, calls and ranges change, and
+one of its arguments is read as another of its kind. In a module conditions are negated, calls
+are dropped, sequences lose their last element, a parameter is read as another of its type, and
+a setting as its default.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +32,67 @@ SWAPPED: dict[type, type] = {
     ast.BitAnd: ast.BitOr,
     ast.USub: ast.UAdd,
 }
+OF_MODULES: dict[type, type] = {
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
 CALLS = {"maximum": "minimum", "minimum": "maximum", "max": "min", "exp": "exp2", "exp2": "exp"}
+LOWEST = -10.0  # that the clamped argument of an exponential may be
+
+Alike = Mapping[str, str]  # a name, and another of its kind
+Rule = Callable[[ast.AST, ast.AST, Alike], Iterator[ast.AST]]  # of a node, its parent and names
+
+
+@dataclass(frozen=True)
+class Change:
+    """One node of a source text replaced.
+
+    place: the function or class that it is in; statement: its place among the source's
+    statements; new: the code in its stead.
+    """
+
+    original: str
+    place: str
+    statement: int
+    node: ast.expr | ast.stmt
+    new: ast.AST
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+    @property
+    def text(self) -> str:
+        """The change, as "old -> new"."""
+        return f"{ast.unparse(self.node)} -> {ast.unparse(self.new)}".replace("\n", " ")
+
+    @property
+    def source(self) -> str:
+        """The whole text, changed."""
+        lines = self.original.encode().splitlines(keepends=True)
+        last = (self.node.end_lineno or self.node.lineno) - 1
+        head = b"".join(lines[: self.line - 1]) + lines[self.line - 1][: self.node.col_offset]
+        tail = lines[last][self.node.end_col_offset :] + b"".join(lines[last + 1 :])
+        new = ast.unparse(self.new)
+        if isinstance(self.node, ast.expr):
+            new = f"({new})"  # it binds as the node did
+        return (head + new.encode() + tail).decode()
+
+    @functools.cached_property
+    def gives(self) -> str:
+        """The changed line, which tells the change from the same one elsewhere."""
+        statements = [s for _, s in _statements(ast.parse(self.source).body)]
+        return ast.unparse(statements[self.statement]).partition("\n")[0]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. line: in the kernel's file; text: the change, as "old -> new"; gives: the changed
-    line, which tells the change from the same one elsewhere."""
+    """A change of a kernel's function. line: in the kernel's file."""
 
     kernel: str
     line: int
@@ -43,55 +105,174 @@ class Mutant:
         return self.kernel, self.gives
 
 
-def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
-    """The fields of a node that each change replaces."""
-    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)) and type(node.op) in SWAPPED:
-        yield {"op": SWAPPED[type(node.op)]()}
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        yield {"ops": [SWAPPED[type(node.ops[0])]()]}
-    if isinstance(node, ast.Constant):
-        value: Any = node.value
-        if type(value) in (int, float):
-            yield {"value": value + 1}
-    if isinstance(node, ast.Call):
-        if isinstance(called := node.func, ast.Attribute):
-            if called.attr in CALLS:
-                yield {"func": ast.Attribute(called.value, CALLS[called.attr])}
-            if called.attr == "where":
-                yield {"args": [node.args[0], node.args[2], node.args[1]]}
-        if any(word.arg == "mask" for word in node.keywords):
-            kept = [word for word in node.keywords if word.arg not in ("mask", "other")]
-            yield {"keywords": kept}
-
-
 def mutants_of(kernel: Kernel) -> list[Mutant]:
     """Every change of a function's body; its signature and docstring stay."""
     first = kernel.fn.__code__.co_firstlineno
-    tree = ast.parse(kernel.src)  # from its `def` on, without decorators
-    function = tree.body[0]
-    assert isinstance(function, ast.FunctionDef)
+    found = _changes(kernel.src, _of_kernels)  # from its `def` on, without decorators
+    return [
+        Mutant(identity(kernel), first + one.line, one.text, one.gives, one.source) for one in found
+    ]
+
+
+def changes_of(source: str, settings: Mapping[str, Any]) -> list[Change]:
+    """Every change of a module's statements. settings: the defaults of the attributes that one may
+    be forgotten of."""
+    return _changes(source, functools.partial(_of_modules, settings))
+
+
+def defaults(sources: Iterable[str]) -> dict[str, Any]:
+    """The numbers that the fields of classes have by default, by the field's name."""
+    return {
+        field.target.id: field.value.value
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(field.value, ast.Constant)
+        and type(field.value.value) in (int, float)
+    }
+
+
+# -- where ----------------------------------------------------------------------------------------
+
+
+def _changes(source: str, rule: Rule) -> list[Change]:
     found = []
-    for statement, place in _places(function.body):
-        for change in changes(place):
-            old, before = ast.unparse(place), dict(vars(place))
-            vars(place).update(change)
-            text = f"{old} -> {ast.unparse(place)}"
-            gives, source = ast.unparse(statement).partition("\n")[0], ast.unparse(tree)
-            vars(place).update(before)
-            line = first + getattr(place, "lineno", 1)
-            found.append(Mutant(identity(kernel), line, text, gives, source))
+    for number, (function, statement) in enumerate(_statements(ast.parse(source).body)):
+        alike = _alike(function) if function else {}
+        for node, parent in _places(statement):
+            new = [*_operators(node), *rule(node, parent, alike)]
+            found += [Change(source, _name(function), number, node, one) for one in new]
     return found
 
 
-def _places(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.AST]]:
-    """The nodes that may be changed, each with its statement, in the order of the source."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _name(function: Function | None) -> str:
+    return function.name if function else ""
+
+
+def _statements(
+    body: list[ast.stmt], inside: Function | None = None
+) -> Iterator[tuple[Function | None, ast.stmt]]:
+    """The statements that may be changed, in the order of the source, and their functions."""
     for statement in body:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue  # a docstring
-        own: list[ast.AST] = [statement]
-        while own:
-            place = own.pop()
-            yield statement, place
-            own += [n for n in ast.iter_child_nodes(place) if not isinstance(n, ast.stmt)]
-        for block in ("body", "orelse"):
-            yield from _places(getattr(statement, block, []))
+        docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if docstring or isinstance(statement, (ast.Import, ast.ImportFrom, ast.Raise)):
+            continue
+        function = statement if isinstance(statement, Function) else inside
+        if not isinstance(statement, (Function, ast.ClassDef)):
+            yield inside, statement
+        for block in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, block, []), function)
+        for handler in getattr(statement, "handlers", []):
+            yield from _statements(handler.body, function)
+
+
+def _places(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
+    """The nodes of a statement, without those of the statements in it, and their parents."""
+    yield statement, statement
+    own: list[ast.AST] = [statement]
+    while own:
+        parent = own.pop()
+        for name, value in ast.iter_fields(parent):
+            if name in ("annotation", "returns"):
+                continue
+            for node in value if isinstance(value, list) else [value]:
+                if not isinstance(node, ast.AST) or isinstance(node, (ast.stmt, ast.JoinedStr)):
+                    continue  # a text's parts have no place of their own before Python 3.12
+                own.append(node)
+                if isinstance(node, ast.expr):
+                    yield node, parent
+
+
+def _alike(function: Function) -> dict[str, str]:
+    """For each parameter the next one of its kind: of the same type, or where none is stated, of
+    the same kind of name (a stride, a size in capitals, or else)."""
+    arguments = function.args
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        stated = ast.unparse(one.annotation) if one.annotation else ""
+        kind = (stated, "stride" if "stride" in one.arg else "", str(one.arg.isupper()))
+        if one.arg != "self":
+            kinds.setdefault(kind, []).append(one.arg)
+    return {
+        name: names[(place + 1) % len(names)]
+        for names in kinds.values()
+        if len(names) > 1
+        for place, name in enumerate(names)
+    }
+
+
+# -- what -----------------------------------------------------------------------------------------
+
+
+def _with(node: ast.AST, **fields: Any) -> Any:
+    """A copy of a node with other fields."""
+    new = copy.copy(node)
+    vars(new).update(fields)
+    return new
+
+
+def _swapped(node: ast.AST, operators: Mapping[type, type]) -> Iterator[ast.AST]:
+    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign, ast.BoolOp)):
+        if type(node.op) in operators:
+            yield _with(node, op=operators[type(node.op)]())
+    elif isinstance(node, ast.Compare) and type(node.ops[0]) in operators:
+        yield _with(node, ops=[operators[type(node.ops[0])](), *node.ops[1:]])
+
+
+def _operators(node: ast.AST) -> Iterator[ast.AST]:
+    yield from _swapped(node, SWAPPED)
+    if isinstance(node, ast.Constant):
+        value: Any = node.value
+        if type(value) in (int, float):
+            yield ast.Constant(value + 1)
+
+
+def _of_kernels(node: ast.AST, parent: ast.AST, alike: Alike) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in alike:
+        yield ast.Name(alike[node.id])
+    if not isinstance(node, ast.Call):
+        return
+    if isinstance(called := node.func, ast.Attribute):
+        if called.attr in CALLS:
+            yield _with(node, func=_with(called, attr=CALLS[called.attr]))
+        if called.attr in ("exp", "exp2"):
+            lowest = ast.Call(
+                _with(called, attr="maximum"), [node.args[0], ast.Constant(LOWEST)], []
+            )
+            yield _with(node, args=[lowest])
+        if called.attr == "where":
+            yield _with(node, args=[node.args[0], node.args[2], node.args[1]])
+    elif isinstance(called, ast.Name) and called.id == "range":
+        place = min(1, len(node.args) - 1)
+        args = list(node.args)
+        args[place] = ast.BinOp(args[place], ast.Sub(), ast.Constant(1))
+        yield _with(node, args=args)
+    if any(word.arg == "mask" for word in node.keywords):
+        kept = [word for word in node.keywords if word.arg not in ("mask", "other")]
+        yield _with(node, keywords=kept)
+
+
+def _of_modules(
+    settings: Mapping[str, Any], node: ast.AST, parent: ast.AST, alike: Alike
+) -> Iterator[ast.AST]:
+    yield from _swapped(node, OF_MODULES)
+    if isinstance(node, ast.Constant) and type(value := node.value) is float and value:
+        yield ast.Constant(10 * value)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in alike:
+        yield ast.Name(alike[node.id])
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in settings:
+        yield ast.Constant(settings[node.attr])
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield ast.Pass()
+    negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    if isinstance(parent, (ast.If, ast.IfExp, ast.While)) and node is parent.test and not negated:
+        yield ast.UnaryOp(ast.Not(), node)
+    if isinstance(parent, (ast.For, ast.comprehension)) and node is parent.iter:
+        shorter = ast.Slice(None, ast.Constant(-1))
+        yield ast.Subscript(ast.Call(ast.Name("list"), [node], []), shorter)
