@@ -246,6 +246,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the trials to this file")
     parser.add_argument("--again", action="store_true", help="try the file's survivors again")
     args = parser.parse_args(argv)
+    # A shell that runs this in the background has it ignore Ctrl-C, and the tests with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     every = mutants(args.only)
     if args.again and not (args.json and args.json.is_file()):
         parser.error("--again tries the survivors of a file: add --json FILE")

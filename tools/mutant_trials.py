@@ -178,7 +178,7 @@ def tested(names: Sequence[str]) -> tuple[str, str]:
         @pytest.hookimpl
         def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
             if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
-                wrong = call.excinfo.errisinstance(AssertionError)
+                wrong = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
                 test = item.nodeid.partition("[")[0]
                 first.append((KILLED, test) if wrong else (RAISED, call.excinfo.exconly()))
 
