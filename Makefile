@@ -9,7 +9,7 @@ WORKERS := -n auto --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-slow test-checks soak bench mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test test-slow test-checks soak bench bench-full mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -26,9 +26,12 @@ test-checks: bootstrap ## our kernels through our checks: every case, every conf
 soak: bootstrap ## the correctness tests over many more random seeds
 	$(RUN) pytest correctness_tests $(WORKERS) --soak-seeds 20
 
-bench: bootstrap ## a short training run, then the performance tests: the ladder and a page
+bench: ONLY_GROUPS := --groups short
+bench: ## a short training run, then the performance tests of a few groups: the ladder and a page
+bench-full: ## the same with every group that this device takes
+bench bench-full: bootstrap
 	$(RUN) tinyllama train --tier v2 --preset tiny --seq-len 64 --num-steps 200 --data README.md
-	$(RUN) pytest perf_tests -q --record --results-dir build/results
+	$(RUN) pytest perf_tests -q $(ONLY_GROUPS) --record --results-dir build/results
 	$(RUN) tinyllama report --results-dir build/results --html build/report.html
 
 mutants: bootstrap ## changed kernels: does a check fail? (hours; make mutants ONLY=rope,adamw)

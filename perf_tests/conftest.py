@@ -9,7 +9,7 @@ from tinyllama.bench import curves, longest, measure_ops, sweeps, switches
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
-from tinyllama.bench.workloads import ALL, not_here
+from tinyllama.bench.workloads import ALL, SHORT, not_here
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.plugins.suite import worker_device
 
@@ -32,6 +32,13 @@ def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     steps = [str(group) for group in ALL if not_here(group, device) is None]
     others = (measure_ops, sweeps, curves, longest)
     return [*steps, *(name for each in others for name in each.groups(device))]
+
+
+@pytest.hookimpl
+def pytest_tinyllama_short_groups(config: pytest.Config) -> list[str]:
+    """On a CPU nothing is left out: its groups are short."""
+    on_cpu = worker_device(config).type == "cpu"
+    return pytest_tinyllama_groups(config) if on_cpu else [*SHORT]
 
 
 @pytest.hookimpl

@@ -99,7 +99,7 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
         (between.join(call), target, target.measured(entries), record)
         for record in (record for group in newest(kind) for record in group)
         for target, call, entries in covered(targets, record.of(kind))
-        if (own := entries.get(target.contender)) and own.ran and target.holds_on(record.device)
+        if (own := entries.get(target.contender)) and own.ran and target.concerns(record.device)
     ]
     if not every:
         return "Nothing is recorded yet."

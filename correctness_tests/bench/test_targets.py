@@ -10,13 +10,13 @@ import pytest
 
 from correctness_tests.support.sample_records import bare_step
 from correctness_tests.support.target_files import written
-from tinyllama.bench.measure import Measured, missed
+from tinyllama.bench.measure import Measured, bars
 from tinyllama.bench.measure_ops import DTYPES, PEERS
 from tinyllama.bench.targets import OF_OPS, OF_STEPS
-from tinyllama.bench.workloads import Group
+from tinyllama.bench.workloads import ALL, SHORT, Group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.targets import OpTarget, Target, load
+from tinyllama.harness.records.targets import OpTarget, Standing, Target, load
 from tinyllama.model.config import PRESETS
 from tinyllama.ops import OPS
 
@@ -143,7 +143,7 @@ def test_a_bar_is_asserted_where_it_was_set(
         for one in OF_STEPS
         if one.covers((workload, precision))
         and (one.tier, one.metric, one.over) == (tier, metric, over)
-        and one.holds_on(H200)
+        and one.concerns(H200)
     ]
     assert [one.bound for one in found] == [pytest.approx(bound, abs=5e-4)]
     more_is_better = metric in ("speed", "mfu")
@@ -172,8 +172,8 @@ def test_a_bar_of_an_op_is_asserted_where_it_was_set(
     ]
     assert [one.bound for one in found] == [bound]
     assert found[0].direction == ("<=" if metric == "peak_bytes" else ">=")
-    assert found[0].holds_on(H200)
-    assert not found[0].holds_on(MI325X)
+    assert found[0].concerns(H200)
+    assert not found[0].concerns(MI325X)
 
 
 @pytest.mark.parametrize("target", OF_OPS, ids=str)
@@ -191,22 +191,58 @@ def test_a_bar_of_an_op_names_what_is_timed(target: OpTarget) -> None:
         assert not target.case or any(str(case) in target.case for case in op.timed[1:])
 
 
-def test_a_claim_is_asserted_on_its_own_device_and_only_where_that_is_said() -> None:
+def test_a_claim_is_asserted_on_its_own_device_alone() -> None:
     claims = [t for t in OF_STEPS if t.documented]
-    assert not any(claim.holds_on(H200) for claim in claims)
-    asserted = [str(claim) for claim in claims if claim.holds_on(MI325X)]
-    assert asserted == ["v3 speed over v1 >= 5.5"]
+    assert not any(claim.concerns(H200) for claim in claims)
+    assert all(claim.concerns(MI325X) for claim in claims)
+
+
+@pytest.mark.parametrize(
+    ("tier", "metric", "over", "bound"), [claim for claim in DOCUMENTED if claim[0] != "v4"]
+)
+def test_each_documented_figure_is_met_by_itself_and_missed_with_its_caveat(
+    tier: str, metric: str, over: str | None, bound: float
+) -> None:
+    """A run on the device of the documents, made from the documented figures."""
+    (claim,) = (
+        t
+        for t in OF_STEPS
+        if t.documented and (t.tier, t.metric, t.over, t.bound) == (tier, metric, over, bound)
+    )
+    measured = Measured(Group("small", "fp32"))
+    worse = 0.99 if claim.direction == ">=" else 1.01
+    said = []
+    for figure in (bound, bound * worse):
+        if over is None:
+            own = step(tier, "tier", 1.0, **{metric: figure})
+        elif metric == "speed":
+            own = step(tier, "tier", 1.0, over={over: Ratio(figure, figure, figure)})
+        else:
+            own = step(tier, "tier", 1.0, **{metric: figure * 1000})
+        base = {} if over is None or metric == "speed" else {metric: 1000}
+        entries = {"v1": step("v1", "tier", 5.0, **base), tier: own}
+        said += bars([claim], measured, entries, MI325X)
+    met, missed = said
+    assert (met.standing, missed.standing) == (Standing.MET, Standing.MISSED)
+    assert missed.text.endswith(f" ({claim.caveat})")
+
+
+def test_a_claim_about_a_tier_that_does_not_exist_is_listed_and_not_met() -> None:
+    claims = [t for t in OF_STEPS if t.documented and t.tier == "v4"]
+    found = bars(claims, Measured(Group("small", "fp32")), ENTRIES, MI325X)
+    assert {bar.standing for bar in found} == {Standing.NOT_APPLICABLE}
+    assert len(found) == 3
+    assert all(bar.text.endswith("there is no tier v4 yet") for bar in found)
 
 
 # -- where a target is asserted ---------------------------------------------------------------
 
 
 def test_a_device_is_named_in_part_and_in_any_case() -> None:
-    assert target(device="any").holds_on(H200)
-    assert target(device="h200").holds_on(H200)
-    assert not target(device="MI325X").holds_on(H200)
-    assert target(device="MI325X").holds_on(MI325X)
-    assert not target(device="MI325X", asserted=False).holds_on(MI325X)
+    assert target(device="any").concerns(H200)
+    assert target(device="h200").concerns(H200)
+    assert not target(device="MI325X").concerns(H200)
+    assert target(device="MI325X").concerns(MI325X)
 
 
 def test_a_claim_of_a_device_says_so_until_there_is_a_record_of_it() -> None:
@@ -214,14 +250,6 @@ def test_a_claim_of_a_device_says_so_until_there_is_a_record_of_it() -> None:
     assert claim.never_run([H200]) == "never run on MI325X hardware"
     assert claim.never_run([H200, MI325X]) == ""
     assert target(device="any").never_run([H200]) == ""
-
-
-def test_a_documented_claim_is_shown_unless_the_file_asserts_it(tmp_path: Path) -> None:
-    for said, asserted in ((None, False), ("true", True), ("false", False)):
-        (one,) = load(written(tmp_path, {"documented": "true", "asserted": said}))
-        assert one.holds_on(H200) is asserted
-    (bar,) = load(written(tmp_path, {"asserted": "false"}))
-    assert not bar.holds_on(H200)
 
 
 def test_a_target_covers_the_groups_that_it_names(tmp_path: Path) -> None:
@@ -297,8 +325,13 @@ def test_what_was_not_measured_is_none() -> None:
 
 def missed_here(*, cannot: tuple[str, ...] = (), **changed: Any) -> list[str]:
     """What a run of the group small-fp32 says of one target, with `ENTRIES`."""
+    return said_here(Standing.MISSED, cannot=cannot, **changed)
+
+
+def said_here(standing: Standing, *, cannot: tuple[str, ...] = (), **changed: Any) -> list[str]:
     measured = Measured(Group("small", "fp32"), cannot=dict.fromkeys(cannot, "not installed"))
-    return missed([target(**changed)], measured, ENTRIES, H200)
+    found = bars([target(**changed)], measured, ENTRIES, H200)
+    return [bar.text for bar in found if bar.standing is standing]
 
 
 def test_a_target_is_missed_below_its_bound_and_says_what_was_measured() -> None:
@@ -325,10 +358,53 @@ def test_a_target_over_a_peer_that_cannot_run_here_is_not_missed() -> None:
 def test_a_target_of_another_group_or_device_is_not_missed(changed: dict[str, Any]) -> None:
     assert missed_here(at_least=9.0) != []
     assert missed_here(at_least=9.0, **changed) == []
+    assert said_here(Standing.MET, at_least=9.0, **changed) == []
 
 
-def test_a_target_of_a_tier_that_does_not_exist_yet_is_not_missed() -> None:
-    assert missed_here(tier="v9") == []
+def test_what_does_not_apply_says_why() -> None:
+    """It is neither met nor missed."""
+
+    def reason(**changed: Any) -> str:
+        (line,) = said_here(Standing.NOT_APPLICABLE, **changed)
+        return line.split(": ", 1)[1]
+
+    assert reason(tier="v9") == "there is no tier v9 yet"
+    assert reason(device="MI325X") == f"it is about MI325X, and this is {H200}"
+    assert reason(over="broken", cannot=("broken",)) == "broken: not installed"
+    assert reason(tier="v2", cannot=("v2",)) == "v2: not installed"
+
+
+def test_the_ratios_of_any_device_are_asserted_on_a_device_without_bars_of_its_own() -> None:
+    def about(workload: str) -> set[tuple[object, ...]]:
+        return {
+            (t.tier, t.metric, t.over)
+            for t in OF_STEPS
+            if t.covers((workload, "fp32")) and t.concerns("some other card")
+        }
+
+    learning = {(tier, "gradient_share", None) for tier in ("v1", "v2", "v3")}
+    order = {("v2", "speed", "v1"), ("v3", "speed", "v2")}
+    counts = {(tier, metric, "v1") for tier in ("v2", "v3") for metric in ("kernels", "copies")}
+    peaks = {("v3", "peak_bytes", "v1"), ("v3-small", "peak_bytes", "v1")}
+    assert about("small") == about("medium") == learning | order | counts | peaks
+    assert about("tiny") == learning, "a CPU counts no kernels, and its peaks are of a process"
+
+
+def test_the_share_of_right_gradients_is_of_all_parameters() -> None:
+    learns = target(tier="v1", metric="gradient_share", over=None, at_least=1.0)
+    for right, met in ((74, True), (73, False), (1, False)):
+        found = learns.measured({"v1": step("v1", "tier", 1.0, gradients=right, parameters=74)})
+        assert found is not None
+        assert learns.met(found) is met
+    assert learns.measured({"v1": step("v1", "tier", 1.0)}) is None
+
+
+def test_a_step_without_copies_meets_a_bar_on_copies() -> None:
+    fewer = target(metric="copies", at_least=None, at_most=1.0)
+    each = {"v1": step("v1", "tier", 1.0, copies=5), "v3": step("v3", "tier", 1.0, copies=0)}
+    found = fewer.measured(each)
+    assert found == (0.0, 0.0, 0.0)
+    assert fewer.met(found)
 
 
 def test_the_documented_memory_is_in_mebibytes() -> None:
@@ -338,3 +414,11 @@ def test_the_documented_memory_is_in_mebibytes() -> None:
     states = 2 * 4 * (model.parameters - model.vocab_size * model.hidden_dim)
     claims = {t.tier: t.bound for t in OF_STEPS if t.metric == "live_bytes" and t.over is None}
     assert claims["v1"] - claims["v3"] == pytest.approx(states, rel=0.002)
+
+
+def test_the_short_set_has_bars_and_is_timed_on_a_gpu() -> None:
+    timed = {str(group): group for group in ALL}
+    assert set(SHORT) <= set(timed)
+    for name in SHORT:
+        call = (timed[name].workload, timed[name].precision)
+        assert any(t.covers(call) and t.concerns("some other card") for t in OF_STEPS)

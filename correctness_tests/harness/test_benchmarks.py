@@ -98,6 +98,42 @@ def test_a_missed_target_fails_the_run_and_the_record_says_so(suite: Suite) -> N
     assert sum(r["missed"] == [] for r in suite.records()) == 2
 
 
+def test_the_short_set_is_measured_and_expected_alone(suite: Suite) -> None:
+    with open("conftest.py", "a") as file:
+        file.write("\n\ndef pytest_tinyllama_short_groups(config):\n    return ['one']\n")
+    assert suite.run("--record", "--groups", "short").ret == 0
+    assert [record["group"] for record in suite.records()] == ["one"]
+    left = suite.run("--record", "--groups", "short", "-k", "nothing")
+    ends(left, 15, "MISSING one: expected, and not measured to its end")
+
+
+def test_a_short_set_that_nobody_declares_is_refused(suite: Suite) -> None:
+    found = suite.run("--groups", "short")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.re_match_lines([".*--groups short: no short set is declared for this device"])
+
+
+@pytest.mark.parametrize(
+    ("standings", "outcome"),
+    [("NOT_APPLICABLE", "skipped"), ("MET NOT_APPLICABLE", "passed"), ("MET MISSED", "failed")],
+)
+def test_bars_are_listed_and_none_that_applies_is_a_skip(
+    suite: Suite, standings: str, outcome: str
+) -> None:
+    bars = [f"Bar(Standing.{name}, 'a bar')" for name in standings.split()]
+    suite.target(
+        "from tinyllama.harness.records.targets import Bar, Standing; "
+        f"recording.hold([{', '.join(bars)}])"
+    )
+    found = suite.run("--record", "-rs")
+    lines(found, *(f"^{name.replace('_', ' ')} one: a bar$" for name in standings.split()))
+    assert found.parseoutcomes().get(outcome, 0) >= 2
+    assert (found.ret == 0) is (outcome != "failed")
+    assert [r["complete"] for r in suite.records()] == [True, True]
+    if outcome == "skipped":
+        lines(found, "none of 1 bars of one applies on this device")
+
+
 ALIKE = "raise type('AssertionError', (Exception,), {'__module__': 'builtins'})('no entry')"
 
 

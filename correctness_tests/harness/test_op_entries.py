@@ -10,9 +10,9 @@ import pytest
 
 from tinyllama.bench.measure_ops import (
     OpCaseRun,
+    bars,
     entries_of,
     held_layouts,
-    missed,
     slow_layouts,
 )
 from tinyllama.harness import Case, Op, Tensor
@@ -20,7 +20,7 @@ from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import BOTH, FORWARD
 from tinyllama.harness.records.entries import OpEntry, Ratio
-from tinyllama.harness.records.targets import OpTarget
+from tinyllama.harness.records.targets import OpTarget, Standing
 
 CEILINGS: Any = SimpleNamespace(copy=lambda: 1e9, product=lambda precision: 1e12)
 SECONDS = {"eager": 4.0, "torch": 2.0, "liger": 1.5, "compile": 2.5, "triton": 1.0}
@@ -80,7 +80,8 @@ def bar(**changed: Any) -> OpTarget:
 
 
 def held_to(run: OpCaseRun, **changed: Any) -> list[str]:
-    return missed([bar(**changed)], {"toy-N500000000": run}, entries_of(run, CEILINGS))
+    found = bars([bar(**changed)], {"toy-N500000000": run}, entries_of(run, CEILINGS), "some card")
+    return [one.text for one in found if one.standing is Standing.MISSED]
 
 
 # -- entries ----------------------------------------------------------------------------------

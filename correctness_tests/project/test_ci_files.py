@@ -255,7 +255,7 @@ def test_a_lane_is_held_to_the_merge_base_and_a_gpu_to_an_earlier_release(
     if tagged:
         subprocess.run(["git", "tag", "v0.1.0", tagged], cwd=tmp_path, check=True)
     (tmp_path / "build").mkdir(exist_ok=True)
-    (step,) = (s for s in JOBS[workflow][job]["steps"] if "perf_tests" in s.get("run", ""))
+    (step,) = (s for s in JOBS[workflow][job]["steps"] if "--benchmark-compare" in s.get("run", ""))
     status, called = shell(step["run"], *STEP, AGAINST="origin/main", LANE="amd", GATE="10")
     assert status == 10
     assert re.findall(r"--against (\S+)", called[0]) == expected

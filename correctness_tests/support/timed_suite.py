@@ -87,7 +87,7 @@ class Suite:
 
     def target(self, statement: str) -> None:
         """With a test more, that holds a group to a bar."""
-        test = f"\n\n@pytest.mark.target\ndef test_target(group):\n    {statement}\n"
+        test = f"\n\n@pytest.mark.target\ndef test_target(group, recording):\n    {statement}\n"
         self.pytester.makepyfile(test_timed=SUITE.replace("{right}", "assert True") + test)
 
     def measure(self, seconds: Any = 1.0, names: str = "ab", groups: str = "one two") -> None:

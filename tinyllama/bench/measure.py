@@ -25,7 +25,7 @@ from tinyllama.bench.workloads import Group, at_once
 from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
-from tinyllama.harness.records.targets import Target, shown
+from tinyllama.harness.records.targets import Bar, Standing, Target, judged
 from tinyllama.model.tiers import TIERS, V1, Tier
 
 FLOOR = Contender(
@@ -300,24 +300,28 @@ def entry_of(contender: Contender, measured: Measured, product_flops: float) -> 
     )
 
 
-def missed(
+def bars(
     targets: Iterable[Target],
     measured: Measured,
     entries: Mapping[str, StepEntry],
     device: str,
-) -> list[str]:
-    """The targets that a group's entries, by contender, miss on a device of that name. A target
-    without a measurement is missed, unless the contender that it is over cannot run here."""
+) -> list[Bar]:
+    """What a group's entries, by contender, say of the targets of that group on a device of that
+    name. A target without a measurement is missed, unless a contender cannot run here."""
     known = {contender.name for contender in CONTENDERS}
-    lines = []
+    found = []
     for target in targets:
         if not target.covers((measured.group.workload, measured.group.precision)):
             continue
-        if target.tier not in known or not target.holds_on(device):
-            continue  # a tier that does not exist yet, or a claim about another device
-        found = target.measured(entries)
-        if found is None and target.over in measured.cannot:
-            continue  # the peer is not installed, which its entry says
-        if found is None or not target.met(found):
-            lines.append(f"{target}: measured {shown(found)}")
-    return lines
+        ratio = target.measured(entries)
+        if not target.concerns(device):
+            why = f"it is about {target.device}, and this is {device}"
+        elif target.tier not in known:
+            why = f"there is no tier {target.tier} yet"
+        elif ratio is None and (out := {target.tier, target.over} & measured.cannot.keys()):
+            why = "; ".join(f"{name}: {measured.cannot[name]}" for name in sorted(map(str, out)))
+        else:
+            found.append(judged(target, ratio))
+            continue
+        found.append(Bar(Standing.NOT_APPLICABLE, f"{target}: {why}"))
+    return found

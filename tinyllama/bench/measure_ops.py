@@ -36,7 +36,7 @@ from tinyllama.harness.measure.op_contender import (
 )
 from tinyllama.harness.measure.rounds import interleaved, ratio, summary
 from tinyllama.harness.records.entries import OpEntry, Ratio
-from tinyllama.harness.records.targets import OpTarget, covered, shown
+from tinyllama.harness.records.targets import Bar, OpTarget, Standing, covered, judged
 
 PACKAGE = "tinyllama.ops"
 BASELINE = "eager"  # over which every provider's ratio is: the reference of each op
@@ -231,19 +231,27 @@ def entries_of(run: OpCaseRun, ceilings: Ceilings) -> list[OpEntry]:
     return found
 
 
-def missed(
-    targets: Iterable[OpTarget], runs: Mapping[str, OpCaseRun], found: Iterable[OpEntry]
-) -> list[str]:
-    """The targets that entries miss, each at the cases that it covers. A target without a
-    measurement is missed, unless the providers that it is over cannot run here."""
-    lines = []
+def bars(
+    targets: Iterable[OpTarget],
+    runs: Mapping[str, OpCaseRun],
+    found: Iterable[OpEntry],
+    device: str,
+) -> list[Bar]:
+    """What entries say of the targets, each at the cases that it covers, on a device of that name.
+    A target without a measurement is missed, unless the providers that it is over cannot run
+    here."""
+    said = []
     for target, (op, case, *rest), entries in covered(targets, found):
-        if _not_here(target, runs[f"{op}-{case}"]):
+        about = f"{op}-{case}, {', '.join(rest)}: "
+        if not target.concerns(device):
+            why = f"it is about {target.device}, and this is {device}"
+        elif _not_here(target, runs[f"{op}-{case}"]):
+            why = "what it is over cannot run here"
+        else:
+            said.append(judged(target, target.measured(entries), about))
             continue
-        measured = target.measured(entries)
-        if measured is None or not target.met(measured):
-            lines.append(f"{op}-{case}, {', '.join(rest)}: {target}: measured {shown(measured)}")
-    return lines
+        said.append(Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}"))
+    return said
 
 
 def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:

@@ -17,6 +17,7 @@ LARGE = "large-bf16"  # in the precision that models of its size are trained in
 # Of the workloads whose contenders do not all fit on one GPU at once: those that are compared.
 # The scores of materialised attention alone would not fit.
 TOGETHER: dict[str, tuple[str, ...]] = {"large": ("v3", "hf-compile", "floor")}
+SHORT = ("small-bf16", "medium-bf16")  # on a GPU, of the groups of every kind
 PROCESSORS = 4  # for each contender that is being made: compilers start processes
 
 

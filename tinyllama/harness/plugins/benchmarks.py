@@ -45,6 +45,10 @@ class Hooks:
     def pytest_tinyllama_groups(self, config: pytest.Config) -> list[str]:  # type: ignore[empty-body]
         """The groups that must be measured on this device, whatever is collected or selected."""
 
+    @pytest.hookspec
+    def pytest_tinyllama_short_groups(self, config: pytest.Config) -> list[str]:  # type: ignore[empty-body]
+        """Those that ``--groups short`` measures and expects."""
+
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(Hooks)
@@ -58,7 +62,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="save a record of each group; without a comparison it is the next baseline",
     )
-    group.addoption("--groups", metavar="A,B", help="measure and expect only these groups")
+    group.addoption(
+        "--groups",
+        metavar="A,B",
+        help="measure and expect only these groups; short: the few that the suite declares",
+    )
     group.addoption(
         "--resume",
         action="store_true",

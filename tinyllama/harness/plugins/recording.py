@@ -9,7 +9,7 @@ fails the run fails, but the record stays complete and says what was missed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry
 from tinyllama.harness.records.results import Record
+from tinyllama.harness.records.targets import Bar, Standing
 from tinyllama.harness.records.verdict import (
     Outcome,
     Verdict,
@@ -30,7 +31,12 @@ from tinyllama.harness.records.verdict import (
     worst,
 )
 
+SHORT = "short"  # as --groups: the set that a conftest declares
 PHASES = {"setup", "call", "teardown"}
+
+
+class NoBarApplies(pytest.skip.Exception):  # type: ignore[name-defined]
+    """None of the bars of a group is about this device, or can be told on it."""
 
 
 class GroupRecord:
@@ -77,10 +83,13 @@ class Group:
 
     @property
     def passed(self) -> bool:
-        """Whether every phase that ran passed, or missed a target; what did not run is in
-        `problems`."""
+        """Whether every phase that ran passed, missed a target or had none; what did not run is
+        in `problems`."""
         each = [report for reports in self.reports.values() for report in reports]
-        return all(report.outcome == "passed" or self._misses(report) for report in each)
+        return all(
+            report.outcome == "passed" or self._misses(report) or self._without_bars(report)
+            for report in each
+        )
 
     @property
     def missed(self) -> list[str]:
@@ -99,13 +108,17 @@ class Group:
         said = getattr(report, "missed", "").partition("\nassert ")[0]  # pytest adds the expression
         return [line.strip() for line in said.splitlines()]
 
+    def _without_bars(self, report: pytest.TestReport) -> bool:
+        """Whether a test marked ``target`` was skipped since no bar applies."""
+        return report.nodeid in self.targets and getattr(report, "without_bars", False)
+
     def problems(self) -> list[Verdict]:
         """Why the group was not measured whole. A failed test is reported by pytest."""
         found = [
             Verdict(item, Outcome.MISSING, f"SKIPPED: {_reason(report)}")
             for item, reports in self.reports.items()
             for report in reports
-            if report.skipped
+            if report.skipped and not self._without_bars(report)
         ]
         if self.unrun:
             text = f"{len(self.unrun)} of its {len(self.items)} tests did not run: {self.unrun[0]}"
@@ -193,6 +206,15 @@ class Recording:
     def _chosen(self) -> list[str]:
         if self.config.option.groups is None:
             return self.declared
+        if self.config.option.groups == SHORT:
+            found = self.config.hook.pytest_tinyllama_short_groups(config=self.config)
+            chosen = [name for names in found for name in names if name in self.declared]
+            if not chosen:
+                raise pytest.UsageError(
+                    f"--groups {SHORT}: no short set is declared for this device: name groups of "
+                    f"{', '.join(self.declared) or 'none'}"
+                )
+            return chosen
         chosen = [name.strip() for name in self.config.option.groups.split(",")]
         for name in chosen:
             if name not in self.declared:
@@ -230,8 +252,11 @@ class Recording:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep what a failed assertion of a test said; any other error misses no target."""
+        """Keep what a failed assertion of a test said, where any other error misses no target, and
+        whether a test was skipped since no bar applies."""
         report = yield
+        if call.excinfo and call.excinfo.type is NoBarApplies:
+            report.without_bars = True  # type: ignore[attr-defined]
         if call.when == "call" and call.excinfo and call.excinfo.type is AssertionError:
             report.missed = str(call.excinfo.value)  # type: ignore[attr-defined]
         return report
@@ -241,6 +266,20 @@ class Recording:
         name = self.group_of.get(report.nodeid)
         if name is not None:
             self.groups[name].reports[report.nodeid].append(report)
+
+    def hold(self, bars: Sequence[Bar]) -> None:
+        """List the bars of the test that runs. It fails with those that are missed, and is skipped
+        where none applies."""
+        name = self.group_of.get(self.current or "", "")
+        missed = [bar.text for bar in bars if bar.standing is Standing.MISSED]
+        self.lines += [
+            f"{bar.standing.value} {name}: {bar.text}"
+            for bar in bars
+            if bar.standing is not Standing.MISSED  # the group says those when it is finished
+        ]
+        if all(bar.standing is Standing.NOT_APPLICABLE for bar in bars):
+            raise NoBarApplies(f"none of {len(bars)} bars of {name} applies on this device")
+        assert not missed, "\n".join(missed)
 
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""

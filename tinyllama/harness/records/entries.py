@@ -170,6 +170,13 @@ class StepEntry(Contended):
     last_loss: float | None = None
     steps: int | None = None
 
+    @property
+    def gradient_share(self) -> float | None:
+        """Parameters with a right gradient, of all; None where it was not looked at."""
+        if self.gradients is None or not self.parameters:
+            return None
+        return self.gradients / self.parameters
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartEntry(Contended):

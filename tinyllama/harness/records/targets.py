@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +23,8 @@ METRICS = (
     "kernels",
     "joules_per_sample",
     "mfu",
+    "copies",
+    "gradient_share",
 )
 OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes")
 ANY = "any"
@@ -51,7 +54,6 @@ class Bounded:
     at_least: float | None = None
     at_most: float | None = None
     over: str | tuple[str, ...] | None = None
-    asserted: bool = True
     judged_by: str = INTERVAL
     caveat: str = ""
 
@@ -81,12 +83,8 @@ class Bounded:
         return all(not names or part in names for part, names in zip(call, named, strict=True))
 
     def concerns(self, device: str) -> bool:
-        """Whether it is about a device of that name."""
+        """Whether it is about a device of that name, and so is asserted there."""
         return self.device == ANY or self.device.lower() in device.lower()
-
-    def holds_on(self, device: str) -> bool:
-        """Whether it is asserted on a device of that name."""
-        return self.asserted and self.concerns(device)
 
     def never_run(self, devices: Iterable[str]) -> str:
         """The remark on its figure while none of these devices is the one that it is about; empty
@@ -111,7 +109,7 @@ class Bounded:
         if self.metric == SPEED and other in (own.over or {}):
             return (own.over or {})[other]
         mine, theirs = _value(own, self.metric), _value(entries.get(other), self.metric)
-        return _exactly(mine / theirs) if mine and theirs else None
+        return _exactly(mine / theirs) if mine is not None and theirs else None
 
     def _other(self, entries: Mapping[str, Timed]) -> str | None:
         if isinstance(self.over, str) and self.over != FASTEST_PEER:
@@ -133,6 +131,33 @@ class Bounded:
         if self.at_least is not None:
             return low >= self.at_least
         return high <= self.bound
+
+
+class Standing(Enum):
+    """What a run says of a bar."""
+
+    MET = "MET"
+    MISSED = "MISSED"
+    NOT_APPLICABLE = "NOT APPLICABLE"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a run says of one target, and the figures or the reason."""
+
+    standing: Standing
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.standing.value} {self.text}"
+
+
+def judged(target: Bounded, found: Ratio | None, about: str = "") -> Bar:
+    """A target and its measurement. One that is missed says its caveat, if it has one."""
+    met = found is not None and target.met(found)
+    caveat = f" ({target.caveat})" if target.caveat and not met else ""
+    text = f"{about}{target}: measured {shown(found)}{caveat}"
+    return Bar(Standing.MET if met else Standing.MISSED, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,9 +295,7 @@ def _target(kind: type[Kind], where: str, table: Mapping[str, Any]) -> Kind:
             f"{where}: judged_by is {table['judged_by']!r}: use {INTERVAL} or {MEDIAN}"
         )
     lists = {name: _listed(table[name]) for name in kind.LISTS if name in table}
-    # A documented claim is shown; it is asserted only where that is said.
-    asserted = {"asserted": table.get("asserted", not table.get("documented", False))}
-    return kind(**{**table, way: bound, **lists, **asserted})
+    return kind(**{**table, way: bound, **lists})
 
 
 def _in_bytes(bound: Any) -> Any:
@@ -289,7 +312,7 @@ def _mistyped(name: str, value: Any, several: str | None) -> str | None:
     """
     if name in ("at_least", "at_most"):
         return None
-    if name in ("documented", "asserted"):
+    if name == "documented":
         return None if isinstance(value, bool) else "true or false"
     if isinstance(value, str) and (value or name == "caveat"):
         return several if value == ANY and several == NAMES else None
