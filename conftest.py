@@ -1,5 +1,6 @@
 pytest_plugins = [
     "tinyllama.harness.plugins.suite",
     "tinyllama.harness.plugins.benchmarks",
+    "tinyllama.harness.plugins.gpu_benchmark",
     "tinyllama.harness.plugins.gate",
 ]

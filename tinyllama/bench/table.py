@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 
 class ReadingsClock:
     """A timer for pytest-benchmark, in seconds; `advance` moves it by the next reading."""
@@ -25,10 +27,12 @@ class ReadingsClock:
         self.seconds += next(self._readings)
 
 
-def show(benchmark: Any, readings: Sequence[float], group: str, **extra: Any) -> None:
-    """Enter readings (seconds) into the table, in a group of their own."""
+def show(
+    request: pytest.FixtureRequest, readings: Sequence[float], group: str, **extra: Any
+) -> None:
+    """Enter readings (seconds) of the test that asks into the table, in a group of their own."""
     clock = ReadingsClock(readings)
-    benchmark.group = group
+    request.node.add_marker(pytest.mark.benchmark(timer=clock, group=group))
+    benchmark = request.getfixturevalue("benchmark")
     benchmark.extra_info.update(extra)
-    benchmark._timer = clock
     benchmark.pedantic(clock.advance, rounds=len(readings), iterations=1)
