@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,18 @@ def test_a_call_that_waits_for_the_device_is_an_error(project: pytest.Pytester) 
     result = project.runpytest_subprocess(*PLUGIN)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*NotQueuedError: enqueueing took*waits for the device*"])
+
+
+def test_no_private_attribute_of_the_plugin_is_used() -> None:
+    root = Path(__file__).parents[2]
+    files = [
+        path
+        for folder in ("tinyllama", "perf_tests", "correctness_tests", "tools")
+        for path in (root / folder).rglob("*.py")
+    ]
+    assert root / "tinyllama/bench/table.py" in files
+    private = re.compile(r"(benchmark|fixture)\._[a-z]")
+    assert not [str(path) for path in files if private.search(path.read_text())]
 
 
 @pytest.mark.slow("three runs of pytest in processes of their own, with files of pytest-benchmark")
