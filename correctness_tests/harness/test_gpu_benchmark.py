@@ -66,7 +66,7 @@ def test_plain_benchmark_measures_the_host_and_this_one_the_device(
             gpu_benchmark(QUEUE.call())
         """
     )
-    found = recorded(project)
+    found = recorded(project, "--benchmark-only")
     plain, device = (found[name]["stats"]["median"] * 1e6 for name in ("test_plain", "test_device"))  # type: ignore[index]
     assert plain == pytest.approx(HOST_US, rel=0.05)
     assert device == pytest.approx(KERNEL_US, rel=0.05)
@@ -104,7 +104,7 @@ def test_it_is_the_real_fixture_and_each_round_has_inputs_of_its_own(
             assert calls == len(seen)
         """
     )
-    found = recorded(project)
+    found = recorded(project, "--benchmark-only")
     assert found["test_inputs"]["extra_info"] == {"shape": "4x3"}
     assert found["test_inputs"]["stats"]["rounds"] == 30  # type: ignore[index]
 

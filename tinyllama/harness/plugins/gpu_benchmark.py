@@ -123,12 +123,18 @@ def benchmark_flush() -> Callable[[], object]:
 
 
 @pytest.fixture
-def gpu_benchmark(
-    request: pytest.FixtureRequest, benchmark_queue: Queue, benchmark_flush: Callable[[], object]
-) -> GpuBenchmark:
-    """Time a call on the device: ``gpu_benchmark(kernel, x)``."""
+def benchmark_timer(request: pytest.FixtureRequest, benchmark_queue: Queue) -> DeviceTimer:
+    """The timer of this test, named in its marker before pytest-benchmark's fixture reads it."""
     timer = DeviceTimer(benchmark_queue)
     marker = request.node.get_closest_marker("benchmark")
     options = {**(marker.kwargs if marker else {}), "timer": timer}
     request.node.add_marker(pytest.mark.benchmark(**options), append=False)
-    return GpuBenchmark(request.getfixturevalue("benchmark"), timer, benchmark_flush)
+    return timer
+
+
+@pytest.fixture
+def gpu_benchmark(
+    benchmark_timer: DeviceTimer, benchmark: Any, benchmark_flush: Callable[[], object]
+) -> GpuBenchmark:
+    """Time a call on the device: ``gpu_benchmark(kernel, x)``."""
+    return GpuBenchmark(benchmark, benchmark_timer, benchmark_flush)
