@@ -1,13 +1,16 @@
 """The cases that follow from a declaration.
 
 For each provider: every shape in every dtype; then, on the first shape, every layout of the
-inputs, every layout of the upstream gradients, every extreme distribution, and each upstream
-gradient absent alone. A case that a provider does not cover has a name and a reason.
+inputs, every layout of the upstream gradients, every extreme distribution, each upstream gradient
+absent alone, and subsets of the gradients that are wanted. Extreme distributions are also tried on
+the two largest shapes, which take several blocks of a kernel. A case that a provider does not cover has a name and a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -21,6 +24,7 @@ from tinyllama.harness.correct.evaluate import (
     Inputs,
     evaluate,
     make_inputs,
+    shapes_of,
 )
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
@@ -48,7 +52,8 @@ class References:
 class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
-    absent: the output that gets no upstream gradient.
+    absent: the output that gets no upstream gradient. wanted: the inputs whose gradients are asked
+    for, where not all are.
     """
 
     op: Op
@@ -59,6 +64,7 @@ class OpCase:
     layout: str = "contiguous"
     upstream: str = "contiguous"
     absent: str | None = None
+    wanted: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         parts = [str(self.provider), str(self.case), SHORT[self.dtype]]
@@ -70,13 +76,15 @@ class OpCase:
             parts.append(f"{self.upstream}_grads")
         if self.absent:
             parts.append(f"no_{self.absent}_grad")
+        if self.wanted:
+            parts.append(f"only_grad_{'_'.join(self.wanted)}")
         return "-".join(parts)
 
     @property
     def varied(self) -> bool:
         """Whether it differs from the plain case of its shape and dtype."""
         layouts = {self.layout, self.upstream}
-        return bool(self.extreme or self.absent) or layouts != {"contiguous"}
+        return bool(self.extreme or self.absent or self.wanted) or layouts != {"contiguous"}
 
     def unsupported(self) -> str | None:
         """Why the provider does not cover this case; None when it does."""
@@ -97,7 +105,7 @@ class OpCase:
         )
         if self.absent:
             made = replace(made, upstream={**made.upstream, self.absent: None})
-        return made
+        return replace(made, wanted=self.wanted)
 
     def compare(
         self,
@@ -184,6 +192,26 @@ def _cases(op: Op, provider: Provider) -> Iterator[OpCase]:
         if len(op.outputs) > 1:
             for output in op.outputs:
                 yield replace(first, absent=output)
+    plain = OpCase(op, provider, op.cases[0], op.dtypes[0])
+    for wanted in _subsets(op.differentiable):
+        yield replace(plain, wanted=wanted)
+    for case in sorted(op.cases[1:], key=lambda case: elements(op, case))[-2:]:
+        for extreme in op.extremes:
+            yield replace(plain, case=case, extreme=extreme)
+
+
+def _subsets(names: Collection[str], most: int = 3) -> Iterator[tuple[str, ...]]:
+    """Every part of these names, neither none nor all; of more than ``most``, each one alone and
+    all but each one."""
+    every = range(1, len(names))
+    for count in every if len(names) <= most else (1, len(names) - 1):
+        yield from itertools.combinations(names, count)
+
+
+def elements(op: Op, case: Case) -> int:
+    """The number of elements of a case's inputs."""
+    shapes = [shape for declared in op.inputs.values() for shape in shapes_of(declared, case.dims)]
+    return sum(map(math.prod, shapes))
 
 
 def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
@@ -198,3 +226,8 @@ def full_cases(ops: Iterable[Op]) -> Iterator[OpCase]:
                             full = OpCase(op, provider, case, dtype, extreme, layout, upstream)
                             if str(full) not in quick:
                                 yield full
+                for wanted in _subsets(op.differentiable, most=4):
+                    for case in op.cases:
+                        full = OpCase(op, provider, case, dtype, wanted=wanted)
+                        if str(full) not in quick:
+                            yield full

@@ -8,6 +8,7 @@ eager's error is what the dtype costs a straightforward implementation.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,8 +22,8 @@ from tinyllama.harness.declare.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
 
-LAYOUTS = ("contiguous", "strided", "transposed", "expanded")
-UPSTREAMS = ("contiguous", "strided", "transposed", "summed")
+LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct")
+UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct")
 
 
 class ContractError(AssertionError):
@@ -43,12 +44,16 @@ class ChangedInputError(ContractError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one call: ``args`` by name, upstream gradients by output, parameters."""
+    """Inputs of one call: ``args`` by name, upstream gradients by output, parameters.
+
+    wanted: the inputs whose gradients are asked for; None: all that have one.
+    """
 
     args: Leaves
     upstream: dict[str, torch.Tensor | None]
     params: dict[str, Any]
     fresh: list[Leaves] = field(default_factory=list)
+    wanted: tuple[str, ...] | None = None
 
     def double(self) -> Inputs:
         """The same values in float64."""
@@ -90,6 +95,7 @@ class Inputs:
             {name: apply(value) for name, value in self.upstream.items()},
             self.params,
             [{name: apply(value) for name, value in call.items()} for call in self.fresh],
+            self.wanted,
         )
 
 
@@ -109,7 +115,8 @@ def make_inputs(
 
     drawn_on: the device that draws random values. Each device draws other ones; a GPU is faster.
     extreme: the name of one of the op's extremes.
-    layout: of the floating-point inputs, one of `LAYOUTS`.
+    layout: of the floating-point inputs, one of `LAYOUTS`; "distinct" gives each tensor strides
+        that no other has.
     upstream: layout of the gradients of the outputs, one of `UPSTREAMS`; "summed" is what
         ``.sum().backward()`` gives: one element, with stride 0, for the whole tensor.
     """
@@ -127,6 +134,8 @@ def make_inputs(
         # Equal rows of a weight would make results cancel; only the batch is expanded.
         return "contiguous" if layout == "expanded" and declared.axes[:1] != first else layout
 
+    place = itertools.count(1)
+
     def leaf(name: str, declared: Tensor, salt: str = "") -> Any:
         values = overrides.get(name) or declared.distribution(case.dims)
         wanted = dtype_of(declared)
@@ -137,16 +146,18 @@ def make_inputs(
                 wanted,
                 device,
                 layout_of(declared),
+                next(place),
             )
             for i, shape in enumerate(shapes)
         ]
         return made if declared.many else made[0]
 
     grads: dict[str, torch.Tensor | None] = {}
+    upstream_place = itertools.count(1 + len(op.inputs))
     for name, output in op.outputs.items():
         (shape,) = shapes_of(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
-        grads[name] = _laid_out(sample, dtype_of(output), device, upstream)
+        grads[name] = _laid_out(sample, dtype_of(output), device, upstream, next(upstream_place))
 
     names = [name for name, declared in op.inputs.items() if not declared.mutated]
     return Inputs(
@@ -174,7 +185,7 @@ def evaluate(
     """
     args = {name: copied(value) for name, value in inputs.args.items()}
     before = {name: copied(value) for name, value in args.items() if name not in op.mutated}
-    for name in op.differentiable:
+    for name in _wanted(op, inputs):
         args[name].requires_grad_(True)
 
     outputs = call(*args.values(), **inputs.params)
@@ -202,12 +213,16 @@ def backward_pass(
     """The gradients by name, ``"grad x"``; raises as `evaluate` does."""
     given = {name: g for name, g in inputs.upstream.items() if g is not None}
     detached = sorted(name for name in given if not results[name].requires_grad)
-    if detached:
+    if inputs.wanted is not None:  # an output need not depend on each input
+        given = {name: g for name, g in given.items() if name not in detached}
+        if not given:
+            return {}
+    elif detached:
         raise GradientError(f"{op.name}: outputs {detached} are detached from the inputs")
     upstream = {name: copied(gradient) for name, gradient in given.items()}
     gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
         [results[name] for name in given],
-        [args[name] for name in op.differentiable],
+        [args[name] for name in _wanted(op, inputs)],
         list(upstream.values()),
         allow_unused=True,
     )
@@ -215,7 +230,7 @@ def backward_pass(
         if not _same_memory(before, upstream[name]):
             raise ChangedInputError(f"{op.name}: backward changed the upstream gradient of {name}")
     found = {}
-    for name, gradient in zip(op.differentiable, gradients, strict=True):
+    for name, gradient in zip(_wanted(op, inputs), gradients, strict=True):
         if gradient is None:
             continue
         for trait in ("shape", "dtype"):
@@ -224,6 +239,10 @@ def backward_pass(
                 raise GradientError(f"{op.name}: grad {name} has {trait} {got}, not {expected}")
         found[f"grad {name}"] = gradient
     return found
+
+
+def _wanted(op: Op, inputs: Inputs) -> list[str]:
+    return [n for n in op.differentiable if inputs.wanted is None or n in inputs.wanted]
 
 
 def _named_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor]:
@@ -306,15 +325,20 @@ def _sample(
 
 
 def _laid_out(
-    sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str
+    sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str, place: int
 ) -> torch.Tensor:
-    """The sample on a device, laid out in memory as asked."""
+    """The sample on a device, laid out in memory as asked; ``place``: among the call's tensors."""
     tensor = sample.to(dtype=dtype, device=device)
     if layout == "contiguous" or tensor.dim() == 0:
         return tensor.contiguous()
     if layout == "strided":  # every second element of the last axis
         buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), float("nan"))
         view = buffer[..., ::2]
+        view.copy_(tensor)
+        return view
+    if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
+        width = place * (tensor.shape[-1] + 1)
+        view = tensor.new_full((*tensor.shape[:-1], width), float("nan"))[..., :-place:place]
         view.copy_(tensor)
         return view
     if layout == "transposed":  # the memory order of the axes reversed

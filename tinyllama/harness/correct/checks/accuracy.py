@@ -27,9 +27,9 @@ from tinyllama.harness.correct.poison import PoisonedMemory
 OUTPUTS, GRADIENTS = "outputs", "gradients"
 UNWRITTEN, TOUCHED = "unwritten memory", "untouched inputs"
 EXTREMES, LAYOUTS, UPSTREAMS = "extreme values", "input layouts", "gradient layouts"
-ABSENT = "absent gradients"
+ABSENT, WANTED = "absent gradients", "wanted gradients"
 PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED)
-VARIED = (EXTREMES, LAYOUTS, UPSTREAMS, ABSENT)
+VARIED = (EXTREMES, LAYOUTS, UPSTREAMS, ABSENT, WANTED)
 NAMES = (*PLAIN, *VARIED)
 
 
@@ -81,7 +81,9 @@ def variation(case: OpCase) -> str:
         return EXTREMES
     if case.layout != "contiguous":
         return LAYOUTS
-    return UPSTREAMS if case.upstream != "contiguous" else ABSENT
+    if case.upstream != "contiguous":
+        return UPSTREAMS
+    return ABSENT if case.absent else WANTED
 
 
 def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:

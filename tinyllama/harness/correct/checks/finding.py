@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, op_cases
+from tinyllama.harness.correct.cases import OpCase, elements, op_cases
 from tinyllama.harness.correct.compare import SLACK, Comparison
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, evaluate, shapes_of
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.declare.op import Case, Op, Provider
+from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.machine.device import cannot
 
 
@@ -99,7 +98,7 @@ class Candidate:
         every = op_cases([self.op], providers=["eager"])
         own = [replace(case, provider=self.provider) for case in every]
         covered = [case for case in own if case.unsupported() is None]
-        return sorted(covered, key=lambda case: (case.varied, _elements(self.op, case.case)))
+        return sorted(covered, key=lambda case: (case.varied, elements(self.op, case.case)))
 
     def plain(self) -> list[OpCase]:
         return [case for case in self.covered() if not case.varied]
@@ -153,12 +152,6 @@ class Candidate:
         """Why the provider cannot run on the device; None when it can."""
         reasons = (cannot(need, self.device) for need in self.provider.requires)
         return next(filter(None, reasons), None)
-
-
-def _elements(op: Op, case: Case) -> int:
-    """The number of elements of a case's inputs."""
-    shapes = [shape for declared in op.inputs.values() for shape in shapes_of(declared, case.dims)]
-    return sum(map(math.prod, shapes))
 
 
 def leaves(args: Leaves) -> Iterator[torch.Tensor]:
