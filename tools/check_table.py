@@ -49,6 +49,8 @@ def gap(op: Op, provider: Provider, check: str, device: torch.device) -> str | N
         return IN_PLACE[check]
     if not op.differentiable and check in OF_GRADIENTS:
         return "it has no gradients"
+    if check == "races" and device.type != "cpu":
+        return "it is seen where kernels of Triton's are interpreted"
     if check in ("captured", "side stream"):
         reason = cannot("capture" if check == "captured" else "gpu", device)
         if reason is not None:
@@ -87,6 +89,8 @@ def _gaps(check: str) -> dict[str, list[str]]:
         reason = gap(op, provider, check, torch.device("cpu"))
         if check == accuracy.ABSENT and len(op.outputs) < 2:
             reason = "it has no second output"
+        elif check == accuracy.WANTED and len(op.differentiable) < 2:
+            reason = "fewer than two of its inputs have gradients"
         elif check in (accuracy.GRADIENTS, accuracy.UPSTREAMS) and not op.differentiable:
             reason = "it has no gradients"
         elif check == accuracy.EXTREMES and not op.extremes:

@@ -25,6 +25,7 @@ from tinyllama.harness.correct.checks.accuracy import (
     OUTPUTS,
     TOUCHED,
     UPSTREAMS,
+    WANTED,
 )
 from tinyllama.harness.declare.autograd import several
 
@@ -290,3 +291,30 @@ def garbage_for_no_rows(op: Op) -> Call:
         return EAGER[op.name](*args[:-1], last, **params)
 
     return call
+
+
+@on_any_op(WANTED, fits=lambda op: len(op.differentiable) > 1)
+def wrong_if_one_gradient_is_wanted(op: Op) -> Call:
+    def call(*args: Any, **params: Any) -> Any:
+        alone = sum(arg.requires_grad for arg in args if isinstance(arg, torch.Tensor)) == 1
+        changed = [with_upstream(a, lambda g: g * 2) if a.requires_grad else a for a in args]
+        return EAGER[op.name](*(changed if alone else args), **params)
+
+    return call
+
+
+@on_any_op(LAYOUTS, fits=lambda op: same_axes_first(op))
+def strides_of_another_input(op: Op) -> Call:
+    def call(*args: Any, **params: Any) -> Any:
+        first, second, *rest = args
+        plain = second.detach()
+        misread = plain.as_strided(plain.shape, first.stride())
+        return EAGER[op.name](first, second + (misread - plain), *rest, **params)
+
+    return call
+
+
+def same_axes_first(op: Op) -> bool:
+    """Whether the first two inputs have the same axes."""
+    first, *rest = [tensor.axes for tensor in op.inputs.values()]
+    return bool(rest) and len(first) > 1 and first == rest[0]

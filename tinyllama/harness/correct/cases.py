@@ -3,7 +3,8 @@
 For each provider: every shape in every dtype; then, on the first shape, every layout of the
 inputs, every layout of the upstream gradients, every extreme distribution, each upstream gradient
 absent alone, and subsets of the gradients that are wanted. Extreme distributions are also tried on
-the two largest shapes, which take several blocks of a kernel. A case that a provider does not cover has a name and a reason.
+the two largest shapes, which take several blocks of a kernel. A case that a provider does not cover
+has a name and a reason.
 """
 
 from __future__ import annotations

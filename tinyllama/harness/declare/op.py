@@ -56,6 +56,8 @@ class Provider:
     slowdowns: as the op's, where they are not those of this provider.
     large: its cases of more than 2^31 elements; one that launches kernels of its own has one.
     borrows: why all kernels that it launches are another op's; those are tested with that op.
+    races: kernels (``file.function``) of which two programs may store to one address, and why that
+        does no harm.
     random_dims: as `Op.random_dims`, where this provider needs smaller ones.
     module: of the file that registered it, which need not be the op's.
     """
@@ -75,6 +77,7 @@ class Provider:
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     large: tuple[Large, ...] = ()
     borrows: str = ""
+    races: Mapping[str, str] = field(default_factory=dict)
     random_dims: RandomDims | None = None
     derived: Derived | None = None
     module: str = ""

@@ -11,6 +11,7 @@ from tinyllama.harness.kernels.launch import (
     dot_precisions,
     jit,
     next_power_of_2,
+    processors_of,
     recorded,
     tl,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "dot_precisions",
     "jit",
     "next_power_of_2",
+    "processors_of",
     "recorded",
     "tl",
 ]

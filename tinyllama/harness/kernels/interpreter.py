@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ Array = Any  # a numpy array
 
 # Called at every access: addresses, which of them are accessed, bytes of each, "load" or "store".
 WATCHERS: list[Callable[[Array, Array, int, str], None]] = []
+
+
+@dataclass(eq=False, frozen=True)
+class Running:
+    """A launch: ``fn`` is the kernel's function."""
+
+    fn: Callable[..., Any]
+
+
+_RUNNING: list[Running] = []
 
 
 def to_bits(values: Array) -> Array:
@@ -54,8 +65,17 @@ def run(
     function: Callable[..., Any], names: list[str], grid: tuple[int, ...], args: Any, kwargs: Any
 ) -> None:
     """Run a kernel's Python function for every program of a grid, on tensors of the CPU."""
-    with _language_put_back(), _device_functions():
-        stock.GridExecutor(_rewritten(function), names, grid)(*args, **kwargs)
+    _RUNNING.append(Running(function))
+    try:
+        with _language_put_back(), _device_functions():
+            stock.GridExecutor(_rewritten(function), names, grid)(*args, **kwargs)
+    finally:
+        _RUNNING.pop()
+
+
+def running() -> tuple[Running, tuple[int, ...]]:
+    """The launch that is interpreted, an object of its own for each, and its current program."""
+    return _RUNNING[-1], tuple(stock.interpreter_builder.grid_idx)
 
 
 _REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}

@@ -126,6 +126,31 @@ def _gpu_chip(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+@functools.cache
+def _gpu_processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+_PROCESSORS: list[int] = []
+
+
+@contextlib.contextmanager
+def processors(count: int) -> Iterator[None]:
+    """Meanwhile, every device has so many processors for `processors_of`."""
+    _PROCESSORS.append(count)
+    try:
+        yield
+    finally:
+        _PROCESSORS.pop()
+
+
+def processors_of(device: torch.device) -> int:
+    """The processors that a launch is divided among: the GPU's, or 2 where there is none."""
+    if _PROCESSORS:
+        return _PROCESSORS[-1]
+    return _gpu_processors(device) if device.type == "cuda" else 2
+
+
 def target_of(chip: str) -> Any:
     """Triton's name for a chip."""
     from triton.backends.compiler import GPUTarget

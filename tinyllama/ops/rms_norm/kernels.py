@@ -7,13 +7,12 @@ two steps without atomics: each program over its own rows, then one launch over 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, processors_of, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous, dense_rows
 from tinyllama.harness.kernels.precision import SHORT
@@ -246,17 +245,10 @@ def norm_forward(
     return y_ND, rstd_N
 
 
-@functools.cache
-def _processors(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return 2
-
-
 def partial_rows(n_rows: int, device: torch.device) -> int:
     """P, the programs of a backward pass over so many rows: each gives one row of partial sums
     of the weight's gradient. At most two for a processor, at least 8 rows for a program."""
-    return max(1, min(cdiv(n_rows, 8), 2 * _processors(device)))
+    return max(1, min(cdiv(n_rows, 8), 2 * processors_of(device)))
 
 
 def new_partials(x_ND: torch.Tensor) -> torch.Tensor:

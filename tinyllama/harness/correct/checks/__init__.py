@@ -12,7 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from tinyllama.harness.correct.checks import accuracy, calls, compiling, frameworks, guards
+from tinyllama.harness.correct.checks import (
+    accuracy,
+    calls,
+    compiling,
+    frameworks,
+    guards,
+    programs,
+)
 from tinyllama.harness.correct.checks.crash import crashed
 from tinyllama.harness.correct.checks.finding import (
     Candidate,
@@ -35,6 +42,7 @@ _COMPARING: dict[str, Callable[[Candidate], Problem]] = {
 }
 _OTHERS: dict[str, Callable[[Candidate], Problem]] = {
     "out of bounds": guards.out_of_bounds,
+    "races": programs.races,
     "scaled upstream": calls.scaled_upstream,
     "backward twice": calls.backward_twice,
     "two consumers": calls.two_consumers,

@@ -1,0 +1,82 @@
+"""What only shows among many programs: races, and the sums of many processors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.saboteurs import EAGER
+from tinyllama.harness import Provider
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, run
+from tinyllama.harness.kernels import jit, processors_of, tl
+from tinyllama.harness.kernels.launch import processors
+from tinyllama.ops import OPS
+from tinyllama.ops.rms_norm import kernels
+
+
+@jit
+def first_elements(x, y, BLOCK: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Programs that store STEP elements apart; BLOCK elements each."""
+    at = tl.program_id(0) * STEP + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at))
+
+
+@jit
+def adding(y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.atomic_add(y + tl.arange(0, BLOCK), 1.0)
+
+
+def finding_of(check: str, call: Any, **traits: Any) -> Finding:
+    op = OPS["rms_norm"]
+    provider = Provider(op.name, "tried", call, dtypes=op.dtypes, requires=("triton",), **traits)
+    (finding,) = run(Candidate(op, provider), only=[check])
+    return finding
+
+
+def launching(step: int) -> Any:
+    """rms_norm, beside three programs that store four elements each."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        first_elements[(3,)](torch.zeros(16), torch.zeros(16), BLOCK=4, STEP=step)
+        adding[(3,)](torch.zeros(4), BLOCK=4)
+        return EAGER["rms_norm"](x, weight, eps)
+
+    return call
+
+
+def test_an_address_stored_by_two_programs_is_a_race() -> None:
+    finding = finding_of("races", launching(3))
+    assert finding.outcome is Outcome.FAILED, finding
+    kernel = "test_programs.first_elements"
+    seen = "2 addresses, the first one by programs (0, 0, 0), (1, 0, 0)"
+    assert finding.message == f"{kernel}: two programs of a launch store to {seen}"
+    declared = finding_of("races", launching(3), races={kernel: "equal values"})
+    assert declared.outcome is Outcome.PASSED, declared
+
+
+def test_programs_apart_and_atomics_are_no_race() -> None:
+    finding = finding_of("races", launching(4))
+    assert finding.outcome is Outcome.PASSED, finding
+
+
+@pytest.mark.parametrize(
+    "count", [132, pytest.param(304, marks=pytest.mark.slow("thousands of rows are interpreted"))]
+)
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+def test_gains_have_their_gradient_on_many_processors(name: str, count: int) -> None:
+    """As many partial sums as a GPU with so many processors makes, of rows that do not divide."""
+    op = OPS[name]
+    candidate = Candidate(op, op["triton"])
+    plain = next(case for case in candidate.plain() if case.case.dims.get("D") == 16)
+    case = replace(plain, case=plain.case.resized(T=16 * count + 5))
+    inputs = candidate.inputs(case)
+    with processors(count):
+        assert processors_of(torch.device("cpu")) == count
+        assert kernels.partial_rows(16 * count + 5, torch.device("cpu")) == 2 * count
+        wrong = candidate.wrong(case, candidate.results(inputs), inputs)
+    assert not wrong, wrong
