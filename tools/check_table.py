@@ -20,6 +20,8 @@ LANES = {  # check -> what of it `make test` has, what the slow lane adds
     **{name: ("the derived cases", "every combination of them") for name in accuracy.NAMES},
     "out of bounds": ("every case in fp32", "every configuration of each kernel"),
     "determinism": (QUICK, "every case, every configuration of each kernel"),
+    "autocast": (QUICK, "nothing more: rows that are zero have no bound under autocast"),
+    "empty batch": (QUICK, "nothing more: it has no rows to differ in"),
     "resources": ("the largest case for each chip", "every case for each chip"),
     "compiled": (f"{QUICK}, by `aot_eager`", "every case, by `inductor`"),
 }
