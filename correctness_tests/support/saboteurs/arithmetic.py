@@ -293,14 +293,14 @@ def run_twice_at_first() -> Call:
 @of("cross_entropy", EXTREMES)
 def rescale_clamped(logits: torch.Tensor, targets: torch.Tensor, **params: Any) -> torch.Tensor:
     """An online sum of exponentials whose rescaling between blocks is clamped."""
-    largest = torch.full_like(logits[:, 0].float(), -torch.inf)
+    largest = torch.full_like(logits[:, 0].double(), -torch.inf)
     total = torch.zeros_like(largest)
-    for block in logits.float().split(1024, dim=1):
+    for block in logits.double().split(1024, dim=1):
         now = torch.maximum(largest, block.amax(1))
-        rescale = (largest - now).clamp_min(-8.0).exp()
+        rescale = (largest - now).clamp_min(-2.0).exp()
         kept = total * torch.where(largest.isinf(), 0.0, rescale)
         total = kept + (block - now[:, None]).exp().sum(1)
         largest = now
     right = EAGER["cross_entropy"](logits, targets, **params)
     wrong = largest + total.log()
-    return right + (wrong - logits.float().logsumexp(1)).mean().to(right)
+    return right + (wrong - logits.double().logsumexp(1)).mean().detach().to(right)
