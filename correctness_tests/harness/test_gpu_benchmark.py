@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tinyllama.harness.plugins import gpu_benchmark
+
 pytest_plugins = ["pytester"]
-PLUGIN = ("-p", "tinyllama.harness.plugins.gpu_benchmark", "-p", "no:xdist", "-p", "no:randomly")
+PLUGIN = ("-p", gpu_benchmark.__name__, "-p", "no:xdist", "-p", "no:randomly")
 # A device on which a kernel takes 5 us, behind 100 us of the host's, on a clock of its own.
 SIMULATED = """
     from correctness_tests.support.queues import SimulatedQueue
@@ -34,6 +36,8 @@ KERNEL_US, HOST_US = 5.0, 100.0
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    # Under it pytest-benchmark would disable itself in the runs that these tests start.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(simulated=SIMULATED)
     return pytester
