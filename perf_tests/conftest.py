@@ -9,9 +9,12 @@ from tinyllama.bench import curves, longest, measure_ops, sweeps, switches
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
+from tinyllama.bench.table import readings_clock, table
 from tinyllama.bench.workloads import ALL, SHORT, not_here
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.plugins.suite import worker_device
+
+__all__ = ["readings_clock", "table"]  # fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ from tinyllama.bench.measure_ops import (
     providers_of,
     slow_layouts,
 )
-from tinyllama.bench.table import show
+from tinyllama.bench.table import Table, may_stay_empty
 from tinyllama.bench.targets import OF_OPS
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import device_name
@@ -60,9 +60,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("op", "provider", "place"), cases)
 
 
-def test_op(
-    group: Measured, op: Op, provider: str, place: int, request: pytest.FixtureRequest
-) -> None:
+@may_stay_empty
+def test_op(group: Measured, op: Op, provider: str, place: int, table: Table) -> None:
     """Device time of the last pass: forward and backward, where the op has one.
 
     A provider of ours must run and be right; a peer that does not says why in its entry.
@@ -75,7 +74,7 @@ def test_op(
     if run is None or provider not in run.readings:
         return  # there is nothing to enter into the table
     *_, last = run.readings[provider].values()
-    show(request, [reading.device for reading in last], name)
+    table.enter([reading.device for reading in last], name)
 
 
 def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:

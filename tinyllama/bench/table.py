@@ -7,32 +7,52 @@ otherwise: its statistics are those of the readings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+
+# A test whose contender could not be timed has nothing to enter.
+may_stay_empty = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all")
 
 
 class ReadingsClock:
     """A timer for pytest-benchmark, in seconds; `advance` moves it by the next reading."""
 
-    def __init__(self, readings: Sequence[float]) -> None:
-        self._readings = iter(readings)
+    def __init__(self) -> None:
+        self.readings: Iterator[float] = iter(())
         self.seconds = 0.0
 
     def __call__(self) -> float:
         return self.seconds
 
     def advance(self) -> None:
-        self.seconds += next(self._readings)
+        self.seconds += next(self.readings)
 
 
-def show(
-    request: pytest.FixtureRequest, readings: Sequence[float], group: str, **extra: Any
-) -> None:
-    """Enter readings (seconds) of the test that asks into the table, in a group of their own."""
-    clock = ReadingsClock(readings)
-    request.node.add_marker(pytest.mark.benchmark(timer=clock, group=group))
-    benchmark = request.getfixturevalue("benchmark")
-    benchmark.extra_info.update(extra)
-    benchmark.pedantic(clock.advance, rounds=len(readings), iterations=1)
+class Table:
+    """The table of pytest-benchmark, for the one test that asks for it."""
+
+    def __init__(self, fixture: Any, clock: ReadingsClock) -> None:
+        self.fixture, self.clock = fixture, clock
+
+    def enter(self, readings: Sequence[float], group: str, **extra: Any) -> None:
+        """Enter readings (seconds), in a group of their own."""
+        self.clock.readings = iter(readings)
+        self.fixture.group = group
+        self.fixture.extra_info.update(extra)
+        self.fixture.pedantic(self.clock.advance, rounds=len(readings), iterations=1)
+
+
+@pytest.fixture
+def readings_clock(request: pytest.FixtureRequest) -> ReadingsClock:
+    """The timer of this test, named in its marker before pytest-benchmark's fixture reads it."""
+    clock = ReadingsClock()
+    request.node.add_marker(pytest.mark.benchmark(timer=clock))
+    return clock
+
+
+@pytest.fixture
+def table(readings_clock: ReadingsClock, benchmark: Any) -> Table:
+    """pytest-benchmark's table. ``benchmark`` is an argument, as ``--benchmark-only`` asks."""
+    return Table(benchmark, readings_clock)

@@ -26,10 +26,12 @@ import pytest
 
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.recording import Recording
+from tinyllama.harness.plugins.saved_runs import SavedRuns
 from tinyllama.harness.records import results
 from tinyllama.harness.records.report import terminal
 
 RECORDING = pytest.StashKey[Recording]()
+SAVED = pytest.StashKey["SavedRuns | None"]()  # None: the gate compares revisions
 # Options under which nothing is timed, or that end the session before its verdict is shown.
 REFUSED = {
     "benchmark_disable": "--benchmark-disable measures nothing: remove it",
@@ -77,21 +79,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
-    if getattr(option, "benchmark_compare_fail", None):
-        raise pytest.UsageError(
-            "--benchmark-compare-fail: thresholds are declared by the benchmarks; remove it"
-        )
-    value = getattr(option, "benchmark_compare", [])
-    if isinstance(value, str):
-        raise pytest.UsageError(
-            f"--benchmark-compare {value!r}: the baseline is the newest of this device and these "
-            "versions; give the option no value, after the paths"
-        )
-    compare = value is True
-    if compare:
-        option.benchmark_compare = None  # the verdict is ours, not pytest-benchmark's
-    gated = getattr(option, "against", None) or getattr(option, "against_env", None)
-    recording = Recording(config, _root(config), compare=compare and not gated)
+    saved = None
+    if not (getattr(option, "against", None) or getattr(option, "against_env", None)):
+        saved = SavedRuns(config)
+        config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
+    config.stash[SAVED] = saved
+    recording = Recording(config, _root(config), compare=bool(saved and saved.asked))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if hasattr(config, "workerinput"):
@@ -167,6 +160,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in tables:
         terminalreporter.line(line)
     lines = [*map(str, (verdict for _, verdict in recording.verdicts)), *recording.lines]
+    saved = config.stash[SAVED]
+    lines += saved.lines() if saved else []
     if lines:
         terminalreporter.section("comparison" if recording.compare else "records")
     for line in lines:

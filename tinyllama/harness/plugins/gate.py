@@ -94,6 +94,17 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, shown in REFUSED.items():
         if getattr(option, name, None):
             raise pytest.UsageError(f"{shown}: the gate times every benchmark; remove it")
+    if getattr(option, "benchmark_compare_fail", None):
+        raise pytest.UsageError(
+            "--benchmark-compare-fail: the gate's thresholds are declared by the benchmarks, and "
+            "accepted_slowdowns.toml accepts more; remove it"
+        )
+    if isinstance(getattr(option, "benchmark_compare", None), str):
+        raise pytest.UsageError(
+            f"--benchmark-compare {option.benchmark_compare!r}: the gate compares revisions, no "
+            "saved run; give the option no value"
+        )
+    option.benchmark_compare = []  # no test runs, so pytest-benchmark has nothing to compare
     if any("::" in arg for arg in config.args):
         raise pytest.UsageError(
             "tests are named one by one, but the gate times every benchmark: name a folder"
