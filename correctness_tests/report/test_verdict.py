@@ -182,14 +182,15 @@ def test_a_new_entry_must_be_a_measurement_too() -> None:
 # -- tolerances -------------------------------------------------------------------------------
 
 
-def test_an_entry_declares_its_tolerance_and_a_wider_one_is_said() -> None:
+def test_an_entry_declares_its_tolerance_and_a_wider_one_does_not_count_yet() -> None:
     before = entry(1.0, tolerances={"seconds": 1.1})
     assert outcome(before, entry(1.08, tolerances={"seconds": 1.1})) is Outcome.SAME
     assert outcome(before, entry(1.08)) is Outcome.SLOWER
-    wider = entry(1.08, tolerances={"seconds": 1.5})
-    assert "tolerance widened from 1.1 to 1.5" in text(before, wider)
-    assert "tolerance widened from 1.05 to 1.5" in text(entry(), wider)
-    assert "widened" not in text(before, before)
+    wider = entry(1.2, tolerances={"seconds": 1.5})
+    assert outcome(before, wider) is Outcome.SLOWER
+    assert "the baseline allows 1.1: 1.5 counts once it is recorded" in text(before, wider)
+    assert "the baseline allows 1.05: 1.5 counts" in text(entry(), wider)
+    assert "the baseline allows" not in text(before, before)
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ class Script:
     def _benchmarks(self, worker: ScriptedWorker) -> list[Benchmark]:
         side, found = worker.tree.name, []
         for name in self.names[side]:
-            stated = self.states.get((side, name), self.slowdowns[side])
+            stated = self.states.get((side, name), {**self.slowdowns[side], **worker.tree.usual})
             timed, bars = Timed(name, "eager", 0, "bf16"), self.bars.get((side, name), {})
             found.append(Benchmark(name, timed, f"ops.{name}", stated, layouts=bars))
         return found
@@ -274,6 +274,7 @@ class ScriptedWorker:
         self.shifts: dict[tuple[str, str], float] = {}
 
     def make(self, key: str, factory: str, *, timeout: float, **arguments: Any) -> None:
+        assert arguments["usual"] == self.tree.usual
         self.script.answer(self, "make", ())
 
     def call(self, key: str, method: str, *args: Any, timeout: float) -> Any:

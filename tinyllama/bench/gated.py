@@ -23,7 +23,7 @@ from tinyllama.bench.steps import TierStep
 from tinyllama.bench.workloads import Group, not_here
 from tinyllama.harness.gate.digests import digest
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
+from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST, keep_busy
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, synchronize
@@ -51,13 +51,13 @@ class TimedStep:
 
 def benchmarks(device: torch.device) -> list[Benchmark]:
     """The steps that are timed on a device."""
-    usual = ON_CPU if device.type == "cpu" else ON_GPU
     found = []
     for tier, group, needs in TIMED:
         here = not_here(Group.parse(group), device) is None
         if here and not any(cannot(need, device) for need in needs):
             name = f"step-{tier}-{group}/forward+backward+update"
-            found.append(Benchmark(name, TimedStep(tier, group), __name__, dict(usual), FACTORY))
+            step = TimedStep(tier, group)
+            found.append(Benchmark(name, step, __name__, factory=FACTORY))
     return found
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 import tinyllama
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.cli.summary import console
+from tinyllama.harness.gate import team
 from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.certify import Certificate, bars, certify
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
@@ -141,7 +142,8 @@ class Certifying:
         """A session of this tree against itself. Raises BusyError for a disturbed device."""
 
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
-            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed)
+            usual = team.load(ROOT).slowdowns
+            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, usual)
 
         processor = timing_processor(self.device)
         with (

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from tinyllama.harness import gate
-from tinyllama.harness.gate import accepted, side
+from tinyllama.harness.gate import accepted, side, team
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import (
     BASE,
@@ -84,13 +84,21 @@ def prepared(request: Request) -> Iterator[Session]:
             base_root / accepted.FILE,
             device="cpu" if request.device.type == "cpu" else "gpu",
         )
-        base = Tree(BASE, base_root, request.python, request.label, folder / "base-caches")
+        base = Tree(
+            BASE,
+            base_root,
+            request.python,
+            request.label,
+            folder / "base-caches",
+            usual=team.load(base_root, of_base=True).slowdowns,
+        )
         candidate = Tree(
             CANDIDATE,
             request.root,
             sys.executable,
             request.candidate_label,
             folder / "candidate-caches",
+            usual=team.load(request.root).slowdowns,
         )
         yield Session(
             Setting(
@@ -126,7 +134,7 @@ def contents(root: Path, registered: Registered) -> str:
 def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> list[Benchmark]:
     """The benchmarks of a tree on a device, listed in a process of its own."""
     with worker.Worker("benchmarks", cwd=root) as asked:
-        make_side(asked, device, registered)
+        make_side(asked, device, registered, usual=dict(team.load(root).slowdowns))
         found: list[Benchmark] = asked.call("side", "benchmarks")
     return found
 

@@ -49,7 +49,8 @@ TURN = 60.0  # seconds for anything else
 class Tree:
     """A side before it runs.
 
-    label: the user's name for it. caches: the folder of its compiled code. slowed: see `Side`.
+    label: the user's name for it. caches: the folder of its compiled code. slowed, usual: see
+    `Side`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Tree:
     label: str
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
+    usual: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,14 @@ class Pair:
             raise self.unstarted
 
         def make(name: str) -> None:
-            slowed = self.trees[name].slowed
-            make_side(self.workers[name], self.device, self.registered, slowed)
+            tree = self.trees[name]
+            make_side(
+                self.workers[name],
+                self.device,
+                self.registered,
+                slowed=dict(tree.slowed),
+                usual=dict(tree.usual),
+            )
 
         self._both(make)
 
@@ -290,12 +298,9 @@ class Pair:
 
 
 def make_side(
-    worker: Worker,
-    device: torch.device,
-    registered: Registered,
-    slowed: Mapping[str, float] | None = None,
+    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float]
 ) -> None:
-    """Make a worker's `Side`, under the key ``side``."""
+    """Make a worker's `Side`, under the key ``side``; more: its further arguments."""
     worker.make(
         "side",
         FACTORY,
@@ -303,7 +308,7 @@ def make_side(
         device=str(device),
         package=registered.package,
         more=registered.factory,
-        slowed=dict(slowed or {}),
+        **more,
     )
 
 

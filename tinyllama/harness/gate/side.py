@@ -46,21 +46,36 @@ class Benchmark:
 
     timed: the argument of its subject. module: it runs this module and its imports; registered: and
     those of the module that registered the provider. slowdowns: metric -> the smallest slowdown
-    that must not be called SAME. factory: ``module:name`` of the subject, where it is not an op's.
+    that must not be called SAME; empty: the usual ones. factory: ``module:name`` of the subject,
+    where it is not an op's.
     layouts: layout of inputs -> how many times as long as on contiguous ones a call may take.
     """
 
     name: str
     timed: Any
     module: str
-    slowdowns: Mapping[str, float]
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
     factory: str = ""
     registered: str = ""
     layouts: Mapping[str, float] = field(default_factory=dict)
 
 
-def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> list[Benchmark]:
-    """The benchmarks of a device: each provider of each op of the tree.
+def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
+    """The slowdowns of what states none: those given, else ours; on a CPU at least ours, which are
+    above its noise."""
+    if device.type != "cpu":
+        return {**ON_GPU, **stated}
+    return {metric: max(least, stated.get(metric, 0.0)) for metric, least in ON_CPU.items()}
+
+
+def declared(
+    device: torch.device,
+    package: str,
+    files: Sequence[str] = (),
+    usual: Mapping[str, float] | None = None,
+) -> list[Benchmark]:
+    """The benchmarks of a device: each provider of each op of the tree. usual: `usual_slowdowns`
+    of what a team states.
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. On a CPU the smallest is timed alone. A
@@ -68,7 +83,7 @@ def declared(device: torch.device, package: str, files: Sequence[str] = ()) -> l
     """
     found = []
     for op, provider, every in _every(device, package, files):
-        slowdowns = _slowdowns(op, provider, device)
+        slowdowns = _slowdowns(op, provider, device, usual or {})
         covered = [timed for timed in every if _left_out(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
             own = {metric: slowdowns[metric] for metric in metrics}
@@ -122,9 +137,10 @@ def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, 
     return [(covered[-1], [DEVICE]), (covered[0], [HOST])]
 
 
-def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, float]:
-    """The slowdowns that a provider states, else its op, else the usual ones; on a CPU at least the
-    usual ones, which are above its noise.
+def _slowdowns(
+    op: Op, provider: Provider, device: torch.device, usual: Mapping[str, float]
+) -> dict[str, float]:
+    """The slowdowns that a provider states, else its op, else the usual ones.
 
     Raises ValueError for an unknown metric or an invalid slowdown.
     """
@@ -135,10 +151,7 @@ def _slowdowns(op: Op, provider: Provider, device: torch.device) -> dict[str, fl
                     f"{who}: slowdowns of {metric!r}: {share!r}: give {' or '.join(ON_GPU)} "
                     "a share above 0, as 0.02"
                 )
-    stated = {**op.slowdowns, **provider.slowdowns}
-    if device.type != "cpu":
-        return {**ON_GPU, **stated}
-    return {metric: max(usual, stated.get(metric, 0.0)) for metric, usual in ON_CPU.items()}
+    return usual_slowdowns(device, {**usual, **op.slowdowns, **provider.slowdowns})
 
 
 def _left_out(op: Op, timed: Timed, device: torch.device) -> str | None:
@@ -160,7 +173,8 @@ class Side:
 
     package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
     those of ops. slowed: benchmark -> share of its device time that is added to each call as real
-    work, to see the gate find it; never used in a comparison.
+    work, to see the gate find it; never used in a comparison. usual: by metric, the smallest
+    slowdown that must not be called SAME, of what states none.
     """
 
     def __init__(
@@ -170,10 +184,11 @@ class Side:
         files: Sequence[str] = (),
         slowed: Mapping[str, float] | None = None,
         more: str = "",
+        usual: Mapping[str, float] | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.package, self.files = package, tuple(files)
-        self.slowed, self.more = dict(slowed or {}), more
+        self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
 
@@ -187,8 +202,10 @@ class Side:
         }
 
     def benchmarks(self) -> list[Benchmark]:
-        found = declared(self.device, self.package, self.files)
-        return [*found, *_imported(self.more)(self.device)] if self.more else found
+        found = declared(self.device, self.package, self.files, self.usual)
+        further = _imported(self.more)(self.device) if self.more else []
+        usual = usual_slowdowns(self.device, self.usual)
+        return [*found, *(replace(one, slowdowns=one.slowdowns or usual) for one in further)]
 
     def left_out(self) -> dict[str, int]:
         """By reason, how many providers are not timed here."""

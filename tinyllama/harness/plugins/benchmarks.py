@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from tinyllama.harness.gate import team
 from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.recording import Recording
 from tinyllama.harness.plugins.saved_runs import SavedRuns
@@ -67,7 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--groups",
         metavar="A,B",
-        help="measure and expect only these groups; short: the few that the suite declares",
+        help="measure and expect only these groups; short: the few that the suite declares; a lane "
+        "of [tool.tinyllama] in pyproject.toml: its groups",
     )
     group.addoption(
         "--resume",
@@ -84,7 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
         saved = SavedRuns(config)
         config.pluginmanager.register(saved, "tinyllama-saved-runs")  # it is told what was loaded
     config.stash[SAVED] = saved
-    recording = Recording(config, _root(config), compare=bool(saved and saved.asked))
+    compare = bool(saved and saved.asked)
+    recording = Recording(config, _root(config), compare=compare, team=team_of(config))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
     if hasattr(config, "workerinput"):
@@ -98,6 +101,14 @@ def pytest_configure(config: pytest.Config) -> None:
         recording.stored = _stored(recording.root)
     elif option.resume:
         raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
+
+
+def team_of(config: pytest.Config) -> team.Team:
+    """What pyproject.toml sets. Raises pytest.UsageError for a table that is wrong."""
+    try:
+        return team.load(config.rootpath)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def _root(config: pytest.Config) -> Path:

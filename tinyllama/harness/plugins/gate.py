@@ -24,7 +24,7 @@ from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, t
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, replace_text
-from tinyllama.harness.plugins.benchmarks import check_measuring
+from tinyllama.harness.plugins.benchmarks import check_measuring, team_of
 from tinyllama.harness.plugins.recording import report_verdict
 from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.harness.records import results
@@ -156,6 +156,7 @@ class Gating:
         option = config.option
         self.config = config
         self.device = worker_device(config)
+        self.team = team_of(config)
         self.json = Path(option.gate_json) if option.gate_json else None
         try:
             check_writable(self.json, "--gate-json")
@@ -290,7 +291,7 @@ class Gating:
         ]
         if self.unreadable:
             each.append(f"unwatched, since load and throttling cannot be read: {self.unreadable}")
-        return [self.counted(), *each, *map(_effort, self.reports)]
+        return [self.counted(), *self.team.lines(), *each, *map(_effort, self.reports)]
 
     def counted(self) -> str:
         """How many verdicts there are of each outcome, and the worst."""

@@ -9,13 +9,14 @@ fails the run fails, but the record stays complete and says what was missed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
 from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.harness.records import results
@@ -40,10 +41,11 @@ class NoBarApplies(pytest.skip.Exception):  # type: ignore[name-defined]
 
 
 class GroupRecord:
-    """The record of a group while its tests add to it."""
+    """The record of a group while its tests add to it. usual: the tolerances of entries, where
+    they state none of a metric."""
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
+    def __init__(self, record: Record, usual: Mapping[str, float] | None = None) -> None:
+        self.record, self.usual = record, dict(usual or {})
 
     def add(self, *entries: Entry) -> None:
         """Add measurements (`tinyllama.harness.records.entries`).
@@ -54,6 +56,8 @@ class GroupRecord:
             if entry.name in self.record.by_name:
                 raise ValueError(f"{entry.name!r} is measured twice: use another name")
             check_tolerances(entry)
+            if self.usual:
+                entry = replace(entry, tolerances={**self.usual, **(entry.tolerances or {})})
             self.record.entries.append(entry)
 
 
@@ -138,8 +142,9 @@ def _reason(report: pytest.TestReport) -> str:
 class Recording:
     """The groups of this session, and the verdicts on them."""
 
-    def __init__(self, config: pytest.Config, root: Path, *, compare: bool) -> None:
+    def __init__(self, config: pytest.Config, root: Path, *, compare: bool, team: Team) -> None:
         self.config = config
+        self.team = team
         self.compare = compare
         self.root = root
         self.stored: list[Record] = []  # when the run began, oldest first
@@ -149,7 +154,7 @@ class Recording:
         self.group_of: dict[str, str] = {}  # by node id
         self.current: str | None = None  # node id of the item that runs
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
-        self.lines: list[str] = []
+        self.lines: list[str] = team.lines()
 
     @property
     def active(self) -> bool:
@@ -169,7 +174,7 @@ class Recording:
             known = ", ".join(self.expected) or "none"
             raise ValueError(f"group {name!r} is not expected here: expected are {known}")
         device = worker_device(self.config)
-        state.measured = GroupRecord(results.new_record(device, name))
+        state.measured = GroupRecord(results.new_record(device, name), self.team.tolerances)
         state.disturbed = machine.disturbance(device)
         try:
             yield state.measured
@@ -195,18 +200,33 @@ class Recording:
         found = self.config.hook.pytest_tinyllama_groups(config=self.config)
         self.declared = list(dict.fromkeys(name for names in found for name in names))
         self.expected = self._chosen()
-        left_out = dict.fromkeys(self.groups.keys() - set(self.expected), "not in --groups")
-        if self.config.option.groups is None:
-            left_out = {}
+        asked = self.config.option.groups
+        left_out = {}
+        if asked is not None or self.team.groups is not None:
+            why = "not in --groups" if asked is not None else "not in groups of pyproject.toml"
+            left_out = dict.fromkeys(self.groups.keys() - set(self.expected), why)
         if self.config.option.resume:
             left_out |= self._resumed()
         self.expected = [name for name in self.expected if name not in left_out]
         _leave_out(self.config, items, left_out)
 
     def _chosen(self) -> list[str]:
-        if self.config.option.groups is None:
+        asked = self.config.option.groups
+        named = self.team.asked(asked)
+        if named is not None:
+            chosen = [name for name in named if name in self.declared]
+            elsewhere = ", ".join(name for name in named if name not in chosen)
+            if not chosen:
+                raise pytest.UsageError(
+                    f"pyproject.toml names {elsewhere}, and none is measured on this device: give "
+                    f"--groups some of {', '.join(self.declared) or 'none'}"
+                )
+            if elsewhere:
+                self.lines.append(f"of pyproject.toml, not measured on this device: {elsewhere}")
+            return chosen
+        if asked is None:
             return self.declared
-        if self.config.option.groups == SHORT:
+        if asked == SHORT:
             found = self.config.hook.pytest_tinyllama_short_groups(config=self.config)
             chosen = [name for names in found for name in names if name in self.declared]
             if not chosen:

@@ -140,7 +140,8 @@ def _no_baseline(record: Record, usable: Sequence[Record]) -> Verdict:
 
 
 def compare(baseline: Record, candidate: Record) -> list[Verdict]:
-    """A verdict for each entry that either record measured, by name.
+    """A verdict for each entry that either record measured, by name. Of two tolerances the
+    stricter counts: a change cannot widen its own.
 
     A new entry is NO_BASELINE. One that was measured before and is not now, or whose figure is not
     a positive number, is MISSING. The caller checks device and versions.
@@ -219,7 +220,7 @@ def _allowed(metric: str, entry: Entry) -> Any:
     return (entry.tolerances or {}).get(key, TOLERANCES[key])
 
 
-def _figure(metric: str, before: Any, after: Any, allowed: float, allowed_before: Any) -> Figure:
+def _figure(metric: str, before: Any, after: Any, wanted: float, allowed_before: Any) -> Figure:
     if after is None:
         return Figure(metric, Outcome.MISSING, f"{metric} is not in this run")
     try:
@@ -230,6 +231,8 @@ def _figure(metric: str, before: Any, after: Any, allowed: float, allowed_before
     except ValueError as error:
         return Figure(metric, Outcome.MISSING, str(error))
     ratio = now / then if then else float("inf") if now else 1.0
+    wider = is_number(allowed_before) and wanted > allowed_before >= 1
+    allowed = allowed_before if wider else wanted
     outcome = Outcome.SAME
     if ratio > allowed:
         outcome = Outcome.SLOWER if low > then_high else Outcome.INCONCLUSIVE
@@ -239,8 +242,8 @@ def _figure(metric: str, before: Any, after: Any, allowed: float, allowed_before
     if ratio > allowed:
         overlap = "" if outcome is Outcome.SLOWER else ", but the quartiles overlap"
         text += f" ({allowed:g} allowed{overlap})"
-    if is_number(allowed_before) and allowed > allowed_before:
-        text += f" (tolerance widened from {allowed_before:g} to {allowed:g})"
+    if wider:
+        text += f" (the baseline allows {allowed:g}: {wanted:g} counts once it is recorded)"
     return Figure(metric, outcome, text, then, now, ratio)
 
 
