@@ -93,8 +93,8 @@ def op_bars() -> str:
 
 
 def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
-    """Whether each bar holds. One without a measurement on its device has no row: nothing is known
-    of it yet."""
+    """Whether each bar holds. One about a contender without an entry has no row, and one about a
+    field that is newer than the record is not measured: nothing is known of them yet."""
     every = [
         (between.join(call), target, target.measured(entries), record)
         for record in (record for group in newest(kind) for record in group)
@@ -103,17 +103,20 @@ def _bars(targets: Sequence[Kind], kind: type[Timed], between: str) -> str:
     ]
     if not every:
         return "Nothing is recorded yet."
-    held = [found is not None and target.met(found) for _, target, found, _ in every]
+    held = [target.met(found) for _, target, found, _ in every if found is not None]
     rows = [["of", "bar", "measured", ""]]
-    for (where, target, found, _), good in zip(every, held, strict=True):
+    for where, target, found, _ in every:
         by_median = ", by the median" if target.judged_by == "median" else ""
-        verdict = "holds" if good else "**missed**"
+        verdict = "not measured"
+        if found is not None:
+            verdict = "holds" if target.met(found) else "**missed**"
         rows.append([where, f"{target}{by_median}", shown(found), verdict])
     sources = dict.fromkeys(
         f"{record.group}: {record.device}, commit {record.commit[:10]}, {record.date[:10]}"
         for *_, record in every
     )
-    text = f"{sum(held)} of {len(held)} hold.\n\n{markdown_table(rows)}"
+    unknown = f" {len(every) - len(held)} are not measured yet." if len(held) < len(every) else ""
+    text = f"{sum(held)} of {len(held)} hold.{unknown}\n\n{markdown_table(rows)}"
     return f"{text}\n\nRecords: {'; '.join(sources)}."
 
 

@@ -35,6 +35,26 @@ def test_a_tier_is_verified_and_timed(tier: str) -> None:
     assert len(step.loss_series()) == 1 + 1 + 4 + 2 + 1
 
 
+@pytest.mark.parametrize("tier", ["v1", "v2"])
+def test_memory_and_copies_of_a_step_are_counted_on_a_cpu(tier: str) -> None:
+    step = TierStep(tier=tier, **WHERE)
+    facts = step.facts()
+    assert facts["held_bytes"] == pytest.approx(4 * 4 * step.shape.parameters, rel=0.02)
+    assert facts["held_peak_bytes"] > 1.1 * facts["held_bytes"]
+    copies = step.launched()["copies"]
+    assert copies > 0
+    kept, some = step.step, torch.zeros(3)
+
+    def with_a_stray_copy(batch: torch.Tensor) -> torch.Tensor:
+        some.clone()
+        return kept(batch)
+
+    step.step = with_a_stray_copy
+    assert step.launched()["copies"] == copies + 1
+    other = TierStep(tier=tier, **{**WHERE, "group": "tiny-bf16"})
+    assert "held_bytes" not in other.facts(), "the documented memory is in float32"
+
+
 def test_a_peer_is_verified_in_our_layout() -> None:
     pytest.importorskip("transformers", reason="extra 'peers' is not installed")
     for attention in ("eager", "sdpa"):

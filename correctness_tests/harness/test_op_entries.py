@@ -13,7 +13,7 @@ from tinyllama.bench.measure_ops import (
     bars,
     entries_of,
     held_layouts,
-    slow_layouts,
+    layout_bars,
 )
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.machine.worker import WorkerError
@@ -168,6 +168,23 @@ def test_what_cannot_run_here_is_no_bar_and_what_failed_is(run: OpCaseRun) -> No
     assert len(held_to(run, over=("nobody",))) == 1, "a name that is no provider's"
 
 
+def test_a_provider_that_cannot_run_here_misses_no_bar(run: OpCaseRun) -> None:
+    """As kernels on a CPU, of a bar on every device."""
+    del run.readings["triton"]
+    run.cannot["triton"] = "it is interpreted here, and not timed"
+    assert held_to(run, metric="kernels", over=None, at_least=None, at_most=1.0) == []
+
+
+def test_kernels_of_a_pass_are_held_as_they_are(run: OpCaseRun) -> None:
+    kernels = {"metric": "kernels", "over": None, "at_least": None, "at_most": 1.0}
+    assert len(held_to(run, **kernels)) == 1, "they were not counted"
+    run.facts["triton"][BOTH]["kernels"] = 1
+    assert held_to(run, **kernels) == []
+    run.facts["triton"][BOTH]["kernels"] = 2
+    (line,) = held_to(run, **kernels)
+    assert line.endswith("triton kernels <= 1: measured 2")
+
+
 def test_one_that_cannot_run_here_excuses_no_bar_over_others_that_can(run: OpCaseRun) -> None:
     del run.readings["liger"]
     run.cannot["liger"] = "it is not installed"
@@ -205,13 +222,17 @@ def held(run: OpCaseRun, **layouts: Ratio) -> Any:
 def test_a_backward_of_its_own_is_held_to_the_bars_of_layouts(run: OpCaseRun) -> None:
     found = held(run)
     assert found == {"toy-manual-N500000000": (run.op, MEETS)}, "what torch copies is not ours"
-    assert slow_layouts(found) == []
+    assert {bar.standing for bar in layout_bars(found)} == {Standing.MET}
+    assert len(layout_bars(found)) == len(MEETS)
 
 
 def test_the_worse_end_of_a_layouts_interval_counts(run: OpCaseRun) -> None:
-    assert slow_layouts(held(run, strided=Ratio(1.9, 1.8, 2.1))) == [
-        "toy-manual-N500000000, strided: 1.90 [1.80, 2.10] times as long as contiguous, allowed 2"
-    ]
+    missed, met = layout_bars(held(run, strided=Ratio(1.9, 1.8, 2.1)))
+    assert (missed.standing, met.standing) == (Standing.MISSED, Standing.MET)
+    assert missed.text == (
+        "toy-manual-N500000000, strided: 1.90 [1.80, 2.10] times as long as contiguous, allowed 2 "
+        "(the documents report 20 times of a step, 15 of 311 samples/s, for such inputs)"
+    )
 
 
 def test_layouts_that_were_not_measured_are_held_to_nothing(run: OpCaseRun) -> None:

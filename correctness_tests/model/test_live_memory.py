@@ -7,21 +7,18 @@ whoever computed it.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tinyllama.harness.machine.device import cannot, synchronize
-from tinyllama.harness.measure.memory import Allocations, live_bytes
+from tinyllama.bench.held import Training, everything, held
+from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.measure.memory import Allocations
 from tinyllama.model.config import PRESETS, ModelConfig, TrainConfig
-from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW
-from tinyllama.model.tiers import StepPlan
-from tinyllama.training.step import TrainStep, products
+from tinyllama.training.step import TrainStep
 
 CPU = torch.device("cpu")
 SAME = 0.02
@@ -31,16 +28,10 @@ BATCH: dict[str, dict[str, Any]] = {
     "cuda": {"batch_size": 8, "seq_len": 128},
 }
 
-Training = Callable[[TrainStep, torch.Tensor], None]
-
 
 def shape_on(device: torch.device) -> ModelConfig:
     """The documented workload; on a CPU, where kernels are interpreted, a tiny one."""
     return TINY if device.type == "cpu" else PRESETS["small"]
-
-
-def everything(step: TrainStep, tokens: torch.Tensor) -> None:
-    step(tokens[:, :-1], tokens[:, 1:])
 
 
 def embedding_alone(step: TrainStep, tokens: torch.Tensor) -> None:
@@ -55,31 +46,11 @@ def embedding_alone(step: TrainStep, tokens: torch.Tensor) -> None:
 
 def held_after(tier: str, device: torch.device, train: Training = everything) -> int:
     """Bytes that a model and its step hold after they trained once, uncaptured, in float32."""
-    if device.type == "cpu":
-        return _held(tier, device, train)
-    _held(tier, device, train)  # libraries take memory of their own once
-    return _held(tier, device, train)
+    return held(shape_on(device), tier, TrainConfig(**BATCH[device.type]), device, train).live
 
 
-def _held(tier: str, device: torch.device, train: Training) -> int:
-    config, settings = shape_on(device), TrainConfig(**BATCH[device.type])
-    generator = torch.Generator().manual_seed(0)
-    shape = (settings.batch_size, settings.seq_len + 1)
-    tokens = torch.randint(config.vocab_size, shape, generator=generator).to(device)
-    gc.collect()
-    before = 0 if device.type == "cpu" else live_bytes(device)
-    with products("fp32", device), Allocations() as seen:
-        step = TrainStep(TinyLlama(config, tier).to(device), settings, StepPlan())
-        train(step, tokens)
-    synchronize(device)
-    gc.collect()
-    held = seen.live if device.type == "cpu" else live_bytes(device) - before
-    assert step.optimizer.steps.item() == 1
-    return held
-
-
-def within(held: int, other: float) -> bool:
-    return abs(held / other - 1) <= SAME
+def within(found: int, other: float) -> bool:
+    return abs(found / other - 1) <= SAME
 
 
 @pytest.fixture
@@ -98,18 +69,18 @@ def test_a_tier_holds_after_a_step_what_v1_holds(
     reason = cannot("triton", device) if tier == "v3" else None
     if reason:
         pytest.skip(reason)
-    held = held_after(tier, device)
-    assert within(held, by_v1), f"{tier} holds {held:,} bytes, v1 {by_v1:,}"
+    found = held_after(tier, device)
+    assert within(found, by_v1), f"{tier} holds {found:,} bytes, v1 {by_v1:,}"
 
 
 def test_a_step_in_which_only_the_embedding_learns_holds_less(
     by_v1: int, device: torch.device
 ) -> None:
-    held = held_after("v1", device, embedding_alone)
+    found = held_after("v1", device, embedding_alone)
     model = shape_on(device)
     learning = model.vocab_size * model.hidden_dim
-    assert within(held, 4 * (model.parameters + 3 * learning))
-    assert not within(held, by_v1)
+    assert within(found, 4 * (model.parameters + 3 * learning))
+    assert not within(found, by_v1)
 
 
 # -- the counter that a CPU needs -----------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.bench.held import held
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.machine.sensors import NotToldError, sensor
@@ -213,7 +214,10 @@ class StepContender:
     def launched(self) -> dict[str, Any]:
         """Kernels, copies and waits of a step, and where its time goes."""
         found = launches(self.next, self.device)
-        return {**found.counts, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
+        counts = found.counts
+        if self.device.type == "cpu":
+            counts["copies"] = found.by_name.get("aten::copy_", (0, 0.0))[0]
+        return {**counts, "busy_seconds": found.busy_seconds, "time_by": found.time_by}
 
     def memory(self) -> dict[str, int]:
         """Bytes after a step and at most during one; see `tinyllama.harness.measure.memory`."""
@@ -289,6 +293,14 @@ class TierStep(StepContender):
         self.training.probe(batch[:, :-1], batch[:, 1:])
         for hook in hooks:
             hook.remove()
+
+    def facts(self) -> dict[str, Any]:
+        """With the bytes of an uncaptured step in float32, which tiers hold alike."""
+        found = super().facts()
+        if self.group.precision == "fp32" and self.training.plan.memory == "fast":
+            uncaptured = held(self.shape, self.model.tier, self.config, self.device)
+            found |= {"held_bytes": uncaptured.live, "held_peak_bytes": uncaptured.peak}
+        return found
 
     def _see(self, name: str, gradient: torch.Tensor) -> None:
         self._seen[name] = gradient.clone()

@@ -16,6 +16,8 @@ METRICS: dict[str, tuple[str, float]] = {
     "tokens_per_second": ("tokens / s", 1.0),
     "peak_bytes": ("peak, MiB", 1 / numbers.MEBIBYTE),
     "live_bytes": ("live, MiB", 1 / numbers.MEBIBYTE),
+    "held_bytes": ("held uncaptured, MiB", 1 / numbers.MEBIBYTE),
+    "held_peak_bytes": ("peak uncaptured, MiB", 1 / numbers.MEBIBYTE),
     "seconds": ("ms / step", 1e3),
     "mfu": ("MFU, %", 100.0),
     "floor_share": ("floor share, %", 100.0),

@@ -67,6 +67,7 @@ def step(baseline: str | None) -> tuple[Column[Any], ...]:
         column("device", "device_seconds", "ms / step", 1e3, "the device's own clock"),
         column("host", "host_seconds", "ms / step", 1e3, "enqueueing a step, without waiting"),
         column("live", "live_bytes", "MiB", MIB, "memory held after a step"),
+        column("uncaptured", "held_bytes", "MiB", MIB, "the same, uncaptured and in fp32"),
         column("graph pool", "graph_bytes", "MiB", MIB, "of live and peak, in a captured graph"),
         column("copies", "copies", meaning="per step"),
         column("syncs", "host_syncs", meaning="host waits for the device, per step"),

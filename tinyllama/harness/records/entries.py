@@ -151,6 +151,8 @@ class StepEntry(Contended):
     busy_seconds: Amount | None = None
     time_by: Amounts | None = None
     parts: Amounts | None = None
+    held_bytes: Amount | None = None
+    held_peak_bytes: Amount | None = None
     kernels: Amount | None = None
     copies: Amount | None = None
     host_syncs: Amount | None = None

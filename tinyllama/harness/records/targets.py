@@ -20,13 +20,15 @@ METRICS = (
     "samples_per_second",
     "live_bytes",
     "peak_bytes",
+    "held_bytes",
+    "held_peak_bytes",
     "kernels",
     "joules_per_sample",
     "mfu",
     "copies",
     "gradient_share",
 )
-OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes")
+OP_METRICS = (SPEED, "bandwidth_share", "peak_bytes", "kernels")
 ANY = "any"
 INTERVAL, MEDIAN = "interval", "median"
 

@@ -1,0 +1,74 @@
+"""What a model and its step hold between steps, uncaptured as the published program trains.
+
+That program prints what is allocated after a step. A captured step cannot be compared with it: the
+pool of its graph holds its activations too.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.measure.memory import Allocations, forget_peak, live_bytes, peak_bytes
+from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import StepPlan, Tier
+from tinyllama.training.step import TrainStep, products
+
+Training = Callable[[TrainStep, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of a model and its step, gradients and optimizer states included: after a step, and at
+    most during it."""
+
+    live: int
+    peak: int
+
+
+def everything(step: TrainStep, tokens: torch.Tensor) -> None:
+    """One step that every parameter learns in. tokens: (B, T + 1)."""
+    step(tokens[:, :-1], tokens[:, 1:])
+
+
+def held(
+    model: ModelConfig,
+    tier: str | Tier,
+    settings: TrainConfig,
+    device: torch.device,
+    train: Training = everything,
+) -> Held:
+    """Train one uncaptured step of a new model in float32. On a GPU bytes are the allocator's, on a
+    CPU those of the tensors that operators returned."""
+    if device.type != "cpu":
+        _held(model, tier, settings, device, train)  # libraries take memory of their own once
+    return _held(model, tier, settings, device, train)
+
+
+def _held(
+    model: ModelConfig,
+    tier: str | Tier,
+    settings: TrainConfig,
+    device: torch.device,
+    train: Training,
+) -> Held:
+    generator = torch.Generator().manual_seed(0)
+    size = (settings.batch_size, settings.seq_len + 1)
+    tokens = torch.randint(model.vocab_size, size, generator=generator).to(device)
+    gc.collect()
+    before = 0 if device.type == "cpu" else live_bytes(device)
+    forget_peak(device)
+    with products("fp32", device), Allocations() as seen:
+        step = TrainStep(TinyLlama(model, tier).to(device), settings, StepPlan())
+        train(step, tokens)
+    synchronize(device)
+    peak = seen.peak if device.type == "cpu" else peak_bytes(device) - before
+    gc.collect()
+    live = seen.live if device.type == "cpu" else live_bytes(device) - before
+    assert step.optimizer.steps.item() == 1
+    return Held(live, peak)
