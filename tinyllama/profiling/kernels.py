@@ -35,11 +35,12 @@ class Total:
 
 @dataclass(frozen=True)
 class Counter:
-    """A hardware counter of one kernel, summed over its launches."""
+    """A hardware counter of one kernel: summed over its launches, or of shares in % their mean."""
 
     kernel: str
     counter: str
     value: float
+    unit: str = ""
 
 
 @dataclass(frozen=True)

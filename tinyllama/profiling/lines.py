@@ -26,6 +26,7 @@ METRICS = (
     "sm__warps_active.avg.pct_of_peak_sustained_active",
 )
 WORKLOAD = "tinyllama"
+NSIGHT = "nsight.csv"
 
 
 class MissingToolError(UsageError):
@@ -84,10 +85,9 @@ def _systems(version: Version, out: Path, program: Program) -> list[Line]:
 
 
 def _nsight(version: Version, out: Path, program: Program) -> list[Line]:
-    asked = ("--csv", "--page", "raw", "--metrics", ",".join(METRICS), "--target-processes", "all")
-    return [
-        Line(("ncu", *asked, "--log-file", str(out / "counters.csv"), *program), ("counters.csv",))
-    ]
+    asked = ("--csv", "--print-units", "base", "--metrics", ",".join(METRICS))
+    more = ("--target-processes", "all", "--log-file", str(out / NSIGHT))
+    return [Line(("ncu", *asked, *more, *program), (NSIGHT,))]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyllama.harness.measure.launches import covered, kind_of
-from tinyllama.profiling import chrome, memory, rocprof
+from tinyllama.profiling import chrome, memory, nsight, rocprof
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
+from tinyllama.profiling.lines import NSIGHT
 from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
 from tinyllama.profiling.ranges import UNKNOWN, Work
 
@@ -36,7 +37,10 @@ def read(path: Path) -> Profile:
         raise ProfileError(f"{path} does not exist: name a folder of profile, or a file of a tool")
     if path.is_dir():
         own = path / KERNELS
-        return of_work(load(own)[1]) if own.is_file() else rocprof.read(path)
+        if own.is_file():
+            return of_work(load(own)[1])
+        counted = path / NSIGHT
+        return nsight.read(counted) if counted.is_file() else rocprof.read(path)
     if path.suffix == ".db":
         return rocprof.database(path)
     if path.suffix == ".csv":
@@ -49,7 +53,9 @@ def read(path: Path) -> Profile:
 
 
 def _csv(path: Path) -> Profile:
-    """By its columns: a trace, or statistics."""
+    """By its first line: counters of Nsight Compute, a trace, or statistics."""
+    if nsight.is_one(path):
+        return nsight.read(path)
     with path.open(encoding="utf-8", errors="replace") as file:
         header = file.readline().lower()
     if "start_timestamp" in header and "counter_name" not in header:
@@ -83,8 +89,8 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         facts, work = load(folder / KERNELS)
         kernels(facts, work, top)
         print(f"timeline for ui.perfetto.dev: {folder / TRACE}; operators: {folder / TABLE}")
-    elif tool in ("hotspots", "counters") and way == "rocprofv3":
-        totals(rocprof.read(folder), top)
+    elif tool in ("hotspots", "counters"):
+        totals(read(folder), top)
     else:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             print(path)
@@ -190,9 +196,10 @@ def totals(profile: Profile, top: int) -> None:
         busy, span = profile.busy_seconds * 1e6, (profile.span_seconds or 0.0) * 1e6
         out.print(f"a kernel runs in {busy:.1f} of {span:.1f} us")
     if profile.counters:
-        counted = _table("kernel", "counter", "sum over its launches", left=2)
+        counted = _table("kernel", "counter", "sum, or mean in %", left=2)
         for counter in sorted(profile.counters, key=lambda one: (one.counter, -one.value)):
-            counted.add_row(counter.kernel, counter.counter, f"{counter.value:g}")
+            value = f"{counter.value:g} {counter.unit}".rstrip()
+            counted.add_row(counter.kernel, counter.counter, value)
         out.print(counted)
 
 
