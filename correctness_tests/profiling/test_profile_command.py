@@ -15,7 +15,7 @@ from tinyllama.model.config import PRESETS, ModelConfig
 from tinyllama.ops import OPS
 from tinyllama.profiling import documents, flops, observe, op_times
 from tinyllama.profiling.ranges import UNKNOWN, Work, by_order
-from tinyllama.profiling.shown import _layers, advice
+from tinyllama.profiling.step_tables import advice, layers_of
 
 TINY = ["--preset", "tiny", "--seq-len", "32", "--batch-size", "2", "--device", "cpu"]
 
@@ -46,6 +46,8 @@ def test_each_operator_is_mapped_to_its_op_and_layer(
     assert len([one for one in products if not one.backward]) == gates * layers
     printed = capsys.readouterr().out
     assert re.search(r"aten::mm +swiglu backward +0-1 ", printed)
+    (adamw,) = re.findall(r"adamw +[\d.]+ +([\d.]+) +\d+% +[\d.]+ +\d+%", printed)
+    assert float(adamw) > 0, "GB/s"
     assert "1. " in printed
     assert "3. " in printed
     assert (folder / observe.TRACE).is_file()
@@ -211,7 +213,7 @@ def test_a_captured_step_is_mapped_by_order() -> None:
     ],
 )
 def test_layers_are_shown_in_short(ops: list[str], said: str) -> None:
-    assert _layers(Work("x", 1.0, op) for op in ops) == said
+    assert layers_of(Work("x", 1.0, op) for op in ops) == said
 
 
 def test_the_three_largest_are_advised() -> None:

@@ -13,6 +13,7 @@ from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
+from tinyllama.profiling.rates import sizes
 from tinyllama.profiling.workload import Workload
 
 
@@ -34,34 +35,20 @@ def count(workload: Workload) -> dict[str, Any]:
 
 def declared(model: ModelConfig, samples: int, length: int) -> dict[str, float]:
     """FLOP of each op of a step, forward and backward, from the ops' declarations."""
-    sizes = {
-        "B": samples,
-        "T": length,
-        "N": samples * length,
-        "D": model.hidden_dim,
-        "H": model.num_heads,
-        "G": model.num_kv_heads,
-        "K": model.head_dim,
-        "C": model.head_dim // 2,
-        "Q": model.num_heads * model.head_dim,
-        "R": model.num_kv_heads * model.head_dim,
-        "F": model.ffn_dim,
-        "V": model.vocab_size,
-        "P": [model.parameters],
-    }
+    of = sizes(model, samples, length)
     calls = {**dict.fromkeys(PARTS, model.num_layers), "linear_cross_entropy": 1, "adamw": 1}
     calls["rms_norm"] += 1  # the last one
-    found = {name: times * sum(_costs(name, sizes)) for name, times in calls.items()}
+    found = {name: times * sum(_costs(name, of)) for name, times in calls.items()}
     for name, inner in (("output projection", "Q"), ("down projection", "F")):
-        product = {"N": sizes["N"], "D": sizes[inner], "F": sizes["D"]}
+        product = {"N": of["N"], "D": of[inner], "F": of["D"]}
         found[name] = model.num_layers * sum(_costs("linear", product))
     return found
 
 
-def _costs(op: str, sizes: dict[str, Any]) -> list[float]:
+def _costs(op: str, of: dict[str, Any]) -> list[float]:
     """FLOP of an op's forward pass, and of its backward pass."""
     return [
-        cost(**{name: sizes[name] for name in inspect.signature(cost).parameters})
+        cost(**{name: of[name] for name in inspect.signature(cost).parameters})
         for cost in OPS[op].flops.values()
     ]
 

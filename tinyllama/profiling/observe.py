@@ -19,7 +19,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tinyllama.harness.machine.files import replace_text, write_json
+from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.profiling.ranges import PREFIX, STEP, Work, attributed, by_order, named
+from tinyllama.profiling.rates import costs
 from tinyllama.profiling.workload import Workload
 
 MODULE = "tinyllama.profiling.observe"
@@ -80,6 +82,11 @@ def kernels(folder: Path, workload: Workload) -> None:
             "left_out": step.left_out,
             "device": str(step.device),
             "steps": workload.train.num_steps,
+            "costs": {name: asdict(cost) for name, cost in costs(workload).items()},
+            "ceilings": {
+                "bytes_per_second": copy_rate(step.device),
+                "flops_per_second": product_rate(workload.train.precision, step.device),
+            },
             "work": [asdict(work) for work in found],
             "spans_us": spans,
         },

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from tinyllama.harness.measure.launches import covered, kind_of
 from tinyllama.profiling import chrome, memory, nsight, rocprof
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
 from tinyllama.profiling.lines import NSIGHT
 from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
-from tinyllama.profiling.ranges import UNKNOWN, Work
-
-NARROW = 120  # columns where no terminal says how wide it is
-MOST_UNMAPPED = 0.01  # share of the time that may belong to no op
-
-
-def console() -> Console:
-    width = None if sys.stdout.isatty() else NARROW
-    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
-
+from tinyllama.profiling.ranges import Work
+from tinyllama.profiling.step_tables import columns, console
+from tinyllama.profiling.step_tables import show as of_step
 
 # -- reading --------------------------------------------------------------------------------------
 
@@ -87,7 +75,7 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         print(f"{found['joules_per_sample']:.3g} J a sample, {found['watts']:.0f} W")
     elif way == "torch":
         facts, work = load(folder / KERNELS)
-        kernels(facts, work, top)
+        of_step(facts, work, top)
         print(f"timeline for ui.perfetto.dev: {folder / TRACE}; operators: {folder / TABLE}")
     elif tool in ("hotspots", "counters"):
         totals(read(folder), top)
@@ -96,97 +84,10 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
             print(path)
 
 
-def _table(*columns: str, left: int = 1) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for place, name in enumerate(columns):
-        if place < left:
-            table.add_column(name, overflow="fold")
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def kernels(facts: dict[str, Any], work: Sequence[Work], top: int) -> None:
-    """The slowest kernels with their ops, and the time by op and by kind."""
-    out, gpu = console(), facts["device"] != "cpu"
-    unit = "kernel" if gpu else "operator"
-    whole = sum(one.seconds for one in work) or 1.0
-    found: dict[tuple[str, str], list[Work]] = {}
-    for one in work:
-        found.setdefault((one.name, _op(one)), []).append(one)
-    slowest = sorted(found.items(), key=lambda item: -sum(one.seconds for one in item[1]))
-    table = _table(unit, "op", "layers", "calls", "us", "share", left=3)
-    for (name, op), own in slowest[:top]:
-        table.add_row(name, op, _layers(own), *_figures([one.seconds for one in own], whole))
-    out.print(table)
-    if len(slowest) > top:
-        out.print(f"... {len(slowest) - top} more: --top {len(slowest)}")
-    for title, key in (("op", _op), ("kind", lambda one: kind_of(one.name))):
-        out.print(_by(title, work, key, whole))
-    lost = sum(one.seconds for one in work if one.op == UNKNOWN) / whole
-    if lost > MOST_UNMAPPED:
-        out.print(f"{lost:.1%} of the time belongs to no op: see {UNKNOWN!r} above")
-    per_step = f"{len(work)} {unit}s a step, {whole * 1e6:.0f} us in them"
-    out.print(f"plan {facts['plan']}: {per_step}")
-    for number, (saves, text) in enumerate(advice(facts, work), 1):
-        out.print(f"{number}. {text} ({saves * 1e6:.0f} us, {saves / whole:.0%} of that time)")
-
-
-def _op(one: Work) -> str:
-    """The op without its layer, and whether it is its backward pass."""
-    op = one.op.rpartition(".")[2]
-    return f"{op} backward" if one.backward else op
-
-
-def _layers(work: Iterable[Work]) -> str:
-    """The layers that work belongs to, as in ``0-7``; empty for what is in none."""
-    found = sorted({int(part) for one in work for part in one.op.split(".") if part.isdigit()})
-    if not found:
-        return ""
-    whole = found == list(range(found[0], found[-1] + 1))
-    return f"{found[0]}-{found[-1]}" if whole and len(found) > 1 else ", ".join(map(str, found))
-
-
-def _figures(seconds: Sequence[float], whole: float) -> tuple[str, str, str]:
-    return f"{len(seconds)}", f"{sum(seconds) * 1e6:.1f}", f"{sum(seconds) / whole:.1%}"
-
-
-def _by(title: str, work: Sequence[Work], key: Callable[[Work], str], whole: float) -> Table:
-    found: dict[str, list[float]] = {}
-    for one in work:
-        found.setdefault(key(one), []).append(one.seconds)
-    table = _table(title, "calls", "us", "share")
-    for name, seconds in sorted(found.items(), key=lambda item: -sum(item[1])):
-        table.add_row(name, *_figures(seconds, whole))
-    return table
-
-
-def advice(facts: dict[str, Any], work: Sequence[Work]) -> list[tuple[float, str]]:
-    """The three things worth doing next: the seconds that each is about, and what to do."""
-    spans = [(start * 1e-6, end * 1e-6) for start, end, _ in facts["spans_us"]]
-    ways: list[tuple[float, str]] = []
-    if spans:
-        idle = max(end for _, end in spans) - min(start for start, _ in spans) - covered(spans)
-        why = "the step is captured: fewer, larger kernels" if facts["captured"] else "capture it"
-        ways.append((idle, f"no kernel runs between kernels: {why}"))
-    by_kind: dict[str, float] = {}
-    for one in work:
-        by_kind[kind_of(one.name)] = by_kind.get(kind_of(one.name), 0.0) + one.seconds
-    said = {
-        "copies": "copies: keep tensors contiguous, or let kernels read strides",
-        "elementwise": "work bound by memory: fuse it with its neighbours",
-        "attention": "attention: use a kernel that stores no scores",
-        "optimizer": "the optimizer: update all parameters in one launch",
-        "products": "products: use a lower precision, or none but the necessary ones",
-    }
-    ways += [(seconds, said[kind]) for kind, seconds in by_kind.items() if kind in said]
-    return sorted(ways, reverse=True)[:3]
-
-
 def totals(profile: Profile, top: int) -> None:
     """The slowest kernels and the counters of a profile."""
     out, whole = console(), profile.seconds or 1.0
-    table = _table("kernel", "calls", "us", "share")
+    table = columns("kernel", "calls", "us", "share")
     for one in profile.totals[:top]:
         table.add_row(
             one.name, f"{one.calls}", f"{one.seconds * 1e6:.1f}", f"{one.seconds / whole:.1%}"
@@ -196,7 +97,7 @@ def totals(profile: Profile, top: int) -> None:
         busy, span = profile.busy_seconds * 1e6, (profile.span_seconds or 0.0) * 1e6
         out.print(f"a kernel runs in {busy:.1f} of {span:.1f} us")
     if profile.counters:
-        counted = _table("kernel", "counter", "sum, or mean in %", left=2)
+        counted = columns("kernel", "counter", "sum, or mean in %", left=2)
         for counter in sorted(profile.counters, key=lambda one: (one.counter, -one.value)):
             value = f"{counter.value:g} {counter.unit}".rstrip()
             counted.add_row(counter.kernel, counter.counter, value)
@@ -205,13 +106,13 @@ def totals(profile: Profile, top: int) -> None:
 
 def flops(found: dict[str, Any]) -> None:
     out = console()
-    table = _table("counted by", "GFLOP a step")
+    table = columns("counted by", "GFLOP a step")
     for name, flop in found["flop"].items():
         table.add_row(name, f"{flop * 1e-9:.2f}")
     out.print(table)
     for name, reason in found["unavailable"].items():
         out.print(f"{name}: {reason}")
-    table = _table("op", "GFLOP a step", "share")
+    table = columns("op", "GFLOP a step", "share")
     whole = sum(found["by_op"].values())
     for name, flop in sorted(found["by_op"].items(), key=lambda item: -item[1]):
         table.add_row(name, f"{flop * 1e-9:.2f}", f"{flop / whole:.1%}")
@@ -220,7 +121,9 @@ def flops(found: dict[str, Any]) -> None:
 
 def of_ops(found: Sequence[dict[str, Any]]) -> None:
     out = console()
-    table = _table("op", "pass", "Triton us", "PyTorch us", "speed-up", "GB/s", "max error", left=2)
+    table = columns(
+        "op", "pass", "Triton us", "PyTorch us", "speed-up", "GB/s", "max error", left=2
+    )
     for one in found:
         error = f"{one['max_error']:.2e}"
         for name, times in one.get("passes", {"": None}).items():
@@ -237,7 +140,7 @@ def of_ops(found: Sequence[dict[str, Any]]) -> None:
 
 def of_memory(found: dict[str, Any], picture: Path) -> None:
     out, whole = console(), found["peak_bytes"]
-    table = _table("at the peak", "MiB", "share")
+    table = columns("at the peak", "MiB", "share")
     for name, size in found["at_peak_bytes"].items():
         table.add_row(name, f"{size / 2**20:.1f}", f"{size / whole:.1%}")
     out.print(table)
@@ -248,7 +151,7 @@ def of_memory(found: dict[str, Any], picture: Path) -> None:
 def changes(found: Sequence[Change], before: Profile, after: Profile, top: int) -> None:
     """The kernels of two profiles, the largest change of time first."""
     out = console()
-    table = _table("kernel", "", "calls before", "after", "us before", "after", left=2)
+    table = columns("kernel", "", "calls before", "after", "us before", "after", left=2)
     for change in found[:top]:
         sides = (change.before, change.after)
         calls = [f"{one.calls}" if one else "-" for one in sides]

@@ -1,0 +1,109 @@
+"""The bandwidth and the rate of operations that each op of a step reached, beside the ceilings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from tinyllama.harness.kernels.precision import DTYPE_OF
+from tinyllama.model.config import ModelConfig
+from tinyllama.model.tiers import resolve
+from tinyllama.ops import OPS
+from tinyllama.ops.block import PARTS
+from tinyllama.profiling.workload import Workload
+
+BACKWARD = " backward"  # after the name of an op
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The fewest bytes that an op must move in a step, and the operations that it must do."""
+
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.bytes + other.bytes, self.flops + other.flops)
+
+
+def sizes(model: ModelConfig, samples: int, length: int) -> dict[str, Any]:
+    """The dimensions of a step, by the letters of `tinyllama.ops`."""
+    return {
+        "B": samples,
+        "T": length,
+        "N": samples * length,
+        "D": model.hidden_dim,
+        "H": model.num_heads,
+        "G": model.num_kv_heads,
+        "K": model.head_dim,
+        "C": model.head_dim // 2,
+        "Q": model.num_heads * model.head_dim,
+        "R": model.num_kv_heads * model.head_dim,
+        "F": model.ffn_dim,
+        "V": model.vocab_size,
+        "P": [model.parameters],
+    }
+
+
+def costs(workload: Workload) -> dict[str, Cost]:
+    """What the ops of a step cost by their declarations, by the names that profiles show: ``rope``,
+    ``rope backward``. Under autocast elements count as 16 bits, but for the optimizer's."""
+    model, train = workload.model, workload.train
+    of = sizes(model, train.samples_per_step, train.seq_len)
+    precision = {"tf32": "fp32"}.get(train.precision, train.precision)
+    size = DTYPE_OF[precision].itemsize
+    found: dict[str, Cost] = {}
+
+    def add(shown: str, op: str, times: int = 1, size: int = size, **others: int) -> None:
+        declared = OPS[op]
+        for passes in ("forward", "backward"):
+            moved, done = declared.bytes.get(passes), declared.flops.get(passes)
+            cost = Cost(
+                times * _of(moved, {**of, **others, "size": size}),
+                times * _of(done, {**of, **others}),
+            )
+            name = shown + (BACKWARD if passes == "backward" else "")
+            if moved or done:
+                found[name] = found.get(name, Cost()) + cost
+
+    layers = model.num_layers
+    if "block" in resolve(workload.tier).without(*workload.without).providers():
+        add("block", "block", layers)
+    else:
+        for part in PARTS:
+            add(part, part, layers)
+        add("block", "linear", layers, D=of["Q"], F=of["D"])  # the output projection
+        add("block", "linear", layers, D=of["F"], F=of["D"])  # the down projection
+    add("final_norm", "rms_norm")
+    add("loss", "linear_cross_entropy")
+    add("adamw", "adamw", size=4)
+    return found
+
+
+def _of(cost: Callable[..., float] | None, known: Mapping[str, Any]) -> float:
+    if cost is None:
+        return 0.0
+    return float(cost(**{name: known[name] for name in inspect.signature(cost).parameters}))
+
+
+def table(
+    made: Callable[..., Table],
+    seconds: Mapping[str, float],
+    cost: Mapping[str, Cost],
+    ceilings: Mapping[str, float],
+) -> Table:
+    """Each op with its rates, and their shares of the measured ceilings. made: makes a table of
+    columns; seconds: by the names of `costs`."""
+    copy, product = ceilings["bytes_per_second"], ceilings["flops_per_second"]
+    rows = made("op", "us", "GB/s", "of a copy", "GFLOP/s", "of a product")
+    for name, took in sorted(seconds.items(), key=lambda item: -item[1]):
+        if name in cost and took:
+            moved, done = cost[name].bytes / took, cost[name].flops / took
+            by_bytes = f"{moved * 1e-9:.1f}", f"{moved / copy:.0%}"
+            by_flops = f"{done * 1e-9:.1f}", f"{done / product:.0%}"
+            rows.add_row(name, f"{took * 1e6:.1f}", *by_bytes, *by_flops)
+    return rows

@@ -1,0 +1,124 @@
+"""What a profile of PyTorch says of one training step, as tables in a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tinyllama.harness.measure.launches import covered, kind_of
+from tinyllama.profiling import rates
+from tinyllama.profiling.ranges import UNKNOWN, Work
+
+NARROW = 120  # columns where no terminal says how wide it is
+MOST_UNMAPPED = 0.01  # share of the time that may belong to no op
+
+
+def console() -> Console:
+    width = None if sys.stdout.isatty() else NARROW
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+
+
+def columns(*names: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate(names):
+        if place < left:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def show(facts: dict[str, Any], work: Sequence[Work], top: int) -> None:
+    """The slowest kernels with their ops, and the time by op and by kind."""
+    out, gpu = console(), facts["device"] != "cpu"
+    unit = "kernel" if gpu else "operator"
+    whole = sum(one.seconds for one in work) or 1.0
+    found: dict[tuple[str, str], list[Work]] = {}
+    for one in work:
+        found.setdefault((one.name, op_of(one)), []).append(one)
+    slowest = sorted(found.items(), key=lambda item: -sum(one.seconds for one in item[1]))
+    table = columns(unit, "op", "layers", "calls", "us", "share", left=3)
+    for (name, op), own in slowest[:top]:
+        table.add_row(name, op, layers_of(own), *_figures([one.seconds for one in own], whole))
+    out.print(table)
+    if len(slowest) > top:
+        out.print(f"... {len(slowest) - top} more: --top {len(slowest)}")
+    for title, key in (("op", op_of), ("kind", lambda one: kind_of(one.name))):
+        out.print(_by(title, work, key, whole))
+    took: dict[str, float] = {}
+    for one in work:
+        took[op_of(one)] = took.get(op_of(one), 0.0) + one.seconds
+    cost = {name: rates.Cost(**each) for name, each in facts["costs"].items()}
+    out.print(rates.table(columns, took, cost, facts["ceilings"]))
+    lost = sum(one.seconds for one in work if one.op == UNKNOWN) / whole
+    if lost > MOST_UNMAPPED:
+        out.print(f"{lost:.1%} of the time belongs to no op: see {UNKNOWN!r} above")
+    per_step = f"{len(work)} {unit}s a step, {whole * 1e6:.0f} us in them"
+    out.print(f"plan {facts['plan']}: {per_step}")
+    if spans := spans_of(facts):
+        of_all = max(end for _, end in spans) - min(start for start, _ in spans)
+        at_once = sum(end - start for start, end in spans) - covered(spans)
+        busy = f"a kernel runs in {covered(spans) * 1e6:.0f} of {of_all * 1e6:.0f} us"
+        out.print(f"{busy}; {at_once * 1e6:.0f} us are of kernels that overlap others")
+    for number, (saves, text) in enumerate(advice(facts, work), 1):
+        out.print(f"{number}. {text} ({saves * 1e6:.0f} us, {saves / whole:.0%} of that time)")
+
+
+def op_of(one: Work) -> str:
+    """The op without its layer, and whether it is its backward pass."""
+    op = one.op.rpartition(".")[2]
+    return op + rates.BACKWARD if one.backward else op
+
+
+def layers_of(work: Iterable[Work]) -> str:
+    """The layers that work belongs to, as in ``0-7``; empty for what is in none."""
+    found = sorted({int(part) for one in work for part in one.op.split(".") if part.isdigit()})
+    if not found:
+        return ""
+    whole = found == list(range(found[0], found[-1] + 1))
+    return f"{found[0]}-{found[-1]}" if whole and len(found) > 1 else ", ".join(map(str, found))
+
+
+def _figures(seconds: Sequence[float], whole: float) -> tuple[str, str, str]:
+    return f"{len(seconds)}", f"{sum(seconds) * 1e6:.1f}", f"{sum(seconds) / whole:.1%}"
+
+
+def _by(title: str, work: Sequence[Work], key: Callable[[Work], str], whole: float) -> Table:
+    found: dict[str, list[float]] = {}
+    for one in work:
+        found.setdefault(key(one), []).append(one.seconds)
+    table = columns(title, "calls", "us", "share")
+    for name, seconds in sorted(found.items(), key=lambda item: -sum(item[1])):
+        table.add_row(name, *_figures(seconds, whole))
+    return table
+
+
+def spans_of(facts: dict[str, Any]) -> list[tuple[float, float]]:
+    """Start and end of each kernel in seconds; none on a CPU."""
+    return [(start * 1e-6, end * 1e-6) for start, end, _ in facts["spans_us"]]
+
+
+def advice(facts: dict[str, Any], work: Sequence[Work]) -> list[tuple[float, str]]:
+    """The three things worth doing next: the seconds that each is about, and what to do."""
+    spans = spans_of(facts)
+    ways: list[tuple[float, str]] = []
+    if spans:
+        idle = max(end for _, end in spans) - min(start for start, _ in spans) - covered(spans)
+        why = "the step is captured: fewer, larger kernels" if facts["captured"] else "capture it"
+        ways.append((idle, f"no kernel runs between kernels: {why}"))
+    by_kind: dict[str, float] = {}
+    for one in work:
+        by_kind[kind_of(one.name)] = by_kind.get(kind_of(one.name), 0.0) + one.seconds
+    said = {
+        "copies": "copies: keep tensors contiguous, or let kernels read strides",
+        "elementwise": "work bound by memory: fuse it with its neighbours",
+        "attention": "attention: use a kernel that stores no scores",
+        "optimizer": "the optimizer: update all parameters in one launch",
+        "products": "products: use a lower precision, or none but the necessary ones",
+    }
+    ways += [(seconds, said[kind]) for kind, seconds in by_kind.items() if kind in said]
+    return sorted(ways, reverse=True)[:3]
