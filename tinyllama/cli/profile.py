@@ -27,6 +27,7 @@ TOOLS = {
     "memory": "the bytes of a step by category",
     "triton": "each op by Triton and by PyTorch: time, speed-up, error, bandwidth",
     "energy": "joules of a step",
+    "study": "time and memory over lengths and batches, from the records",
     "all": "every tool that can run here; what cannot, and why",
 }
 # By tool, what can do its work: the first that is there, unless --with names one.
@@ -60,6 +61,8 @@ def add(subparsers: Any) -> None:
     option("--with", dest="way", metavar="PROFILER", help="rocprofv3, ncu or torch")
     option("--print-command", action="store_true", help="print what would be run, and stop")
     option("--no-capture", action="store_true", help="profile the step uncaptured")
+    option("--keep", action="store_true", help="keep the summary below --results-dir")
+    option("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
     option("--output", type=file_path, default=Path("build/profiles"), metavar="DIR")
     option(
         "--time-limit",
@@ -85,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args)
     if args.profiles:
         raise UsageError(f"{args.profiles[0]} is no option of {args.tool}: remove it")
+    if args.tool == "study":
+        return _study(args)
     if args.tool != "all":
         return _profile(args, args.tool)
     if args.way:
@@ -107,13 +112,19 @@ def _attempt(args: argparse.Namespace, tool: str) -> str:
 
 
 def _profile(args: argparse.Namespace, tool: str) -> int:
-    from tinyllama.profiling import running
+    from tinyllama.harness.machine.device import device_name
+    from tinyllama.harness.machine.files import check_results_dir
+    from tinyllama.profiling import kept, running
 
     workload = _workload(args)
     way, lines = _lines(args, tool, workload, Path("FOLDER"))
     if args.print_command:
         print("\n".join(shlex.join(line.argv) for line in lines))
         return 0
+    keep = args.keep and not (args.tool == "all" and kept.leaves_none(tool, way))
+    if keep:
+        kept.check(tool, way)
+        check_results_dir(args.results_dir)
     folder = running.new_folder(args.output, tool).resolve()
     _, lines = _lines(args, tool, workload, folder)
     running.note(folder, tool, lines, way=way, workload=workload.dump())
@@ -125,6 +136,21 @@ def _profile(args: argparse.Namespace, tool: str) -> int:
         return FAILED
     print(f"{tool} with {way}: {folder}")
     _show(tool, way, folder, args.top)
+    if keep:
+        device = device_name(workload.on())
+        print(f"kept {kept.keep(tool, way, folder, args.results_dir, device)}")
+    return 0
+
+
+def _study(args: argparse.Namespace) -> int:
+    from tinyllama.profiling import study
+
+    if args.keep:
+        raise UsageError("--keep: a study reads records, which are kept already: remove it")
+    if args.print_command:
+        print(shlex.join(study.command()))
+        return 0
+    study.show(study.recorded(args.results_dir))
     return 0
 
 
@@ -200,10 +226,10 @@ def _show(tool: str, way: str, folder: Path, top: int) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from tinyllama.profiling import kernels, shown
+    from tinyllama.profiling import kept, kernels, shown
 
     if len(args.profiles) != 2:
         raise UsageError(f"compare takes two profiles, and {len(args.profiles)} are given")
-    before, after = (shown.read(path) for path in args.profiles)
+    before, after = (kept.read(path) or shown.read(path) for path in args.profiles)
     shown.changes(kernels.compare(before, after), before, after, args.top)
     return 0

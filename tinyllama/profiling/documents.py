@@ -52,8 +52,9 @@ ROWS = (
     ),
     Row(
         "launch_performance_study.sh",
-        "pytest perf_tests -k sweep --record",
-        "time and memory over lengths and batches; python -m tinyllama report draws them",
+        f"{_PROFILE} study",
+        "time and memory over lengths and batches, from the records",
+        "pytest perf_tests --record --groups sweep-small-bf16 measures them",
     ),
     Row(
         "run_all_profilers.sh",

@@ -1,0 +1,139 @@
+"""Summaries of profiles that are kept, and the study of recorded sweeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from correctness_tests.support import rocm_files
+from tinyllama.cli import main
+from tinyllama.harness.machine.device import device_name
+from tinyllama.harness.records import results
+from tinyllama.harness.records.entries import Quartiles, SweepEntry
+from tinyllama.profiling import kept, running, shown
+from tinyllama.profiling.lines import Line
+
+TINY = ["--preset", "tiny", "--seq-len", "16", "--batch-size", "1", "--device", "cpu"]
+CPU = torch.device("cpu")
+
+
+def test_a_summary_is_kept_and_can_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = running.new_folder(tmp_path / "profiles", "hotspots")
+    running.note(folder, "hotspots", [Line(("rocprofv3",))], workload="w")
+    rocm_files.trace(folder / "x_kernel_trace.csv", "7.0")
+    rocm_files.counters(folder / "x_counter_collection.csv", old=False)
+    path = kept.keep("hotspots", "rocprofv3", folder, tmp_path / "results", "AMD Instinct MI325X")
+    assert path.parent == tmp_path / "results/amd-instinct-mi325x/profiles"
+    found, before = kept.read(path), shown.read(folder)
+    assert found is not None
+    assert (found.totals, found.counters) == (before.totals, before.counters)
+    content = json.loads(path.read_text())
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["commands"] == ["rocprofv3"]
+    assert list(results.records(tmp_path / "results")) == [], "it is no record"
+    assert main(["profile", "compare", str(path), str(folder)]) == 0
+    assert "3 launches in 6.0 us before, 3 in 6.0 us after" in capsys.readouterr().out
+
+
+def test_what_is_no_summary_of_kernels_is_not_compared(tmp_path: Path) -> None:
+    assert kept.read(tmp_path) is None
+    path = tmp_path / "a.json"
+    path.write_text("[]")
+    assert kept.read(path) is None
+    path.write_text(json.dumps({"kind": "profile", "found": {"flop": {}}}))
+    with pytest.raises(kept.ProfileError, match="summary without kernels"):
+        kept.read(path)
+
+
+def test_the_command_keeps_a_summary_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--output", str(tmp_path / "p"), "--results-dir", str(tmp_path / "r")]
+    assert main(["profile", "memory", *where, *TINY]) == 0
+    assert not (tmp_path / "r").exists()
+    assert main(["profile", "memory", *where, *TINY, "--keep"]) == 0
+    (path,) = (tmp_path / "r").rglob("*.json")
+    assert f"kept {path}" in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert (found["tool"], found["device"]) == ("memory", device_name(CPU))
+    assert found["found"]["peak_bytes"] > 0
+    assert "course" not in found["found"]
+
+
+def test_what_cannot_be_kept_is_refused_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    asked = ["profile", "memory", *TINY, "--keep", "--output", str(tmp_path / "p")]
+    assert main([*asked, "--results-dir", str(tmp_path / "file")]) == 2
+    assert "name a folder that can be written" in capsys.readouterr().err
+    assert main(["profile", "study", "--keep"]) == 2
+    assert "remove it" in capsys.readouterr().err
+    binaries = rocm_files.install(tmp_path / "rocm", "6.4")
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert main(["profile", "trace", "--keep", "--output", str(tmp_path / "p")]) == 2
+    assert "rocprofv3 leaves no summary of trace" in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
+# -- the study ------------------------------------------------------------------------------------
+
+
+def sweep(tier: str, batch: int, length: int, seconds: float | None, **more: object) -> SweepEntry:
+    return SweepEntry(
+        name=f"sweep/{tier}/B{batch}T{length}",
+        workload="tiny",
+        precision="fp32",
+        contender=tier,
+        role="tier",
+        batch_size=batch,
+        seq_len=length,
+        axis="seq_len",
+        seconds=seconds,
+        seconds_quartiles=None if seconds is None else Quartiles(seconds, seconds),
+        samples_per_second=None if seconds is None else batch / seconds,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_the_study_is_a_view_on_the_newest_sweeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for date, factor in (("2030-01-01T00:00:00Z", 9.0), ("2030-01-02T00:00:00Z", 1.0)):
+        monkeypatch.setattr(results, "now", lambda date=date: date)
+        record = results.new_record(CPU, "sweep-tiny-fp32")
+        record.entries = [
+            sweep("v1", 4, 128, 0.02 * factor, peak_bytes=2**21),
+            sweep("v2", 4, 128, 0.005 * factor, peak_bytes=2**20),
+            sweep("v3", 4, 128, None, cannot="no GPU"),
+        ]
+        record.complete = True
+        results.save(record, tmp_path)
+    assert main(["profile", "study", "--results-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["4", "x", "128", "v1", "20", "200", "1.00x", "2"] in rows
+    assert ["4", "x", "128", "v2", "5", "800", "4.00x", "1"] in rows
+    assert ["4", "x", "128", "v3", "-", "-", "-", "-"] in rows
+    assert "v3: no GPU" in lines
+    assert sum(line.startswith("sweep-tiny-fp32: ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_a_sweep_it_says_what_measures_one(
+    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path if there else tmp_path / "none"
+    assert main(["profile", "study", "--results-dir", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "no sweep is recorded in" in said
+    assert main(["profile", "study", "--print-command"]) == 0
+    command = capsys.readouterr().out.strip()
+    assert command.startswith("pytest perf_tests --record --groups sweep-")
+    assert command in said
