@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyllama.profiling import chrome, memory, nsight, rocprof
+from tinyllama.profiling import chrome, memory, nsight, rocprof, timeline
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
 from tinyllama.profiling.lines import NSIGHT
 from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
 from tinyllama.profiling.ranges import Work
 from tinyllama.profiling.step_tables import columns, console
 from tinyllama.profiling.step_tables import show as of_step
+
+PICTURE = "timeline.svg"
 
 # -- reading --------------------------------------------------------------------------------------
 
@@ -77,6 +80,11 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         facts, work = load(folder / KERNELS)
         of_step(facts, work, top)
         print(f"timeline for ui.perfetto.dev: {folder / TRACE}; operators: {folder / TABLE}")
+        if importlib.util.find_spec("matplotlib") is None:
+            print("no picture of it: matplotlib is not installed (extra report)")
+        else:
+            timeline.picture(chrome.read(folder / TRACE, inner=True).dispatches, folder / PICTURE)
+            print(f"picture: {folder / PICTURE}")
     elif tool in ("hotspots", "counters"):
         totals(read(folder), top)
     else:
