@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import torch
 
 from correctness_tests.support import rocm_files
 from tinyllama.cli import main
+from tinyllama.cli import profile as profile_command
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Quartiles, SweepEntry
 from tinyllama.profiling import kept, running, shown
-from tinyllama.profiling.lines import Line
+from tinyllama.profiling.kernels import ProfileError
+from tinyllama.profiling.lines import Line, MissingToolError
 
 TINY = ["--preset", "tiny", "--seq-len", "16", "--batch-size", "1", "--device", "cpu"]
 CPU = torch.device("cpu")
@@ -137,3 +140,42 @@ def test_without_a_sweep_it_says_what_measures_one(
     command = capsys.readouterr().out.strip()
     assert command.startswith("pytest perf_tests --record --groups sweep-")
     assert command in said
+
+
+# -- every tool -----------------------------------------------------------------------------------
+
+
+def test_all_ends_with_a_page_of_what_each_tool_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tool is here, one is not, and the file of one cannot be read."""
+
+    def profiled(args: argparse.Namespace, tool: str) -> int:
+        folder = running.new_folder(args.output, tool)
+        if tool == "energy":
+            raise MissingToolError("energy cannot be measured here: no | sensor")
+        if tool == "counters":
+            raise ProfileError("nsight.csv is truncated")
+        if tool == "flops":
+            return 1
+        (folder / "memory.svg").write_text("<svg/>")
+        print("printed by", tool)
+        return 0
+
+    monkeypatch.setattr(profile_command, "_profile", profiled)
+    assert main(["profile", "all", "--output", str(tmp_path), *TINY]) == 1
+    (page,) = tmp_path.glob("all_*/summary.md")
+    text = page.read_text()
+    assert text.startswith("# Profile of tier v1, tiny, fp32, on cpu\n")
+    assert "| memory | done |" in text
+    assert "| energy | not here: energy cannot be measured here: no / sensor |" in text
+    assert "| counters | failed: nsight.csv is truncated |" in text
+    assert "| flops | failed: its folder has a log |" in text
+    assert "\n    printed by memory\n" in text
+    (picture,) = (link for link in text.splitlines() if link.startswith("![memory of memory]"))
+    assert (page.parent / picture.partition("(")[2].rstrip(")")).is_file()
+    printed = capsys.readouterr().out
+    assert "printed by memory" in printed
+    assert f"summary: {page}" in printed
+    assert main(["profile", "all", "--print-command", "--output", str(tmp_path / "q"), *TINY]) == 1
+    assert not list((tmp_path / "q").glob("all_*"))

@@ -14,6 +14,7 @@ from tinyllama.harness.machine.errors import UsageError
 
 if TYPE_CHECKING:
     from tinyllama.profiling.lines import Line
+    from tinyllama.profiling.page import Part
     from tinyllama.profiling.workload import Workload
 
 TOOLS = {
@@ -94,21 +95,41 @@ def run(args: argparse.Namespace) -> int:
         return _profile(args, args.tool)
     if args.way:
         raise UsageError("--with names the profiler of one tool, and all has several: remove it")
-    outcomes = {tool: _attempt(args, tool) for tool in WAYS}
-    print("\n" + "\n".join(f"{tool:16} {outcome}" for tool, outcome in outcomes.items()))
-    return FAILED if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
+    return _all(args)
 
 
-def _attempt(args: argparse.Namespace, tool: str) -> str:
-    """How one of several tools ended, in a line."""
+def _all(args: argparse.Namespace) -> int:
+    """Every tool in a folder of its own below one, and a page of what they printed."""
+    from tinyllama.profiling import page, running
+
+    workload = _workload(args)
+    if not args.print_command:
+        args.output = running.new_folder(args.output, "all").resolve()
+    parts = {tool: _attempt(args, tool) for tool in WAYS}
+    print("\n" + "\n".join(f"{tool:16} {part.outcome}" for tool, part in parts.items()))
+    if not args.print_command:
+        on = f"{args.preset}, {workload.train.precision}, on {workload.on().type}"
+        print(f"summary: {page.write(args.output, f'tier {args.tier}, {on}', parts)}")
+    return FAILED if any(part.outcome.startswith("failed") for part in parts.values()) else 0
+
+
+def _attempt(args: argparse.Namespace, tool: str) -> Part:
+    """How one of several tools ended, and what it printed."""
+    from tinyllama.profiling.kernels import ProfileError
     from tinyllama.profiling.lines import MissingToolError
+    from tinyllama.profiling.page import Part, kept
 
     print(f"== {tool}")
-    try:
-        return "done" if _profile(args, tool) == 0 else "failed, see above"
-    except MissingToolError as error:
-        print(error)
-        return f"not here: {error}"
+    with kept() as printed:
+        try:
+            outcome = "done" if _profile(args, tool) == 0 else "failed: its folder has a log"
+        except MissingToolError as error:
+            outcome = f"not here: {error}"
+            print(error)
+        except ProfileError as error:
+            outcome = f"failed: {error}"
+            print(error)
+    return Part(outcome, printed.getvalue())
 
 
 def _profile(args: argparse.Namespace, tool: str) -> int:
