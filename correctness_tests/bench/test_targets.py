@@ -16,7 +16,7 @@ from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.bench.workloads import ALL, SHORT, Group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.targets import OpTarget, Standing, Target, load
+from tinyllama.harness.records.targets import OpTarget, Standing, Target, judged, load
 from tinyllama.model.config import PRESETS
 from tinyllama.ops import OPS
 
@@ -163,8 +163,13 @@ def test_a_documented_claim_about_an_op_has_a_bar_and_a_caveat(
     )
     assert (found.bound, found.device) == (bound, device)
     assert found.source.startswith("document")
-    assert found.caveat
     assert found.concerns(MI325X)
+    better, worse = (1.01, 0.99) if found.direction == ">=" else (0.99, 1.01)
+    assert judged(found, Ratio(*[bound * better] * 3)).standing is Standing.MET
+    missed = judged(found, Ratio(*[bound * worse] * 3))
+    assert missed.standing is Standing.MISSED
+    assert missed.text.endswith(f" ({found.caveat})")
+    assert found.caveat
 
 
 def test_every_documented_figure_is_there_with_a_caveat_and_no_other() -> None:
