@@ -2,7 +2,7 @@
 
 The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- correct, and
 machine <- records; then measure <- gate <- page and plugins. In the package: harness <- ops <-
-model <- training <- bench <- profiling <- cli.
+model <- training <- bench <- profiling <- workshop <- cli.
 """
 
 import ast
@@ -20,7 +20,7 @@ from tinyllama.ops import OPS
 
 ROOT = Path(tinyllama.__file__).parents[1]
 # Each may import those before it.
-PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "cli")
+PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "workshop", "cli")
 BASE = ("machine",)
 CORE = (*BASE, "kernels", "declare", "correct")
 HARNESS = {  # what each folder may import beside itself

@@ -30,13 +30,14 @@ from tinyllama.cli import (
     profile,
     records,
     report,
+    stages,
     train,
     tune,
 )
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
-COMMANDS = (doctor, train, records, report, tune, check, kernels, certify, profile, how)
+COMMANDS = (doctor, train, records, report, tune, check, kernels, certify, profile, how, stages)
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 
 # An allocation that fails on the CPU has no type of its own in torch.

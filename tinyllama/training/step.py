@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.machine.device import cannot, synchronize
-from tinyllama.harness.measure.clock import queue_of, wall_seconds
+from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
 from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, EarlyUpdate
@@ -189,13 +189,14 @@ class TrainStep:
         if self.plan.capture and capture:
             self.graphs = capture_graphs([phase for _, phase in self._phases()])
 
-    def split(self, samples: int = 3) -> dict[str, float]:
+    def split(self, samples: int = 3, queue: Waited | None = None) -> dict[str, float]:
         """Median seconds of each phase, run one by one; model and optimizer do not change.
 
         In small memory, backward updates too, and the optimizer's phase only counts the step.
+        queue: whose clock is read, and that is waited for; None: the device's.
         """
         names, phases = zip(*self._phases(), strict=True)
-        queue = queue_of(self.device)
+        queue = queue or queue_of(self.device)
         with self.preserved():
             self._run()
             if self.plan.capture:

@@ -220,8 +220,8 @@ def check_apart(*options: tuple[str, Path | None]) -> None:
             raise UsageError(f"{other} and {option} are both {str(path)!r}: name two files")
 
 
-def check_results_dir(folder: Path) -> None:
-    """Make the folder that ``--results-dir`` names, before anything is measured.
+def check_results_dir(folder: Path, option: str = "--results-dir") -> None:
+    """Make the folder that an option names, before anything is measured.
 
     Raises UsageError where nothing can be written there.
     """
@@ -231,7 +231,7 @@ def check_results_dir(folder: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"--results-dir {folder}: {error.strerror}; name a folder that can be written"
+            f"{option} {folder}: {error.strerror}; name a folder that can be written"
         ) from error
 
 

@@ -27,11 +27,18 @@ LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer has no devi
 SHORTENED = 0.7
 
 
-class Queue(Protocol):
-    """What a clock needs of a device. Tests use a simulated one."""
+class Waited(Protocol):
+    """What a clock of whole calls needs."""
 
     def now(self) -> float:
         """The host's clock in seconds."""
+
+    def synchronize(self) -> None:
+        """Wait until everything enqueued is done."""
+
+
+class Queue(Waited, Protocol):
+    """What a clock needs of a device. Tests use a simulated one."""
 
     def mark(self) -> Any:
         """Enqueue a mark and return it without waiting."""
@@ -41,9 +48,6 @@ class Queue(Protocol):
 
     def elapsed(self, earlier: Any, later: Any) -> float:
         """Seconds between two marks on the device; waits for the later one."""
-
-    def synchronize(self) -> None:
-        """Wait until everything enqueued is done."""
 
 
 class HostQueue:
@@ -214,7 +218,7 @@ class NotQueuedError(RuntimeError):
     """A call that cannot be enqueued ahead of the device, and so has no device time."""
 
 
-def wall_seconds(call: Callable[[], object], queue: Queue) -> float:
+def wall_seconds(call: Callable[[], object], queue: Waited) -> float:
     """Seconds from an idle device to an idle device: how long a user waits for one call."""
     queue.synchronize()
     start = queue.now()

@@ -1,0 +1,188 @@
+"""Each stage of the debugging journey has its fault, and its check finds that and nothing else."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.queues import SimulatedQueue
+from tinyllama.bench.steps import TierStep
+from tinyllama.cli import main
+from tinyllama.harness.kernels import HAS_TRITON
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.measure.clock import wall_seconds
+from tinyllama.harness.records.results import records
+from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.ops import OPS
+from tinyllama.workshop import checks, running, stages, strided
+from tinyllama.workshop.contender import StageStep, Unwaited
+from tinyllama.workshop.stages import STAGES, Parts, Trained
+
+WHERE: dict[str, Any] = {"group": "tiny-fp32", "device": "cpu", "batch_size": 1, "seq_len": 8}
+MODEL = ModelConfig(hidden_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=8)
+BROKEN = [stage for stage in STAGES.values() if stage.fault]
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+
+
+@pytest.mark.parametrize("stage", BROKEN, ids=lambda stage: stage.fault)
+def test_the_check_of_a_stage_is_red_and_its_fix_is_green(stage: Any) -> None:
+    if stage.check in ("dense inputs", "products by BLAS") and not HAS_TRITON:
+        pytest.skip("triton is not installed")
+    outcome, what = StageStep(stage.number, **WHERE).check(stage.check)
+    fixed, nothing = StageStep(stage.number, fixed=True, **WHERE).check(stage.check)
+    if stage.check == "phases add up":
+        assert (outcome, fixed) == ("unsupported", "unsupported")
+        assert "needs a GPU" in what
+    else:
+        assert (outcome, fixed, nothing) == ("failed", "passed", "")
+        assert what
+
+
+@needs_triton
+def test_nothing_is_wrong_with_the_hybrid() -> None:
+    step = StageStep(5, **WHERE)
+    found = {name: step.check(name)[0] for name in checks.CHECKS}
+    assert found.pop("phases add up") == "unsupported"
+    assert set(found.values()) == {"passed"}
+
+
+def test_the_checks_of_the_first_loss_and_of_gradients_pass_a_tier() -> None:
+    v1 = TierStep("v1", **WHERE)
+    v1.first_loss = v1.loss_series()[0]  # type: ignore[attr-defined]
+    assert checks.first_loss(v1) is None  # type: ignore[arg-type]
+    assert checks.gradients(v1) is None  # type: ignore[arg-type]
+
+
+def test_a_clock_that_does_not_wait_reads_the_host_and_phases_do_not_add_up() -> None:
+    queue = SimulatedQueue(launch=1e-6)
+
+    def work() -> None:
+        queue.enqueue(1e-3)
+
+    waited, unwaited = wall_seconds(work, queue), wall_seconds(work, Unwaited(queue))
+    assert waited == pytest.approx(1e-3, rel=0.01)
+    assert unwaited == pytest.approx(1e-6)
+    assert checks.apart(3 * unwaited, 3 * waited)
+    assert checks.apart(3 * waited, 3 * waited) is None
+
+
+def test_only_the_embedding_gets_a_gradient_without_a_backward() -> None:
+    step = StageStep(6, **WHERE)
+    assert set(step.lost()) == step.parameters.keys() - {"embedding"}
+    assert StageStep(5, **WHERE).lost() == []
+    before = {name: p.detach().clone() for name, p in step.parameters.items()}
+    step.next()
+    changed = {name for name, p in step.parameters.items() if not torch.equal(p, before[name])}
+    assert changed == {"embedding"}
+
+
+def test_on_text_a_stage_without_a_backward_learns_no_more_than_an_embedding() -> None:
+    losses = StageStep(6, **{**WHERE, "batch_size": 4, "seq_len": 32}).text_losses(60)
+    last = {name: sum(series[-10:]) / 10 for name, series in losses.items()}
+    assert last["every parameter"] < last["embedding alone"] - 0.1
+    assert last["this stage"] >= last["embedding alone"] - 0.02
+
+
+@needs_triton
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_strided_kernel_is_right(dense: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    shapes = ((2, 37, 4, 24), (2, 37, 2, 24), (2, 37, 2, 24))
+    given = [torch.randn(shape, generator=rng).requires_grad_() for shape in shapes]
+    upstream = torch.randn(shapes[0], generator=rng)
+    got = strided.attention(*given, dense=dense)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    expected = OPS["attention"]["eager"].call(*exact)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    found = torch.autograd.grad(got, given, upstream)
+    for mine, right in zip(
+        found, torch.autograd.grad(expected, exact, upstream.double()), strict=True
+    ):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5)
+
+
+@needs_triton
+def test_a_stage_of_kernels_is_right_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs, with the kernels interpreted: the loss is that of the eager stage."""
+
+    def loss(parts: Parts) -> torch.Tensor:
+        step = Trained(parts, MODEL, TrainConfig(batch_size=1, seq_len=4), torch.device("cpu")).step
+        tables.append(step.model.tier.table["swiglu"])
+        return step.probe(tokens[:, :-1], tokens[:, 1:])
+
+    tokens, gpu, tables = torch.arange(5)[None], torch.device("cuda"), list[str]()
+    expected = loss(Parts())
+    tier, attend = stages.tier_of, stages.attention_of
+    monkeypatch.setattr(stages, "tier_of", lambda parts, _: tier(parts, gpu))
+    monkeypatch.setattr(stages, "attention_of", lambda parts, _: attend(parts, gpu))
+    for number in (2, 5):
+        torch.testing.assert_close(loss(STAGES[number].parts), expected, rtol=1e-5, atol=1e-5)
+    assert tables == ["eager", "naive", "triton"]
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table_and_leaves_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "stages"
+    status = main(["stages", "6", "1", "6", "--device", "cpu", "--output", str(folder)])
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert printed.count("RED") == printed.count("GREEN") == (2 if HAS_TRITON else 1)
+    assert "No weight init" in printed
+    assert "final_norm" in printed
+    names = {f"stage{n}_{what}" for n in (1, 6) for what in ("output.log", "profile.csv")}
+    assert {path.name for path in folder.iterdir()} == {*names, "comparison.txt"}
+    with open(folder / "stage6_profile.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage"]
+    assert len(rows) > 10
+    assert all(len(row) == 5 for row in rows)
+    assert float(rows[1][2]) >= float(rows[2][2]), "the slowest comes first"
+    assert not list(records(tmp_path)), "no file of the stages is a record"
+
+
+def test_names_with_commas_stay_one_column() -> None:
+    kernels = {'void f<float, 4>(int*, "x")\n': (2, 3e-6)}
+    seen = running.Seen("1", STAGES[1], 7.0, [1.0], kernels=kernels)
+    row = running.profile_csv(seen).splitlines()[1]
+    assert row.count(",") == 4
+    assert row.endswith(",2,3000,1500,100.00")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "holds"),
+    [
+        (("failed", "passed"), True),
+        (("passed", "passed"), False),
+        (("failed", "failed"), False),
+        (("unsupported", "unsupported"), True),
+    ],
+)
+def test_the_status_says_whether_red_was_red_and_green_green(
+    verdicts: tuple[str, str], holds: bool
+) -> None:
+    pairs = [(which, outcome, "") for which, outcome in zip(("a", "b"), verdicts, strict=True)]
+    assert running.as_promised(running.Seen("1", STAGES[1], 7.0, [], verdicts=pairs)) == holds
+
+
+def test_bad_values_are_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert main(["stages", "7"]) == 2
+    assert "from 1 to 6" in capsys.readouterr().err
+    assert main(["stages", "--output", "/dev/null/x"]) == 2
+    assert "--output /dev/null/x" in capsys.readouterr().err
+
+    def ends(*_: Any) -> None:
+        raise WorkerError("1: its process ended")
+
+    monkeypatch.setattr(running, "run", ends)
+    assert main(["stages", "1", "--device", "cpu", "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "tinyllama: error: 1: its process ended\n"

@@ -1,0 +1,67 @@
+"""``tinyllama stages``: the stages of the debugging journey, measured and checked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tinyllama.cli.options import file_path, whole_within
+from tinyllama.harness.machine.files import check_results_dir
+
+
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
+    parser = subparsers.add_parser("stages", help="the model with one thing broken at a time")
+    parser.description = (
+        "Run the stages of the debugging journey: each is the same model with one thing broken. "
+        "Prints what each costs, and its check, red as it is and green when fixed. On a GPU with "
+        "the documents' shapes, on a CPU with the tiny preset."
+    )
+    option = parser.add_argument
+    option(
+        "stage", nargs="*", type=whole_within(1, 6), metavar="N", help="stages 1 to 6 (default all)"
+    )
+    option("--list", action="store_true", help="print the stages, and run nothing")
+    option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    option(
+        "--output",
+        type=file_path,
+        default=Path("results/stages"),
+        metavar="DIR",
+        help="logs, profiles and the comparison (default %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run and print; 0 when each check was red as it is and green when fixed, else 1."""
+    from tinyllama.workshop.stages import STAGES
+
+    if args.list:
+        for stage in STAGES.values():
+            print(f"{stage.number}  {stage.title} (check: {stage.check})")
+        return 0
+    from tinyllama.cli.summary import console, print_diagnosis
+    from tinyllama.harness.machine.device import usable_device
+    from tinyllama.harness.machine.worker import WorkerError
+    from tinyllama.workshop import running
+
+    device = usable_device(args.device)
+    numbers = sorted(set(args.stage)) or list(STAGES)
+    check_results_dir(args.output, "--output")
+    try:
+        found = running.run(numbers, device, lambda what: print(what, file=sys.stderr, flush=True))
+    except WorkerError as error:
+        print(f"tinyllama: error: {error}", file=sys.stderr)
+        return 1
+    for seen in found[1:]:
+        print(running.report(seen, found[0], device))
+        if seen.diagnosis is not None:
+            print_diagnosis(seen.diagnosis, console(sys.stdout))
+            print()
+    print(running.comparison(found, device), end="")
+    for path in running.save(args.output, found, device):
+        print(f"wrote {path}")
+    return 0 if all(running.as_promised(seen) for seen in found[1:]) else 1

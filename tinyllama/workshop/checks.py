@@ -1,0 +1,122 @@
+"""The checks that find each stage's fault. Each returns what is wrong, or None; one that cannot be
+made on this device raises `Unsupported` with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tinyllama.harness.correct.checks.finding import Unsupported
+from tinyllama.harness.kernels import HAS_TRITON
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.ops import OPS
+from tinyllama.workshop.stages import Parts
+from tinyllama.workshop.strided import attention
+
+
+class Checked(Protocol):
+    """What the checks ask of a stage's step; see `tinyllama.workshop.contender.StageStep`."""
+
+    shape: ModelConfig
+    config: TrainConfig
+    device: torch.device
+    parts: Parts
+    first_loss: float
+
+    def verify(self) -> Any: ...
+    def phases(self) -> dict[str, float]: ...
+    def turn(self, calls: int) -> float: ...
+
+
+NEAR = 0.5  # of ln(vocabulary): the first loss of weights that say nothing yet
+APART = 0.1  # of a step: what its phases may differ from it
+
+
+def first_loss(stage: Checked) -> str | None:
+    """Before the first update no token is preferred, so the loss is near ln(vocabulary)."""
+    expected, found = math.log(stage.shape.vocab_size), stage.first_loss
+    if abs(found - expected) <= NEAR:
+        return None
+    return f"the first loss is {found:.1f}, and ln({stage.shape.vocab_size}) is {expected:.1f}"
+
+
+def dense_inputs(stage: Checked) -> str | None:
+    """Every tensor that attention's kernel is launched with has a dense last axis. The launch is
+    recorded with tensors that have no memory, so no GPU is needed."""
+    if not HAS_TRITON:
+        raise Unsupported("triton is not installed")
+    shape, meta = stage.shape, torch.device("meta")
+    size = (stage.config.batch_size, stage.config.seq_len)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    given = [torch.empty(*size, count, shape.head_dim, device=meta) for count in heads]
+    with recorded("sm_90") as launches:
+        attention(*given, dense=stage.parts.dense)
+    apart = {
+        name: tensor.stride(-1)
+        for launch in launches
+        for name, tensor in launch.arguments.items()
+        if isinstance(tensor, torch.Tensor) and tensor.stride(-1) != 1
+    }
+    if not apart:
+        return None
+    found = ", ".join(f"{name}'s are {stride} apart" for name, stride in apart.items())
+    return f"neighbours along the last axis are not adjacent in memory: {found}"
+
+
+def phases_add_up(stage: Checked) -> str | None:
+    """The phases as reported sum to the time of a whole step from idle device to idle device."""
+    if stage.device.type == "cpu":
+        raise Unsupported("needs a GPU: a CPU works while it is called, so no clock can be early")
+    return apart(sum(stage.phases().values()), stage.turn(5))
+
+
+def apart(phases: float, step: float) -> str | None:
+    """What is wrong with phases of these seconds in all, in a step of these seconds."""
+    if abs(phases - step) <= APART * step:
+        return None
+    return f"the phases are {phases * 1e3:.2f} ms in all, and the step is {step * 1e3:.2f} ms"
+
+
+def products_by_blas(stage: Checked) -> str | None:
+    """SwiGLU's products go through torch, which has the BLAS library's: torch's counter of
+    operations sees at least those of two products. No GPU is needed."""
+    if not HAS_TRITON:
+        raise Unsupported("triton is not installed")
+    shape, config = stage.shape, stage.config
+    tokens, width, wide = config.batch_size * config.seq_len, shape.hidden_dim, shape.ffn_dim
+    sizes = ((config.batch_size, config.seq_len, width), (wide, width), (wide, width))
+    given = [torch.empty(size, device="meta") for size in sizes]
+    provider = OPS["swiglu"]["triton" if stage.parts.blas else "naive"]
+    with recorded("sm_90") as launches, FlopCounterMode(display=False) as counter:
+        provider.call(*given)
+    expected, found = 4 * tokens * width * wide, counter.get_total_flops()
+    if found >= expected:
+        return None
+    programs = max(math.prod(launch.grid) for launch in launches)
+    return (
+        f"torch computed {found:,} of the products' {expected:,} operations: the others are in a "
+        f"kernel of {programs:,} programs"
+    )
+
+
+def gradients(stage: Checked) -> str | None:
+    """Every parameter gets the gradient of the float64 reference, as before every timed step."""
+    try:
+        stage.verify()
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+CHECKS: dict[str, Callable[[Checked], str | None]] = {
+    "first loss": first_loss,
+    "dense inputs": dense_inputs,
+    "phases add up": phases_add_up,
+    "products by BLAS": products_by_blas,
+    "gradients": gradients,
+}

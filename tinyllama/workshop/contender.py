@@ -1,0 +1,96 @@
+"""A stage in its worker: the step that is measured, and what a participant is shown of it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from tinyllama.bench.curves import TEXT
+from tinyllama.bench.steps import UNTIMED, StepContender
+from tinyllama.harness.correct.checks.finding import Unsupported
+from tinyllama.harness.measure.clock import Queue, wall_seconds
+from tinyllama.harness.measure.launches import launches
+from tinyllama.training.data import TextBytes
+from tinyllama.training.diagnose import RECEIVED, Diagnosis, diagnose, gradients
+from tinyllama.workshop.checks import CHECKS
+from tinyllama.workshop.stages import STAGES, Parts, Trained
+
+
+class Unwaited:
+    """A clock as stage 3 has it: it reads the host and does not wait for the device."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.now = queue.now
+
+    def synchronize(self) -> None:
+        """Nothing, which is the fault."""
+
+
+class StageStep(StepContender):
+    """A stage by number; ``fixed``: without its fault."""
+
+    def __init__(self, number: int, fixed: bool = False, **where: Any) -> None:
+        super().__init__(**where)
+        self.stage = STAGES[number].fixed if fixed else STAGES[number]
+        self.parts = self.stage.parts
+        self.training = Trained(self.parts, self.shape, self.config, self.device).step
+        self.parameters = dict(self.training.model.named_parameters())
+        self.step = lambda batch: self.training(batch[:, :-1], batch[:, 1:])
+        first = self.batches[0]
+        self.first_loss = float(self.training.probe(first[:, :-1], first[:, 1:]))
+        self.training.prepare(warm_up=self.warm_ups)
+        self.started()
+
+    def check(self, name: str) -> tuple[str, str]:
+        """``passed``, ``failed`` or ``unsupported``, and what was seen."""
+        try:
+            problem = CHECKS[name](self)
+        except Unsupported as reason:
+            return "unsupported", str(reason)
+        return ("failed", problem) if problem else ("passed", "")
+
+    def reported(self, calls: int) -> float:
+        """Median seconds of a step by the stage's own clock."""
+        if self.parts.waits:
+            return self.turn(calls)
+        for _ in range(UNTIMED):
+            self.next()
+        queue = Unwaited(self.queue)
+        return statistics.median(wall_seconds(self.next, queue) for _ in range(calls))
+
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase, by the stage's own clock."""
+        return self.training.split(queue=None if self.parts.waits else Unwaited(self.queue))
+
+    def lost(self) -> list[str]:
+        """The parameters that get no gradient."""
+        batch = self.batches[0]
+        found = gradients(self.training, batch[:, :-1], batch[:, 1:])
+        return [name for name, what in found.items() if what != RECEIVED]
+
+    def diagnosed(self) -> Diagnosis:
+        """Output and gradient of each op, on the weights as they are drawn."""
+        step = Trained(self.parts, self.shape, self.config, self.device).step
+        return diagnose(step, self.batches[0][:, :-1], self.batches[0][:, 1:], 1)
+
+    def kernels(self) -> dict[str, tuple[int, float]]:
+        """Launches of a step, on a CPU its operators, by name: the number, and seconds in all."""
+        return launches(self.next, self.device).by_name
+
+    def text_losses(self, steps: int) -> dict[str, list[float]]:
+        """The loss on real text of this stage, of the model whose embedding alone is updated, and
+        of the whole model."""
+        batches = TextBytes(TEXT, self.shape.vocab_size, self.config)
+        whole = replace(self.parts, differentiable=True)
+        runs: dict[str, tuple[Parts, tuple[str, ...]]] = {
+            "this stage": (self.parts, ()),
+            "embedding alone": (whole, ("embedding",)),
+            "every parameter": (whole, ()),
+        }
+        found = {}
+        for name, (parts, only) in runs.items():
+            step = Trained(parts, self.shape, self.config, self.device, only).step
+            step.prepare()
+            found[name] = [float(step(*batches.batch(index))) for index in range(steps)]
+        return found

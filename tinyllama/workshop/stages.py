@@ -1,0 +1,207 @@
+"""The stages of the documents' debugging journey, and a sixth: one model with one part broken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.optim import AdamW
+from tinyllama.model.tiers import V1, V3, StepPlan, Tier
+from tinyllama.ops.block import PARTS, compose
+from tinyllama.training.step import TrainStep
+from tinyllama.workshop import strided
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is right in a stage. initialised: the weights have the model's own distribution, not
+    torch's default. dense: keys and values are copied to a dense last axis before attention.
+    waits: the clock waits for the device. blas: SwiGLU's products are the BLAS library's, not one
+    program's for each element. differentiable: autograd sees norms, attention and SwiGLU."""
+
+    initialised: bool = True
+    dense: bool = True
+    waits: bool = True
+    blas: bool = True
+    differentiable: bool = True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: ``fault`` names the part that is to be found (None: nothing is broken); ``check``
+    the check that finds it. issue, loss, speed, memory: the documents' table; "-" where it has no
+    figure. lesson: what the numbers show. fix: what is to be changed."""
+
+    number: int
+    title: str
+    parts: Parts
+    fault: str | None
+    check: str
+    issue: str
+    lesson: str
+    fix: str
+    loss: str = "7.0"
+    speed: str = "-"
+    memory: str = "~282 MB"
+
+    @property
+    def fixed(self) -> Stage:
+        """This stage with its fault removed."""
+        if self.fault is None:
+            return self
+        right: dict[str, Any] = {self.fault: True}
+        return replace(self, parts=replace(self.parts, **right), fault=None)
+
+
+STAGES = {
+    stage.number: stage
+    for stage in (
+        Stage(
+            1, "missing weight initialisation", Parts(initialised=False, blas=False),
+            "initialised", "first loss", "No weight init",
+            "The embedding of torch's default has standard deviation 1 and is the output "
+            "projection too, so a token's own logit is about as large as the width. The first loss "
+            "must be near ln(vocabulary). The documents print 942; the size of the logits depends "
+            "on the residual stream, so another model gives another number.",
+            "after the layers are made, draw every matrix with init_std: "
+            "nn.init.normal_(weight, std=0.02)",
+            loss="942", memory="-",
+        ),
+        Stage(
+            2, "keys and values that are not contiguous", Parts(dense=False, blas=False),
+            "dense", "dense inputs", "Non-contig tensors",
+            "The expansion leaves the values of one head H elements apart, so each memory access "
+            "fetches H - 1 values that nobody uses. The documents report a factor of 20; here it "
+            "is what the strided reads cost in attention's forward kernel, and no delay is added.",
+            "k, v = k.contiguous(), v.contiguous() after the expansion",
+            speed="15",
+        ),
+        Stage(
+            3, "a clock that does not wait", Parts(waits=False, blas=False),
+            "waits", "phases add up", "Wrong timing",
+            "A GPU works after the call has returned. Without a wait the clock reads how long the "
+            "host took to ask for the work, and the phases do not add up to the step.",
+            "torch.cuda.synchronize() before each reading of the clock",
+            speed="311",
+        ),
+        Stage(
+            4, "a naive SwiGLU kernel", Parts(blas=False),
+            "blas", "products by BLAS", "Slow SwiGLU",
+            "One program for each element reads its row and its column again: nothing that is read "
+            "is used twice. Forward takes most of the step.",
+            "F.linear for the products, a kernel for the activation alone "
+            "(provider triton of swiglu instead of naive)",
+            speed="306",
+        ),
+        Stage(
+            5, "hybrid", Parts(), None, "gradients", "OPTIMAL",
+            "Products by the BLAS library, kernels for what memory limits.",
+            "nothing is broken", speed="2065",
+        ),
+        Stage(
+            6, "kernels without a backward", Parts(differentiable=False),
+            "differentiable", "gradients", "Nothing learns (not in the documents)",
+            "A kernel that writes into an empty tensor is invisible to autograd, so the backward "
+            "pass ends at the final norm. The step is fast and small, and on random tokens the "
+            "loss stays near ln(vocabulary) whether or not the model learns.",
+            "give each kernel a torch.autograd.Function with its backward pass",
+            loss="-", memory="-",
+        ),
+    )
+}  # fmt: skip
+
+
+def tier_of(parts: Parts, device: torch.device) -> Tier:
+    """The providers of a stage. A CPU would interpret kernels, so there each op has its eager
+    provider; layout, initialisation and lost gradients are the same."""
+    if device.type == "cpu":
+        return replace(V1, name="stage", table=V1.table)
+    table = {op: name for op, name in V3.table.items() if op != "block"}
+    table["swiglu"] = "triton" if parts.blas else "naive"
+    return replace(V3, name="stage", table=table, gpu=StepPlan(), cpu=StepPlan())
+
+
+def attention_of(parts: Parts, device: torch.device) -> Callable[..., torch.Tensor]:
+    """Attention on expanded keys and values: in the strided kernel, or on a CPU in torch."""
+    if device.type != "cpu":
+        return partial(strided.attention, dense=parts.dense)
+    eager = V1.providers()["attention"]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k, v = (strided.expanded(x, q.shape[2]) for x in (k, v))
+        found: torch.Tensor = eager(
+            q, *((x.contiguous() for x in (k, v)) if parts.dense else (k, v))
+        )
+        return found
+
+    return attend
+
+
+def forward_only(call: Callable[..., Any]) -> Callable[..., Any]:
+    """An op as its kernels alone compute it: autograd does not see it."""
+
+    def undifferentiated(*args: Any, **params: Any) -> Any:
+        with torch.no_grad():
+            return call(*args, **params)
+
+    return undifferentiated
+
+
+KERNELS = ("rms_norm", "add_rms_norm", "attention", "swiglu")  # the published ones
+
+
+def model_of(parts: Parts, config: ModelConfig, device: torch.device, seed: int) -> TinyLlama:
+    """The one model, on a device, with the parts that are wrong replaced."""
+    model = TinyLlama(config, tier_of(parts, device), seed=seed)
+    if not parts.initialised:
+        default_initialise(model, seed)
+    table = {**model.tier.providers(), "attention": attention_of(parts, device)}
+    if not parts.differentiable:
+        table |= {op: forward_only(table[op]) for op in KERNELS}
+    block = compose({op: table[op] for op in PARTS})
+    layers: list[Any] = list(model.layers)
+    for layer in layers:
+        layer.compute = block
+    model.norm = table["rms_norm"]
+    return model.to(device)
+
+
+@torch.no_grad()
+def default_initialise(model: TinyLlama, seed: int) -> None:
+    """Give matrices what `nn.Embedding` and `nn.Linear` draw where nothing else is said."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter is model.embedding:
+            nn.init.normal_(parameter, generator=generator)
+        elif parameter.dim() > 1:
+            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
+
+
+@dataclass
+class Trained:
+    """A stage's step, uncaptured as the documents' programs run, and the parameters it updates."""
+
+    parts: Parts
+    model: ModelConfig
+    config: TrainConfig
+    device: torch.device
+    only: tuple[str, ...] = ()  # parameters that are updated; none given: those with a gradient
+    step: TrainStep = field(init=False)
+
+    def __post_init__(self) -> None:
+        model = model_of(self.parts, self.model, self.device, self.config.seed)
+        self.step = TrainStep(model, self.config, StepPlan())
+        if not self.parts.differentiable:
+            self.only = ("embedding",)
+        if self.only:  # torch's optimizers pass over parameters without a gradient; ours refuses
+            named = dict(model.named_parameters())
+            chosen = [named[name] for name in self.only]
+            self.step.optimizer = AdamW(chosen, self.config, model.tier.table["adamw"])
