@@ -199,6 +199,8 @@ class Trained:
     def __post_init__(self) -> None:
         model = model_of(self.parts, self.model, self.device, self.config.seed)
         self.step = TrainStep(model, self.config, StepPlan())
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not self.only or name in self.only)
         if not self.parts.differentiable:
             self.only = ("embedding",)
         if self.only:  # torch's optimizers pass over parameters without a gradient; ours refuses
