@@ -205,17 +205,22 @@ def _strides(*tensors: torch.Tensor | None) -> list[int]:
 
 
 def attend(
-    q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
+    q_BTHK: torch.Tensor,
+    k_BTGK: torch.Tensor,
+    v_BTGK: torch.Tensor,
+    into: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B T H K), k and v (B T G K), any strides -> o (B T H K), contiguous, and lse (B H T).
 
     o has q's dtype (the widest of the three, should they differ); lse is the logarithm to base 2
-    of sum(exp(q k / sqrt(K))), in `lse_dtype`.
+    of sum(exp(q k / sqrt(K))), in `lse_dtype`. into: the memory for both, contiguous.
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     (B, T, H, K), G = q.shape, k.shape[2]
-    o = torch.empty((B, T, H, K), dtype=q.dtype, device=q.device)
-    lse = torch.empty((B, H, T), dtype=lse_dtype(q), device=q.device)
+    o, lse = into or (
+        torch.empty((B, T, H, K), dtype=q.dtype, device=q.device),
+        torch.empty((B, H, T), dtype=lse_dtype(q), device=q.device),
+    )
     if o.numel() == 0:
         return o, lse
     constants, key = _statics(q)

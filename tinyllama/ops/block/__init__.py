@@ -76,7 +76,7 @@ def _flops(per_token: int, per_score: int) -> Callable[..., float]:
     return count
 
 
-def _unfit(sizes: Mapping[str, Any]) -> str | None:
+def unfit(sizes: Mapping[str, Any]) -> str | None:
     """What is wrong with the sizes of the projections: they are whole heads, 2 C wide."""
     Q, R, width = sizes["Q"], sizes["R"], 2 * sizes["C"]
     if not width or Q % width or R % width:
@@ -86,7 +86,7 @@ def _unfit(sizes: Mapping[str, Any]) -> str | None:
 
 block = Op(
     "block",
-    fits=_unfit,
+    fits=unfit,
     inputs={
         "x": Tensor("B T D", grad=True),
         "cos": COS,
@@ -232,7 +232,7 @@ class Triton:
         x, rows_q = given.x, given.w_q.shape[0]
         narrow, matrices = _narrowed(given.weights, compute_dtype(x))
         before = _before_attention(given, matrices, eps)
-        o_BTHK, lse_BHT = attend(*_heads(before[-1], rows_q, 2 * given.cos.shape[-1]))
+        o_BTHK, lse_BHT = attend(*heads_of(before[-1], rows_q, 2 * given.cos.shape[-1]))
         o_BTQ = o_BTHK.flatten(2)
         after = _after_attention(given, o_BTQ, matrices, eps)
         h_NF = activate(*after[-1].chunk(2, -1))
@@ -274,8 +274,8 @@ class Triton:
         do_BTHK = input_gradient(dsum_low_ND, matrices.out).view_as(o_BTHK)
 
         dqkv_BTE = torch.empty_like(qkv_BTE)
-        dq, dk, dv = _heads(dqkv_BTE, rows_q, width)
-        q, k, v = _heads(qkv_BTE, rows_q, width)
+        dq, dk, dv = heads_of(dqkv_BTE, rows_q, width)
+        q, k, v = heads_of(qkv_BTE, rows_q, width)
         attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
         dqkv_NE = dqkv_BTE.flatten(0, 1)
         dqkv = weight_gradient(dqkv_NE, saved["normed_1"], wide)
@@ -334,7 +334,7 @@ def _before_attention(given: Inputs, matrices: Matrices, eps: float) -> tuple[to
     x_ND = contiguous(x).flatten(0, 1)
     n1_ND, rstd1_N = norm_forward(x_ND, given.attention_norm, eps, matrices.qkv.dtype)
     qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
-    q, k, _ = _heads(qkv_BTE, given.w_q.shape[0], 2 * cos.shape[-1])
+    q, k, _ = heads_of(qkv_BTE, given.w_q.shape[0], 2 * cos.shape[-1])
     rotate(q, k, cos, sin, q, k)
     return n1_ND, rstd1_N, qkv_BTE
 
@@ -349,7 +349,7 @@ def _after_attention(
     return sum_ND, n2_ND, rstd2_N, F.linear(n2_ND, matrices.gate_up)
 
 
-def _heads(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor, ...]:
+def heads_of(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor, ...]:
     """Views of q (B T H K), k and v (B T G K) in the packed result of one product."""
     heads = qkv_BTE.unflatten(-1, (-1, width))
     n_kv = (heads.shape[2] - rows_q // width) // 2

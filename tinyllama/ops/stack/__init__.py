@@ -1,0 +1,319 @@
+"""A stack of L transformer blocks as one op: what a step has between its embedding and its head.
+
+Nothing between two products is a kernel of its own: norms, rotation, activation and residual sums
+are in the products' epilogues, across the blocks' borders too (see `tinyllama.ops.stack.kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.arguments import spread
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
+from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels.layout import as_one, contiguous
+from tinyllama.harness.kernels.precision import compute_dtype
+from tinyllama.ops.attention import attend, attend_backward, lse_dtype
+from tinyllama.ops.block import GAIN, WEIGHT, Matrices, block, heads_of, stock, unfit
+from tinyllama.ops.block import Inputs as Block
+from tinyllama.ops.linear import input_gradient
+from tinyllama.ops.rms_norm import sum_rows
+from tinyllama.ops.rope import COS, SIN
+from tinyllama.ops.stack import launches
+from tinyllama.ops.stack.launches import ATTENTION_GRADIENT, DOWN, MLP_GRADIENT, OUT
+
+
+class Inputs(NamedTuple):
+    x: torch.Tensor  # (B T D)
+    cos: torch.Tensor  # (T C), as sin
+    sin: torch.Tensor
+    attention_norm: torch.Tensor  # (L D), as mlp_norm
+    w_q: torch.Tensor  # (L Q D)
+    w_k: torch.Tensor  # (L R D), as w_v
+    w_v: torch.Tensor
+    w_o: torch.Tensor  # (L D Q)
+    mlp_norm: torch.Tensor
+    w_gate: torch.Tensor  # (L F D), as w_up
+    w_up: torch.Tensor
+    w_down: torch.Tensor  # (L D F)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [getattr(self, name) for name in WEIGHTS]
+
+    def layer(self, x: torch.Tensor, index: int) -> Block:
+        """What one block takes, with its own x."""
+        return Block(x, self.cos, self.sin, *(stacked[index] for stacked in self[3:]))
+
+
+WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
+
+
+def _bytes(kind: str) -> Callable[..., float]:
+    return lambda size, L, **dims: L * block.bytes[kind](size, **dims)
+
+
+def _flops(kind: str) -> Callable[..., float]:
+    return lambda L, **dims: L * block.flops[kind](**dims)
+
+
+stack = Op(
+    "stack",
+    fits=unfit,
+    inputs={
+        "x": Tensor("B T D", grad=True),
+        "cos": COS,
+        "sin": SIN,
+        "attention_norm": Tensor("L D", grad=True, values=GAIN),
+        "w_q": Tensor("L Q D", grad=True, values=WEIGHT),
+        "w_k": Tensor("L R D", grad=True, values=WEIGHT),
+        "w_v": Tensor("L R D", grad=True, values=WEIGHT),
+        "w_o": Tensor("L D Q", grad=True, values=WEIGHT),
+        "mlp_norm": Tensor("L D", grad=True, values=GAIN),
+        "w_gate": Tensor("L F D", grad=True, values=WEIGHT),
+        "w_up": Tensor("L F D", grad=True, values=WEIGHT),
+        "w_down": Tensor("L D F", grad=True, values=WEIGHT),
+    },
+    params={"eps": 1e-5},
+    outputs={"y": "B T D"},
+    cases=[
+        Case(L=2, B=2, T=9, D=32, Q=32, R=16, F=48, C=8),
+        Case(L=1, B=1, T=33, D=48, Q=64, R=64, F=40, C=16, why="Q wider than D, no grouping"),
+        Case(L=1, B=3, T=2, D=16, Q=8, R=8, F=24, C=4, why="one head"),
+        Case(L=3, B=1, T=5, D=16, Q=16, R=16, F=8, C=4, why="a block between two others"),
+        Case(L=1, B=2, T=32, D=64, Q=64, R=64, F=64, C=16, why="tiles that divide every size"),
+    ],
+    timed=[
+        Case(L=2, B=4, T=64, D=128, Q=128, R=64, F=256, C=16),
+        Case(L=8, B=8, T=128, D=512, Q=512, R=256, F=2048, C=32),
+    ],
+    slowdowns={"device_seconds": 0.10},  # gaps between short kernels are a process's own
+    extremes={"tiny": {"x": normal(2e-3)}, "huge": {"x": normal(100.0)}},
+    bytes={"forward": _bytes("forward"), "backward": _bytes("backward")},
+    flops={"forward": _flops("forward"), "backward": _flops("backward")},
+)
+
+
+@stack.random_dims
+def _sizes(draw: Callable[[int, int], int]) -> dict[str, int]:
+    assert block.dims_of is not None
+    return {"L": draw(1, 2), **block.dims_of(draw)}
+
+
+def _in_turn(one: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The stack that applies a block to the result of the block before."""
+
+    def stacked(given: Inputs, eps: float) -> torch.Tensor:
+        x = given.x
+        for index in range(given.w_q.shape[0]):
+            x = one(*given.layer(x, index), eps=eps)
+        return x
+
+    return spread(stacked)
+
+
+eager = stack.reference(_in_turn(block["eager"].call))
+stack.independent("torch.nn.functional, end to end")(_in_turn(spread(stock)))
+
+
+@stack.magnitude
+def terms(
+    upstream: dict[str, torch.Tensor], eps: float, **inputs: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The magnitude of what cancels in each block (see `tinyllama.ops.block.terms`)."""
+    given = Inputs(**{name: tensor.detach() for name, tensor in inputs.items()})
+    xs = [given.x]
+    with torch.enable_grad():
+        for index in range(given.w_q.shape[0]):
+            x = xs[-1].requires_grad_()
+            xs.append(block["eager"].call(*given.layer(x, index), eps=eps))
+        dys = torch.autograd.grad(xs[-1], xs[1:], upstream["y"])
+    assert block.magnitudes is not None
+    found = [
+        block.magnitudes(upstream={"y": dy}, eps=eps, **given.layer(x, index)._asdict())
+        for index, (x, dy) in enumerate(zip(xs, dys, strict=False))
+    ]
+    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+@stack.provider(
+    "fused",
+    requires=("triton",),
+    keep=Inputs._fields,
+    saved={
+        "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
+        "between": Tensor("L B*T D"),  # the inputs of the blocks but the first
+        "low_1": Tensor("L B*T D"),
+        "qkv": Tensor("L B T Q+2*R"),
+        "o": Tensor("L B T Q"),
+        "lse": Tensor("L B Q/2/C T", dtype_of=lse_dtype),
+        "sum": Tensor("L B*T D"),
+        "low_2": Tensor("L B*T D"),
+        "gate_up": Tensor("L B*T 2*F"),
+        "h": Tensor("L B*T F"),
+        "rstd": Tensor("L 2 B*T", dtype=torch.float32),
+    },
+    large=(Large("B", "2*T*F", {"L": 1, "T": 8, "D": 64, "Q": 64, "R": 32, "F": 256, "C": 16}),),
+)
+class Fused:
+    """Five launches for a block forward and seven backward.
+
+    Products are in autocast's dtype where it is on; the residual stream and all statistics keep
+    x's dtype or float32.
+    """
+
+    @staticmethod
+    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        x, dtype = given.x, compute_dtype(given.x)
+        attention_norm, mlp_norm = contiguous(given.attention_norm), contiguous(given.mlp_norm)
+        layers, (B, T, D), F = given.w_q.shape[0], x.shape, given.w_gate.shape[1]
+        rotated = given.w_q.shape[1] + given.w_k.shape[1]
+        columns, width = rotated + given.w_v.shape[1], 2 * given.cos.shape[-1]
+        cos, sin = contiguous(given.cos), contiguous(given.sin)
+        narrow, matrices = _narrowed(given.weights, dtype)
+
+        def made(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+            return x.new_empty((layers, *shape), dtype=of)
+
+        rows = B * T
+        between, total = made(rows, D, of=x.dtype), made(rows, D, of=x.dtype)
+        low_1, low_2, gate_up, h = made(rows, D), made(rows, D), made(rows, 2 * F), made(rows, F)
+        qkv, o = made(B, T, columns), made(B, T, given.w_q.shape[1])
+        lse = made(B, given.w_q.shape[1] // width, T, of=lse_dtype(qkv))
+        rstd, y = made(2, rows, of=torch.float32), x.new_empty(x.shape)
+        saved = (narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd)
+        if not rows:
+            return y, *saved
+        x_ND = contiguous(x).flatten(0, 1)
+        squares = launches.fold(x_ND, attention_norm[0], low_1[0])
+        for i, w in enumerate(matrices):
+            launches.project(
+                *(low_1[i], w.qkv, squares, rstd[i, 0], cos, sin, qkv[i].flatten(0, 1)),
+                rotated=rotated,
+                eps=eps,
+            )
+            q, k, v = heads_of(qkv[i], given.w_q.shape[1], width)
+            attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]))
+            o_NQ = o[i].flatten(0, 1)
+            squares = launches.add_product(
+                OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i]
+            )
+            launches.gate(low_2[i], w.gate_up, squares, rstd[i, 1], gate_up[i], h[i], eps)
+            if i + 1 < layers:
+                x_ND, after = between[i + 1], (attention_norm[i + 1], low_1[i + 1])
+                squares = launches.add_product(DOWN, h[i], w.down, total[i], x_ND, *after)
+            else:
+                launches.add_product(DOWN, h[i], w.down, total[i], y.flatten(0, 1))
+        return y, *saved
+
+    @staticmethod
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        given = Inputs(**kept)
+        x, weights, narrow = given.x, given.weights, saved["narrow"]
+        layers, dtype, D = weights[0].shape[0], saved["qkv"].dtype, x.shape[-1]
+        attention_norm, mlp_norm = contiguous(given.attention_norm), contiguous(given.mlp_norm)
+        matrices = _views(weights, narrow) if narrow.numel() else _where_they_lie(weights)
+        rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
+        rotated = rows_q + weights[1].shape[1]
+        cos, sin = contiguous(given.cos), contiguous(given.sin)
+        flat = weights[0].new_empty((layers, sum(w[0].numel() for w in weights)))
+        found = _views(weights, flat)
+        x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
+        if not x.numel():
+            gains = given.mlp_norm.new_zeros((2, *given.mlp_norm.shape))
+            return _named(x.new_empty(x.shape), *gains, weights, flat.zero_())
+        low_ND = dx_ND.to(dtype)
+
+        def rounded() -> torch.Tensor | None:
+            return None if x.dtype is dtype else low_ND.new_empty(low_ND.shape)
+
+        def partials(space: Any, like: torch.Tensor) -> torch.Tensor:
+            tiles = launches.tile_rows(space, like, D)
+            return x.new_empty((layers, tiles, D), dtype=torch.float32)
+
+        mlp_gains = partials(MLP_GRADIENT, saved["gate_up"][0])
+        attention_gains = partials(ATTENTION_GRADIENT, saved["qkv"][0].flatten(0, 1))
+        for i in reversed(range(layers)):
+            w, dw = matrices[i], found[i]
+            names = ("low_1", "qkv", "o", "lse", "sum", "low_2", "gate_up", "h", "rstd")
+            low_1, qkv, o, lse, total, low_2, gate_up, h, rstd = (saved[n][i] for n in names)
+            dgate_up = torch.empty_like(gate_up)
+            parts = launches.hidden_gradient(low_ND, w.down, gate_up, rstd[1], dgate_up)
+            dsum_ND, dsum_low_ND = torch.empty_like(dx_ND), rounded()
+            launches.norm_gradient(
+                *(MLP_GRADIENT, dgate_up, w.gate_up, parts, rstd[1], total, mlp_norm[i]),
+                *(dx_ND, dsum_ND, dsum_low_ND, mlp_gains[i]),
+            )
+            dout_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
+            o_BTHK = o.unflatten(-1, (-1, width))
+            do_BTHK = input_gradient(dout_ND, w.out).view_as(o_BTHK)
+            dqkv = torch.empty_like(qkv)
+            attend_backward(
+                *(do_BTHK, *heads_of(qkv, rows_q, width), o_BTHK, lse),
+                *heads_of(dqkv, rows_q, width),
+            )
+            qkv_NE, dqkv_NE = qkv.flatten(0, 1), dqkv.flatten(0, 1)
+            parts = launches.turn_back(dqkv_NE, qkv_NE, rstd[0], cos, sin, rotated)
+            before_ND = saved["between"][i] if i else x_ND
+            dlow_ND, dx_ND, dx_low_ND = low_ND, torch.empty_like(dx_ND), rounded() if i else None
+            launches.norm_gradient(
+                *(ATTENTION_GRADIENT, dqkv_NE, w.qkv, parts, rstd[0], before_ND),
+                *(attention_norm[i], dsum_ND, dx_ND, dx_low_ND, attention_gains[i]),
+            )
+            low_ND = dx_ND if dx_low_ND is None else dx_low_ND
+            launches.weight_gradients(
+                [
+                    (dqkv_NE, low_1, dw.qkv),
+                    (dout_ND, o.flatten(0, 1), dw.out),
+                    (dgate_up, low_2, dw.gate_up),
+                    (dlow_ND, h, dw.down),
+                ]
+            )
+        gains = (sum_rows(each, given.mlp_norm.dtype) for each in (attention_gains, mlp_gains))
+        return _named(dx_ND.view_as(x), *gains, weights, flat)
+
+
+def _named(
+    dx: torch.Tensor,
+    dattention_norm: torch.Tensor,
+    dmlp_norm: torch.Tensor,
+    weights: list[torch.Tensor],
+    flat_LP: torch.Tensor,
+) -> Named:
+    """The gradients by name, those of the weights as views of one buffer."""
+    parts = flat_LP.split([w[0].numel() for w in weights], 1)
+    views = [part.view(w.shape) for part, w in zip(parts, weights, strict=True)]
+    gains = {"attention_norm": dattention_norm, "mlp_norm": dmlp_norm}
+    return {"x": dx, **gains, **dict(zip(WEIGHTS, views, strict=True))}
+
+
+def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
+    """The matrices of each block in a buffer that has all seven side by side."""
+    return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
+
+
+def _where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:
+    return [Matrices.of([w[i] for w in weights], None) for i in range(len(weights[0]))]
+
+
+def _narrowed(
+    weights: list[torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, list[Matrices]]:
+    """The weights in the dtype of the products (L P; empty where that is their own), and the
+    matrices made of them."""
+    if dtype is weights[0].dtype:
+        return weights[0].new_empty(0), _where_they_lie(weights)
+    sizes = [w[0].numel() for w in weights]
+    narrow = weights[0].new_empty((len(weights[0]), sum(sizes)), dtype=dtype)
+    whole = as_one(*(w[0] for w in weights))
+    if whole is not None and len({w.stride(0) for w in weights}) == 1:
+        strides = (weights[0].stride(0), 1)
+        narrow.copy_(whole.as_strided(narrow.shape, strides, whole.storage_offset()))
+    else:
+        for part, w in zip(narrow.split(sizes, 1), weights, strict=True):
+            part.copy_(w.detach().flatten(1))
+    return narrow, _views(weights, narrow)

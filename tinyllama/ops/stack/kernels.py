@@ -1,0 +1,388 @@
+"""Products with everything else in their epilogues: the kernels of `stack`.
+
+A norm costs no launch. Forward, the kernel that makes x also writes low = x gain and, for each of
+its tiles, the sums of x^2 over the tile's columns; the next product multiplies its rows by
+rstd = 1 / rms(x). Backward, with dY scaled by rstd and c = sum(dY Y) over a row of Y = norm(x) W^T,
+
+    dx = gain (dY W) - x rstd c / D,      dgain = sum over rows of (dY W) x,      dW = dY^T low
+
+(the algebra of CODA, arXiv 2605.19269). Sums over a row or a column of tiles go through memory, one
+number for each tile, and are added in one order: equal inputs give equal bits.
+
+Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of a product takes BK of
+the inner axis. EVEN: the tiles divide the sizes, and nothing is masked. Rows are whole cache lines
+apart or not, as their strides say; a last axis is dense.
+"""
+
+from __future__ import annotations
+
+from tinyllama.harness.kernels import jit, tl
+from tinyllama.ops.silu_mul import sigmoids
+
+
+@jit
+def _place(n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """The tile of this program, row and column: GROUP tiles below each other follow each other, so
+    that what they read is still in the cache."""
+    program = tl.program_id(0)
+    down, across = tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN)
+    first = program // (GROUP * across) * GROUP
+    high = tl.minimum(down - first, GROUP)
+    inside = program % (GROUP * across)
+    return first + inside % high, inside // high
+
+
+@jit
+def _load(
+    x, row, column, stride, n_rows, n_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """x[row : row + ROWS, column : column + COLUMNS] in its own dtype, zeros outside."""
+    i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    at = x + (tl.cast(row, tl.int64) * stride + column) + (i * stride + j)
+    if EVEN:
+        tile = tl.load(at)
+    else:
+        tile = tl.load(at, mask=(i < n_rows - row) & (j < n_columns - column), other=0.0)
+    return tile
+
+
+@jit
+def _store(
+    y, tile, row, column, stride, n_rows, n_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Write y[row : row + ROWS, column : column + COLUMNS], rounded to y's dtype."""
+    i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    at = y + (tl.cast(row, tl.int64) * stride + column) + (i * stride + j)
+    if EVEN:
+        tl.store(at, tile.to(y.dtype.element_ty))
+    else:
+        inside = (i < n_rows - row) & (j < n_columns - column)
+        tl.store(at, tile.to(y.dtype.element_ty), mask=inside)
+
+
+@jit
+def _vector(x, start, size, SIZE: tl.constexpr, EVEN: tl.constexpr):
+    """x[start : start + SIZE] in float32, zeros past its end."""
+    i = tl.arange(0, SIZE)
+    if EVEN:
+        found = tl.load(x + start + i)
+    else:
+        found = tl.load(x + start + i, mask=i < size - start, other=0.0)
+    return found.to(tl.float32)
+
+
+@jit
+def _row_sums(parts, row, n_rows, n_parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """The sums of parts (N n_parts) over its rows from ``row`` on; PARTS >= n_parts."""
+    tile = _load(parts, row, 0, n_parts, n_rows, n_parts, ROWS, PARTS, False)
+    return tl.sum(tile, 1)
+
+
+@jit
+def _product(
+    a, b, row, columns, inside, n_rows, inner, a_stride, b_stride,
+    OUT_BY_IN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(BM BN) float32: rows of a (N inner) times columns of b, which is (columns, inner) where
+    OUT_BY_IN, else (inner, columns). columns, inside: (BN), int64 and whether they exist."""
+    i, k = tl.arange(0, BM)[:, None], tl.arange(0, BK)
+    a_at = a + tl.cast(row, tl.int64) * a_stride + (i * a_stride + k[None, :])
+    if OUT_BY_IN:
+        b_at = b + (columns[None, :] * b_stride + k[:, None])
+    else:
+        b_at = b + (k[:, None] * tl.cast(b_stride, tl.int64) + columns[None, :])
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, inner, BK):
+        if EVEN:
+            a_tile, b_tile = tl.load(a_at), tl.load(b_at)
+        else:
+            left = k < inner - first
+            a_tile = tl.load(a_at, mask=(i < n_rows - row) & left[None, :], other=0.0)
+            b_tile = tl.load(b_at, mask=left[:, None] & inside[None, :], other=0.0)
+        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+        a_at += BK
+        if OUT_BY_IN:
+            b_at += BK
+        else:
+            b_at += BK * tl.cast(b_stride, tl.int64)
+    return acc
+
+
+@jit
+def _columns(column, n_columns, BN: tl.constexpr):
+    """The columns of a tile, int64, and which of them exist."""
+    columns = column + tl.arange(0, BN)
+    return columns.to(tl.int64), columns < n_columns
+
+
+@jit
+def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
+    """The left and the right half of a tile (ROWS, 2 HALF)."""
+    return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, HALF)), (0, 2, 1)))
+
+
+# -- forward --------------------------------------------------------------------------------------
+
+
+@jit
+def fold_kernel(
+    x, gain, low, squares, n_rows, width, x_stride, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """low = x gain, and the sum of x^2 of each row, where no product made x."""
+    row = tl.program_id(0) * ROWS
+    wide = _load(x, row, 0, x_stride, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
+    gains = _vector(gain, 0, width, WIDTH, False)
+    _store(low, wide * gains[None, :], row, 0, width, n_rows, width, ROWS, WIDTH, False)
+    rows = row + tl.arange(0, ROWS)
+    tl.store(squares + rows, tl.sum(wide * wide, 1), mask=rows < n_rows)
+
+
+@jit
+def _scale(
+    squares, rstd, row, tile_column, eps, n_rows, width, n_parts,
+    ROWS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """1 / rms of the rows; the tiles of the first column keep it for the backward pass."""
+    total = _row_sums(squares, row, n_rows, n_parts, ROWS, PARTS)
+    scale = tl.rsqrt(total / width + eps)
+    if tile_column == 0:
+        rows = row + tl.arange(0, ROWS)
+        tl.store(rstd + rows, scale, mask=rows < n_rows)
+    return scale
+
+
+@jit
+def qkv_kernel(
+    low, w, squares, rstd, cos, sin, qkv, eps, n_rows, width, n_columns, rotated, length, pairs,
+    n_parts,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """qkv (N E) = norm(x) W^T with W (E D), whose first ``rotated`` columns, q and k, are rotated
+    by the tables (T C), C = ``pairs``."""
+    m, n = _place(n_rows, n_columns, BM, BN, GROUP)
+    row, column = m * BM, n * BN
+    columns, inside = _columns(column, n_columns, BN)
+    acc = _product(
+        low, w, row, columns, inside, n_rows, width, width, width, True, BM, BN, BK, EVEN, PRECISION
+    )
+    acc *= _scale(squares, rstd, row, n, eps, n_rows, width, n_parts, BM, PARTS)[:, None]
+    if column < rotated:
+        time = (row + tl.arange(0, BM)) % length
+        pair = column // 2 + tl.arange(0, BN // 2)
+        at = time.to(tl.int64)[:, None] * pairs + (pair % pairs)[None, :]
+        turns = (pair < rotated // 2)[None, :]
+        cosine = tl.load(cos + at, mask=turns, other=1.0).to(tl.float32)
+        sine = tl.load(sin + at, mask=turns, other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
+        turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
+        acc = tl.reshape(turned, (BM, BN))
+    _store(qkv, acc, row, column, n_columns, n_rows, n_columns, BM, BN, EVEN)
+
+
+@jit
+def gate_up_kernel(
+    low, w, squares, rstd, gate_up, h, eps, n_rows, width, n_hidden, n_parts,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """gate_up (N 2F) = norm(x) [W_gate; W_up]^T, and h (N F) = silu(gate) up. A tile has BN / 2
+    columns of the gate and the same of up; up's weights lie behind the gate's (2F D)."""
+    HALF: tl.constexpr = BN // 2
+    m, n = _place(n_rows, n_hidden, BM, HALF, GROUP)
+    row, column = m * BM, n * HALF
+    j = tl.arange(0, BN)
+    local = j % HALF
+    columns = (column + local + j // HALF * n_hidden).to(tl.int64)
+    inside = column + local < n_hidden
+    acc = _product(
+        low, w, row, columns, inside, n_rows, width, width, width,
+        True, BM, BN, BK, EVEN, PRECISION,
+    )  # fmt: skip
+    acc *= _scale(squares, rstd, row, n, eps, n_rows, width, n_parts, BM, PARTS)[:, None]
+    gate, up = _halves(acc, BM, HALF)
+    gate, up = gate.to(gate_up.dtype.element_ty), up.to(gate_up.dtype.element_ty)
+    stride = 2 * n_hidden
+    _store(gate_up, gate, row, column, stride, n_rows, n_hidden, BM, HALF, EVEN)
+    _store(gate_up + n_hidden, up, row, column, stride, n_rows, n_hidden, BM, HALF, EVEN)
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
+    sigmoid, _ = sigmoids(gate)
+    _store(h, gate * sigmoid * up, row, column, n_hidden, n_rows, n_hidden, BM, HALF, EVEN)
+
+
+@jit
+def residual_kernel(
+    a, w, x, gain, total, low, squares, n_rows, width, inner, x_stride, n_parts,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """total (N D) = x + a W^T with W (D inner). Where a gain is given, low = total gain, and
+    squares (N n_parts) the sums of total^2 over each tile's columns."""
+    m, n = _place(n_rows, width, BM, BN, GROUP)
+    row, column = m * BM, n * BN
+    columns, inside = _columns(column, width, BN)
+    acc = _product(
+        a, w, row, columns, inside, n_rows, inner, inner, inner, True, BM, BN, BK, EVEN, PRECISION
+    )
+    acc += _load(x, row, column, x_stride, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    rounded = acc.to(total.dtype.element_ty)
+    _store(total, rounded, row, column, width, n_rows, width, BM, BN, EVEN)
+    if gain is not None:
+        wide = rounded.to(tl.float32)  # the norm is that of the sum as it is stored
+        gains = _vector(gain, column, width, BN, EVEN)
+        _store(low, wide * gains[None, :], row, column, width, n_rows, width, BM, BN, EVEN)
+        rows = row + tl.arange(0, BM)
+        places = squares + rows.to(tl.int64) * n_parts + n
+        tl.store(places, tl.sum(wide * wide, 1), mask=rows < n_rows)
+
+
+# -- backward -------------------------------------------------------------------------------------
+
+
+@jit
+def hidden_gradient_kernel(
+    dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F); and parts
+    (N n_parts): the tile's share of sum(dgate_up gate_up) over a row."""
+    m, n = _place(n_rows, n_hidden, BM, BN, GROUP)
+    row, column = m * BM, n * BN
+    columns, inside = _columns(column, n_hidden, BN)
+    acc = _product(
+        dy, w, row, columns, inside, n_rows, width, width, n_hidden,
+        False, BM, BN, BK, EVEN, PRECISION,
+    )  # fmt: skip
+    stride = 2 * n_hidden
+    gate = _load(gate_up, row, column, stride, n_rows, n_hidden, BM, BN, EVEN).to(tl.float32)
+    up = _load(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    up = up.to(tl.float32)
+    acc *= _vector(rstd, row, n_rows, BM, EVEN)[:, None]
+    sigmoid, rest = sigmoids(gate)
+    dgate = acc * up * sigmoid * (1 + gate * rest)
+    dup = acc * gate * sigmoid
+    _store(dgate_up, dgate, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    _store(dgate_up + n_hidden, dup, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    rows = row + tl.arange(0, BM)
+    places = parts + rows.to(tl.int64) * n_parts + n
+    tl.store(places, tl.sum(dgate * gate + dup * up, 1), mask=rows < n_rows)
+
+
+@jit
+def norm_gradient_kernel(
+    dy, w, parts, rstd, x, gain, dresidual, dx, dx_low, dgain, n_rows, width, inner,
+    x_stride, n_parts,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
+    row sums of parts; the same in the products' dtype where dx_low is not None; and for each tile
+    of rows the share of dgain."""
+    m, n = _place(n_rows, width, BM, BN, GROUP)
+    row, column = m * BM, n * BN
+    columns, inside = _columns(column, width, BN)
+    acc = _product(
+        dy, w, row, columns, inside, n_rows, inner, inner, width, False, BM, BN, BK, EVEN, PRECISION
+    )
+    wide = _load(x, row, column, x_stride, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    share = tl.sum(acc * wide, 0)
+    at = column + tl.arange(0, BN)
+    tl.store(dgain + m * width + at, share, mask=at < width)
+    total = _row_sums(parts, row, n_rows, n_parts, BM, PARTS)
+    factor = _vector(rstd, row, n_rows, BM, EVEN) * total / width
+    acc = acc * _vector(gain, column, width, BN, EVEN)[None, :] - wide * factor[:, None]
+    acc += _load(dresidual, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    _store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+    if dx_low is not None:
+        _store(dx_low, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+
+
+@jit
+def turn_back_kernel(
+    dqkv, qkv, rstd, cos, sin, parts, n_rows, n_columns, rotated, length, pairs,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of rotated q and k, and of v (N E), in place: rotated back and times rstd; and
+    parts (N): sum(dqkv qkv) over a row, which no rotation changes."""
+    row = tl.program_id(0) * ROWS
+    rows = row + tl.arange(0, ROWS)
+    scale = _vector(rstd, row, n_rows, ROWS, False)
+    time = (rows % length).to(tl.int64)[:, None]
+    total = tl.zeros((ROWS,), tl.float32)
+    for column in range(0, n_columns, COLUMNS):
+        given = _load(dqkv, row, column, n_columns, n_rows, n_columns, ROWS, COLUMNS, False)
+        made = _load(qkv, row, column, n_columns, n_rows, n_columns, ROWS, COLUMNS, False)
+        given = given.to(tl.float32) * scale[:, None]
+        total += tl.sum(given * made.to(tl.float32), 1)
+        pair = column // 2 + tl.arange(0, COLUMNS // 2)
+        turns = (pair < rotated // 2)[None, :] & (rows < n_rows)[:, None]
+        at = time * pairs + (pair % pairs)[None, :]
+        cosine = tl.load(cos + at, mask=turns, other=1.0).to(tl.float32)
+        sine = tl.load(sin + at, mask=turns, other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(given, (ROWS, COLUMNS // 2, 2)))
+        turned = tl.join(even * cosine + odd * sine, odd * cosine - even * sine)
+        turned = tl.reshape(turned, (ROWS, COLUMNS))
+        _store(dqkv, turned, row, column, n_columns, n_rows, n_columns, ROWS, COLUMNS, False)
+    tl.store(parts + rows, total, mask=rows < n_rows)
+
+
+@jit
+def _weight_tile(
+    dy, x, dw, tile, n_rows, n_out, n_in, dy_stride, x_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of dw (out in) = dy^T x, over all rows of dy (N out) and x (N in)."""
+    across = tl.cdiv(n_in, BN)
+    row, column = tile // across * BM, tile % across * BN
+    i, j, k = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :], tl.arange(0, BK)[:, None]
+    dy_at = dy + row + (k * tl.cast(dy_stride, tl.int64) + i)
+    x_at = x + column + (k * tl.cast(x_stride, tl.int64) + j)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, n_rows, BK):
+        if EVEN:
+            dy_tile, x_tile = tl.load(dy_at), tl.load(x_at)
+        else:
+            left = k < n_rows - first
+            dy_tile = tl.load(dy_at, mask=left & (i < n_out - row), other=0.0)
+            x_tile = tl.load(x_at, mask=left & (j < n_in - column), other=0.0)
+        acc = tl.dot(tl.trans(dy_tile), x_tile, acc, input_precision=PRECISION)
+        dy_at += BK * tl.cast(dy_stride, tl.int64)
+        x_at += BK * tl.cast(x_stride, tl.int64)
+    _store(dw, acc, row, column, n_in, n_out, n_in, BM, BN, EVEN)
+
+
+@jit
+def weight_gradients_kernel(
+    dqkv, low_1, dw_qkv, dout, o, dw_out, dgate_up, low_2, dw_gate_up, dy, h, dw_down,
+    n_rows, width, n_columns, n_heads, n_hidden, after_qkv, after_out, after_gate_up,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a block's four matrices, (E D), (D Q), (2F D) and (D F), in one launch.
+    after_qkv, after_out, after_gate_up: the programs up to the end of each."""
+    program = tl.program_id(0)
+    if program < after_qkv:
+        _weight_tile(
+            dqkv, low_1, dw_qkv, program, n_rows, n_columns, width, n_columns, width,
+            BM, BN, BK, EVEN, PRECISION,
+        )  # fmt: skip
+    elif program < after_out:
+        _weight_tile(
+            dout, o, dw_out, program - after_qkv, n_rows, width, n_heads, width, n_heads,
+            BM, BN, BK, EVEN, PRECISION,
+        )  # fmt: skip
+    elif program < after_gate_up:
+        _weight_tile(
+            dgate_up, low_2, dw_gate_up, program - after_out, n_rows, 2 * n_hidden, width,
+            2 * n_hidden, width, BM, BN, BK, EVEN, PRECISION,
+        )  # fmt: skip
+    else:
+        _weight_tile(
+            dy, h, dw_down, program - after_gate_up, n_rows, width, n_hidden, width, n_hidden,
+            BM, BN, BK, EVEN, PRECISION,
+        )  # fmt: skip

@@ -1,0 +1,238 @@
+"""Launchers of the kernels of `stack`, and the tiles that they take on each chip."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from tinyllama.harness.kernels import cdiv, next_power_of_2
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.precision import input_precision
+from tinyllama.ops.stack import kernels
+
+MOST_ROWS = 8192  # more rows share one choice
+WIDEST = 16384  # a row of x that is folded is held in registers whole
+
+
+def _default(rows: int, inner: int, columns: int, kind: str) -> Config:
+    """Chosen so that no chip's compiler spills."""
+    wide = 64 if kind == "16bit" else 32
+    return Config(BM=64, BN=64, BK=wide, GROUP=8, num_warps=4, num_stages=2)
+
+
+def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
+    tiles = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8))
+    if kind == "tf32x3":
+        tiles = tiles[:1]
+    steps = (64, 128) if kind == "16bit" else (32, 64)
+    return [
+        Config(BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages)
+        for (bm, bn, warps), bk, stages in itertools.product(tiles, steps, (2, 3, 4, 5, 6))
+        if (bm + bn) * bk * stages * (2 if kind == "16bit" else 4) <= 220 * 1024
+    ]
+
+
+def _space(name: str) -> Space:
+    return Space(f"stack.{name}", default=_default, configs=_configs)
+
+
+QKV, GATE_UP, OUT, DOWN = map(_space, ("qkv", "gate_up", "out", "down"))
+HIDDEN_GRADIENT = _space("hidden_gradient")
+MLP_GRADIENT, ATTENTION_GRADIENT = map(_space, ("mlp_gradient", "attention_gradient"))
+WEIGHT_GRADIENTS = _space("weight_gradients")
+
+
+def _chosen(space: Space, a_NI: torch.Tensor, columns: int) -> Config:
+    """The tiles for a product of a (N inner) with so many columns."""
+    rows, inner = a_NI.shape
+    precision = input_precision(a_NI)
+    kind = {"ieee": "fp32"}.get(precision, precision)
+    if a_NI.dtype is not torch.float32:
+        kind = "16bit"
+    sizes = {"rows": min(MOST_ROWS, next_power_of_2(rows)), "inner": next_power_of_2(inner)}
+    return space.choose(a_NI.device, **sizes, columns=next_power_of_2(columns), kind=kind)
+
+
+def _even(config: Config, rows: int, inner: int, columns: int, half: int = 1) -> bool:
+    return not (rows % config["BM"] or inner % config["BK"] or columns % (config["BN"] // half))
+
+
+def _grid(config: Config, rows: int, columns: int, half: int = 1) -> tuple[int]:
+    return (cdiv(rows, config["BM"]) * cdiv(columns, config["BN"] // half),)
+
+
+def _options(config: Config, a: torch.Tensor, columns: int, half: int = 1) -> dict[str, Any]:
+    even = _even(config, *a.shape, columns, half)
+    return {"EVEN": even, "PRECISION": input_precision(a), **config.kwargs()}
+
+
+def fold(x_ND: torch.Tensor, gain_D: torch.Tensor, low_ND: torch.Tensor) -> torch.Tensor:
+    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32. x has dense rows."""
+    n_rows, width = x_ND.shape
+    squares = x_ND.new_empty((n_rows, 1), dtype=torch.float32)
+    padded = next_power_of_2(max(width, 16))
+    rows = max(1, min(2048 // padded, 16))
+    kernels.fold_kernel[(cdiv(n_rows, rows),)](
+        x_ND, gain_D, low_ND, squares, n_rows, width, x_ND.stride(0),
+        ROWS=rows, WIDTH=padded, num_warps=min(16, max(1, rows * padded // 512)),
+    )  # fmt: skip
+    return squares
+
+
+def project(
+    low_ND: torch.Tensor,
+    w_ED: torch.Tensor,
+    squares: torch.Tensor,
+    rstd_N: torch.Tensor,
+    cos_TC: torch.Tensor,
+    sin_TC: torch.Tensor,
+    qkv_NE: torch.Tensor,
+    rotated: int,
+    eps: float,
+) -> None:
+    """Write q, k and v (N E) of normalised rows, the first ``rotated`` columns rotated, and rstd
+    (N). low (N D) and squares (N parts) as `fold` and `add_product` give them."""
+    (n_rows, width), columns = low_ND.shape, w_ED.shape[0]
+    config = _chosen(QKV, low_ND, columns)
+    kernels.qkv_kernel[_grid(config, n_rows, columns)](
+        low_ND, w_ED, squares, rstd_N, cos_TC, sin_TC, qkv_NE, eps, n_rows, width, columns, rotated,
+        *cos_TC.shape, squares.shape[1], PARTS=next_power_of_2(squares.shape[1]),
+        **_options(config, low_ND, columns),
+    )  # fmt: skip
+
+
+def gate(
+    low_ND: torch.Tensor,
+    w_UD: torch.Tensor,
+    squares: torch.Tensor,
+    rstd_N: torch.Tensor,
+    gate_up_NU: torch.Tensor,
+    h_NF: torch.Tensor,
+    eps: float,
+) -> None:
+    """Write gate and up (N U = 2 F) of normalised rows, h = silu(gate) up (N F), and rstd (N)."""
+    (n_rows, width), hidden = low_ND.shape, w_UD.shape[0] // 2
+    config = _chosen(GATE_UP, low_ND, 2 * hidden)
+    kernels.gate_up_kernel[_grid(config, n_rows, hidden, 2)](
+        low_ND, w_UD, squares, rstd_N, gate_up_NU, h_NF, eps, n_rows, width, hidden,
+        squares.shape[1], PARTS=next_power_of_2(squares.shape[1]),
+        **_options(config, low_ND, hidden, 2),
+    )  # fmt: skip
+
+
+def add_product(
+    space: Space,
+    a_NI: torch.Tensor,
+    w_DI: torch.Tensor,
+    x_ND: torch.Tensor,
+    total_ND: torch.Tensor,
+    gain_D: torch.Tensor | None = None,
+    low_ND: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write total = x + a W^T (N D) and, with the gain of the norm that follows, low = total gain;
+    -> the sums of total^2 of the rows by tiles (N parts), float32. x has dense rows."""
+    (n_rows, inner), width = a_NI.shape, w_DI.shape[0]
+    config = _chosen(space, a_NI, width)
+    parts = cdiv(width, config["BN"])
+    squares = a_NI.new_empty((n_rows, parts), dtype=torch.float32)
+    kernels.residual_kernel[_grid(config, n_rows, width)](
+        a_NI, w_DI, x_ND, gain_D, total_ND, low_ND, None if gain_D is None else squares,
+        n_rows, width, inner, x_ND.stride(0), parts, **_options(config, a_NI, width),
+    )  # fmt: skip
+    return squares
+
+
+def hidden_gradient(
+    dy_ND: torch.Tensor,
+    w_DF: torch.Tensor,
+    gate_up_NU: torch.Tensor,
+    rstd_N: torch.Tensor,
+    dgate_up_NU: torch.Tensor,
+) -> torch.Tensor:
+    """Write the gradient of gate and up, times rstd (N U = 2 F), given that of the product of h;
+    -> the sums of its products with gate and up by tiles (N parts), float32."""
+    (n_rows, width), hidden = dy_ND.shape, w_DF.shape[1]
+    config = _chosen(HIDDEN_GRADIENT, dy_ND, hidden)
+    parts = dy_ND.new_empty((n_rows, cdiv(hidden, config["BN"])), dtype=torch.float32)
+    kernels.hidden_gradient_kernel[_grid(config, n_rows, hidden)](
+        dy_ND, w_DF, gate_up_NU, rstd_N, dgate_up_NU, parts, n_rows, width, hidden, parts.shape[1],
+        **_options(config, dy_ND, hidden),
+    )  # fmt: skip
+    return parts
+
+
+def tile_rows(space: Space, dy_NO: torch.Tensor, width: int) -> int:
+    """How many rows of partial sums `norm_gradient` writes for the gain's gradient."""
+    return cdiv(dy_NO.shape[0], _chosen(space, dy_NO, width)["BM"])
+
+
+def norm_gradient(
+    space: Space,
+    dy_NO: torch.Tensor,
+    w_OD: torch.Tensor,
+    parts: torch.Tensor,
+    rstd_N: torch.Tensor,
+    x_ND: torch.Tensor,
+    gain_D: torch.Tensor,
+    dresidual_ND: torch.Tensor,
+    dx_ND: torch.Tensor,
+    dx_low_ND: torch.Tensor | None,
+    dgain_PD: torch.Tensor,
+) -> None:
+    """Write the gradient of x, which a norm and a product with W (O D) followed, plus dresidual;
+    dy (N O) is times rstd, parts (N parts) its products with the result of the product. dgain (P D)
+    float32: partial sums for the gain, P as of `tile_rows`."""
+    (n_rows, inner), width = dy_NO.shape, w_OD.shape[1]
+    config = _chosen(space, dy_NO, width)
+    kernels.norm_gradient_kernel[_grid(config, n_rows, width)](
+        dy_NO, w_OD, parts, rstd_N, x_ND, gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD,
+        n_rows, width, inner, x_ND.stride(0), parts.shape[1],
+        PARTS=next_power_of_2(parts.shape[1]), **_options(config, dy_NO, width),
+    )  # fmt: skip
+
+
+def turn_back(
+    dqkv_NE: torch.Tensor,
+    qkv_NE: torch.Tensor,
+    rstd_N: torch.Tensor,
+    cos_TC: torch.Tensor,
+    sin_TC: torch.Tensor,
+    rotated: int,
+) -> torch.Tensor:
+    """Rotate the gradient of q and k back, in place, all times rstd; -> the sums of its products
+    with qkv over the rows (N 1), float32."""
+    n_rows, columns = dqkv_NE.shape
+    parts = dqkv_NE.new_empty((n_rows, 1), dtype=torch.float32)
+    width = min(next_power_of_2(columns), 1024)
+    rows = max(1, 2048 // width)
+    kernels.turn_back_kernel[(cdiv(n_rows, rows),)](
+        dqkv_NE, qkv_NE, rstd_N, cos_TC, sin_TC, parts, n_rows, columns, rotated, *cos_TC.shape,
+        ROWS=rows, COLUMNS=width, num_warps=4,
+    )  # fmt: skip
+    return parts
+
+
+def weight_gradients(pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
+    """Write dW (out in) = dy^T x for each of a block's four products, given (dy, x, dW): dy (N out)
+    and x (N in) dense, in the order qkv, out, gate and up, down. One launch."""
+    (dqkv, low, _), (_, o, _), (dgate_up, _, _), (_, h, _) = pairs
+    n_rows, columns, width, heads, hidden = len(low), *(t.shape[1] for t in (dqkv, low, o, h))
+    config = _chosen(WEIGHT_GRADIENTS, low, hidden)
+    tiles = [
+        cdiv(dw.shape[0], config["BM"]) * cdiv(dw.shape[1], config["BN"]) for _, _, dw in pairs
+    ]
+    ends = list(itertools.accumulate(tiles))
+    sides = (columns, width, 2 * hidden)
+    even = not (
+        n_rows % config["BK"]
+        or any(side % config["BM"] for side in sides)
+        or any(side % config["BN"] for side in (width, heads, hidden))
+    )
+    options = {name: value for name, value in config.kwargs().items() if name != "GROUP"}
+    kernels.weight_gradients_kernel[(ends[-1],)](
+        *(tensor for three in pairs for tensor in three),
+        n_rows, width, columns, heads, hidden, *ends[:3],
+        EVEN=even, PRECISION=input_precision(low), **options,
+    )  # fmt: skip
