@@ -6,6 +6,7 @@ torch is imported by the command, not here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -106,9 +107,9 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
     dtypes = args.dtype or ["fp32", "bf16"]
     found = []
     for op in ops:
-        provider = op.providers.get("triton")
-        for case in op.timed[1:]:
-            if provider is None or (args.case and str(case) not in args.case):
+        providers = [op.providers[name] for name in ("triton", "fused") if name in op.providers]
+        for provider, case in itertools.product(providers, op.timed[1:]):
+            if args.case and str(case) not in args.case:
                 continue
             for dtype, short in SHORT.items():
                 one = OpCase(op, provider, case, dtype)

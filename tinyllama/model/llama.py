@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tinyllama.harness.kernels.layout import stacked
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.tiers import Tier, resolve
 from tinyllama.ops.block import PARTS, compose
@@ -60,6 +61,30 @@ class Block(nn.Module):
         )
 
 
+class Stacked(torch.autograd.Function):
+    """Parameters of equal shape, one of each layer, as one tensor with an axis in front: a view of
+    the buffer that they lie in. Its gradient goes back in views."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        return stacked(parameters)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return grad.unbind(0)
+
+
+def block_of(stack: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The op ``block`` by the op ``stack``, of one block."""
+
+    def one(
+        x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *weights: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return stack(x, cos, sin, *(weight[None] for weight in weights), eps=eps)
+
+    return one
+
+
 class TinyLlama(nn.Module):
     """Token embedding, pre-norm blocks, final norm, and the embedding again as projection.
 
@@ -78,7 +103,11 @@ class TinyLlama(nn.Module):
         table = self.tier.providers()
         self.norm: Callable[..., torch.Tensor] = table["rms_norm"]
         self.loss_of: Callable[..., torch.Tensor] = table["linear_cross_entropy"]
-        block = table.get("block") or compose({name: table[name] for name in PARTS})
+        self.stack = table.get("stack")
+        if self.stack is not None:
+            block = block_of(self.stack)
+        else:
+            block = table.get("block") or compose({name: table[name] for name in PARTS})
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_dim))
         self.layers = nn.ModuleList(Block(config, block) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.hidden_dim))
@@ -137,8 +166,14 @@ class TinyLlama(nn.Module):
     ) -> torch.Tensor:
         """The normalised output of the last block (B T D)."""
         x_BTD = F.embedding(tokens_BT, self.embedding)
+        recompute = self.recompute and torch.is_grad_enabled()
+        if self.stack is not None and not recompute:
+            each = zip(*(layer.parameters() for layer in self.layers), strict=True)
+            weights = [Stacked.apply(*parameters) for parameters in each]
+            x_BTD = self.stack(x_BTD, *tables, *weights, eps=self.config.norm_eps)
+            return self.norm(x_BTD, self.final_norm, eps=self.config.norm_eps)
         for layer in self.layers:
-            if self.recompute and torch.is_grad_enabled():
+            if recompute:
                 x_BTD = checkpoint(
                     layer, x_BTD, *tables, use_reentrant=False, preserve_rng_state=False
                 )

@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.kernels.precision import rounded
 from tinyllama.model.config import TrainConfig
+from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
+from tinyllama.ops.adamw import State
+from tinyllama.ops.adamw import update as update_and_round
 
 
 class AdamW(torch.optim.Optimizer):
@@ -18,7 +22,8 @@ class AdamW(torch.optim.Optimizer):
 
     provider: which implementation updates. ``lr`` is a tensor on the device, so that a captured
     step sees a new learning rate; a number for a provider that counts on the host.
-    ``found_inf`` is a scalar of 0 or 1: with 1, `step` changes nothing.
+    ``found_inf`` is a scalar of 0 or 1: with 1, `step` changes nothing. ``copies``: where the
+    provider "triton" writes each updated parameter, rounded; None: nowhere.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(list(parameters), {"lr": config.learning_rate})
         update = OPS["adamw"][provider]
         self.update = update.call
+        self.copies: list[torch.Tensor] | None = None
         self.settings = {
             "beta1": config.beta1,
             "beta2": config.beta2,
@@ -52,15 +58,13 @@ class AdamW(torch.optim.Optimizer):
         """Update every parameter in place. Raises RuntimeError when one has no gradient, since
         it would silently not learn."""
         self.refuse_missing(sum(p.grad is None for p in self.parameters))
-        self._apply(self.parameters, self.exp_avg, self.exp_avg_sq, self.steps)
+        self._apply(range(len(self.parameters)), self.steps)
 
     @torch.no_grad()
     def update_part(self, indices: Sequence[int]) -> None:
         """Update some parameters as `step` updates all, without counting the step: `count_step`
         does, when every part is done."""
-        states = (self.parameters, self.exp_avg, self.exp_avg_sq)
-        parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
-        self._apply(parameters, exp_avg, exp_avg_sq, self.steps.clone())  # the op counts in place
+        self._apply(indices, self.steps.clone())  # the op counts in place
 
     @torch.no_grad()
     def count_step(self) -> None:
@@ -75,23 +79,16 @@ class AdamW(torch.optim.Optimizer):
                 "backward stops somewhere"
             )
 
-    def _apply(
-        self,
-        parameters: list[torch.Tensor],
-        exp_avg: list[torch.Tensor],
-        exp_avg_sq: list[torch.Tensor],
-        steps: torch.Tensor,
-    ) -> None:
-        self.update(
-            parameters,
-            [p.grad for p in parameters],
-            exp_avg,
-            exp_avg_sq,
-            steps,
-            self.found_inf,
-            lr=self.lr,
-            **self.settings,
-        )
+    def _apply(self, indices: Sequence[int], steps: torch.Tensor) -> None:
+        states = (self.parameters, self.exp_avg, self.exp_avg_sq)
+        parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
+        gradients = [p.grad for p in parameters]
+        state = (parameters, gradients, exp_avg, exp_avg_sq, steps, self.found_inf)
+        if self.copies is None:
+            self.update(*state, lr=self.lr, **self.settings)
+            return
+        low = [self.copies[i] for i in indices]
+        update_and_round(State(*state), lr=self.lr, **self.settings, low=low)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; a captured step follows."""
@@ -157,3 +154,45 @@ class EarlyUpdate:
         for parameter in parameters:
             parameter.grad = None
         self._waiting.difference_update(indices)
+
+
+class RoundedWeights:
+    """The parameters of a model in the dtype of its products, which the optimizer writes as it
+    updates them: a step then casts none.
+
+    The copy of a parameter that something else changed is made again by `refresh`. It sees what
+    PyTorch counts as a change of the parameter, not what was written to its ``data``.
+    """
+
+    def __init__(self, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype) -> None:
+        self._parameters = optimizer.parameters
+        some = model.embedding.detach()
+        size = some.untyped_storage().nbytes() // some.element_size()
+        self._master = some.as_strided((size,), (1,), 0)
+        self._low = torch.empty_like(self._master, dtype=dtype)
+        self._versions: list[int] | None = None
+        optimizer.copies = [
+            self._low.as_strided(p.shape, p.stride(), p.storage_offset())
+            for p in optimizer.parameters
+        ]
+
+    @classmethod
+    def of(
+        cls, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype | None
+    ) -> RoundedWeights | None:
+        """The copies that a step of this model reads; None where it reads none."""
+        if dtype is None or model.stack is None or model.tier.table["adamw"] != "triton":
+            return None
+        return cls(model, optimizer, dtype)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round all parameters again if one was changed since the last call."""
+        versions = [parameter._version for parameter in self._parameters]
+        if versions != self._versions:
+            self._low.copy_(self._master)
+            self._versions = versions
+
+    def offered(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which products read the copies."""
+        return rounded(self._master, self._low)

@@ -1,6 +1,7 @@
 """A tier is a table from ops to providers, and a way to run the step. Nothing else differs.
 
-V1 is what a good PyTorch user writes first, V2 the best that stock PyTorch offers, V3 our kernels.
+V1 is what a good PyTorch user writes first, V2 the best that stock PyTorch offers, V3 our kernels,
+V4 products with everything else in their epilogues.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ class Tier:
                     "none: use tier v3, or memory small"
                 )
             table["block"] = "selective"
+            table.pop("stack", None)  # which keeps all that its backward reads
         plans = [replace(plan, memory=memory) for plan in (self.gpu, self.cpu)]
         if memory == "small":
             plans = [replace(plan, capture=False) for plan in plans]
@@ -173,7 +175,15 @@ V3 = Tier(
     cpu=StepPlan(capture=True),  # no CPU can capture, and kernels are interpreted there
 )
 
-TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2, V3)}
+V4 = Tier(
+    "v4",
+    "Ultra-fused",
+    {**V3.table, "stack": "fused"},
+    gpu=StepPlan(capture=True),
+    cpu=StepPlan(capture=True),
+)
+
+TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2, V3, V4)}
 
 
 def resolve(tier: str | Tier) -> Tier:

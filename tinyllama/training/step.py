@@ -23,7 +23,7 @@ from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
 from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW, EarlyUpdate
+from tinyllama.model.optim import AdamW, EarlyUpdate, RoundedWeights
 from tinyllama.model.tiers import StepPlan
 
 PHASES = ("forward", "backward", "optimizer")
@@ -75,6 +75,7 @@ class TrainStep:
         self.left_out: dict[str, str] = {}
         self.plan = self._runnable(plan)
         self.optimizer = AdamW(model.parameters(), config, model.tier.table["adamw"])
+        self.rounded = RoundedWeights.of(model, self.optimizer, _AUTOCAST.get(config.precision))
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         buffer = torch.zeros(
             config.batch_size, config.seq_len, dtype=torch.int64, device=self.device
@@ -149,6 +150,8 @@ class TrainStep:
         B is `TrainConfig.samples_per_step`: the micro-batches one after the other.
         """
         self._load(tokens_BT, targets_BT)
+        if self.rounded is not None:
+            self.rounded.refresh()
         if self.graphs:
             self.graphs[0].replay()
         else:
@@ -165,6 +168,8 @@ class TrainStep:
         changes nothing: the gradients of the last step are restored, since a captured step
         writes into the same tensors again.
         """
+        if self.rounded is not None:
+            self.rounded.refresh()
         loss, loss_of, recompute = self.loss, self._loss_of, self.model.recompute
         gradients = [parameter.grad for parameter in self.optimizer.parameters]
         self._load(tokens_BT, targets_BT)
@@ -183,6 +188,8 @@ class TrainStep:
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture; model and optimizer are the same afterwards."""
         with self.preserved():
+            if self.rounded is not None:
+                self.rounded.refresh()
             for _ in range(warm_up):
                 self._run()
             synchronize(self.device)
@@ -198,6 +205,8 @@ class TrainStep:
         names, phases = zip(*self._phases(), strict=True)
         queue = queue or queue_of(self.device)
         with self.preserved():
+            if self.rounded is not None:
+                self.rounded.refresh()
             self._run()
             if self.plan.capture:
                 phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
@@ -257,9 +266,10 @@ class TrainStep:
         dtype = _AUTOCAST.get(self.config.precision)
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights again in each replay: no cached casts.
-        with torch.autocast(
+        autocast = torch.autocast(
             self.device.type, dtype, enabled=dtype is not None, cache_enabled=not self.plan.capture
-        ):
+        )
+        with autocast, self.rounded.offered() if self.rounded else contextlib.nullcontext():
             loss = self._loss_of(self.tokens[part], self.targets[part], tables)
         if self.config.accumulate > 1:
             loss = loss / self.config.accumulate

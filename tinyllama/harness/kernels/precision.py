@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 
@@ -33,6 +35,29 @@ def compute_dtype(x: torch.Tensor) -> torch.dtype:
     if x.dtype is torch.float32 and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
+
+
+_ROUNDED: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+@contextlib.contextmanager
+def rounded(master: torch.Tensor, low: torch.Tensor) -> Iterator[None]:
+    """Meanwhile ``low`` is the rounded copy of ``master``, element by element: both are flat, and
+    master is the whole of its memory."""
+    _ROUNDED.append((master, low))
+    try:
+        yield
+    finally:
+        _ROUNDED.pop()
+
+
+def rounded_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """What `rounded` offers for a view of a master, in this dtype; None where it offers nothing."""
+    for master, low in _ROUNDED:
+        here = x.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()
+        if here and x.dtype is master.dtype and low.dtype is dtype:
+            return low.as_strided(x.shape, x.stride(), x.storage_offset())
+    return None
 
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -249,8 +249,9 @@ def _advance(
 
 
 @jit
-def _elements(param, grad, exp_avg, exp_avg_sq, factors, inside, rest1, beta2, rest2, eps):
-    """Update the elements at these addresses; ``inside`` masks them, or is None for all."""
+def _elements(param, grad, exp_avg, exp_avg_sq, low, factors, inside, rest1, beta2, rest2, eps):
+    """Update the elements at these addresses, and the copy in another dtype where ``low`` is not
+    None; ``inside`` masks them, or is None for all."""
     p = tl.load(param, mask=inside).to(tl.float32)
     g = tl.load(grad, mask=inside).to(tl.float32)
     m = tl.load(exp_avg, mask=inside).to(tl.float32)
@@ -260,6 +261,8 @@ def _elements(param, grad, exp_avg, exp_avg_sq, factors, inside, rest1, beta2, r
     size = tl.sqrt(v) * tl.load(factors + 2) + eps
     p = p * tl.load(factors) - tl.load(factors + 1) * (m / size)
     tl.store(param, p.to(param.dtype.element_ty), mask=inside)
+    if low is not None:
+        tl.store(low, p.to(low.dtype.element_ty), mask=inside)
     tl.store(exp_avg, m.to(exp_avg.dtype.element_ty), mask=inside)
     tl.store(exp_avg_sq, v.to(exp_avg_sq.dtype.element_ty), mask=inside)
 
@@ -275,11 +278,11 @@ def _at(address, like, start, ALIGNED: tl.constexpr):
 
 @jit
 def _update(
-    table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, rest1, beta2, rest2, eps,
+    table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
     TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each program updates one block of one tensor. The table (6, TENSORS) holds for each tensor
-    its first block, its size and four addresses."""
+    its first block, its size and four addresses; a row more where there are copies, ``low``."""
     if tl.load(found_inf) == 0:
         block = tl.program_id(0)
         firsts = tl.load(table + tl.arange(0, TENSORS))
@@ -291,10 +294,12 @@ def _update(
         g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
         m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
         v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
+        if low is not None:
+            low = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
         if size >= BLOCK:  # without a mask, so that accesses are as wide as they can be
-            _elements(p, g, m, v, factors, None, rest1, beta2, rest2, eps)
+            _elements(p, g, m, v, low, factors, None, rest1, beta2, rest2, eps)
         else:
-            _elements(p, g, m, v, factors, offsets < size, rest1, beta2, rest2, eps)
+            _elements(p, g, m, v, low, factors, offsets < size, rest1, beta2, rest2, eps)
 
 
 def _check(state: State, sizes: list[int]) -> None:
@@ -329,11 +334,27 @@ def one_launch(
     All tensors are on one device, and those of a list have one dtype; float32 is used inside. A
     state that is not dense is updated in a copy, which is then written back.
     """
+    update(state, lr, beta1, beta2, eps, weight_decay)
+
+
+def update(
+    state: State,
+    lr: Rate,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    low: Tensors | None = None,
+) -> None:
+    """The provider "triton", which also writes each parameter, rounded, into ``low``: dense tensors
+    of the parameters' sizes and one dtype. Raises ValueError for tensors that do not match."""
     rates = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if reason := impossible(rates):
         raise ValueError(f"adamw: {reason}")
     sizes = [p.numel() for p in state.param]
     _check(state, sizes)
+    if low is not None and [t.numel() for t in low if t.is_contiguous()] != sizes:
+        raise ValueError("adamw: the rounded copies are not dense, or have other sizes than param")
     *lists, step, found_inf = state
     given = dict(zip(State._fields, lists, strict=False))
     factors = torch.empty(3, dtype=torch.float32, device=step.device)
@@ -347,12 +368,13 @@ def one_launch(
     for size in sizes:
         firsts.append(blocks)
         blocks += cdiv(size, config["BLOCK"])
-    addresses = [tuple(t.data_ptr() for t in tensors) for tensors in dense.values()]
+    lists = [*dense.values(), *([low] if low else [])]
+    addresses = [tuple(t.data_ptr() for t in tensors) for tensors in lists]
     if blocks:
         _update[(blocks,)](
             TABLES.table((tuple(firsts), tuple(sizes), *addresses), step.device),
             *(factors, found_inf, *(tensors[0] for tensors in dense.values())),
-            *(1 - beta1, beta2, 1 - beta2, eps),
+            *(low[0] if low else None, 1 - beta1, beta2, 1 - beta2, eps),
             TENSORS=next_power_of_2(len(sizes)),
             ALIGNED=all(address % 16 == 0 for row in addresses for address in row),
             **config.kwargs(),

@@ -6,7 +6,7 @@ are in the products' epilogues, across the blocks' borders too (see `tinyllama.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import as_one, contiguous
-from tinyllama.harness.kernels.precision import compute_dtype
+from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
 from tinyllama.ops.attention import attend, attend_backward, lse_dtype
 from tinyllama.ops.block import GAIN, WEIGHT, Matrices, block, heads_of, stock, unfit
 from tinyllama.ops.block import Inputs as Block
@@ -199,9 +199,7 @@ class Fused:
             q, k, v = heads_of(qkv[i], given.w_q.shape[1], width)
             attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]))
             o_NQ = o[i].flatten(0, 1)
-            squares = launches.add_product(
-                OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i]
-            )
+            squares = launches.add_product(OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i])
             launches.gate(low_2[i], w.gate_up, squares, rstd[i, 1], gate_up[i], h[i], eps)
             if i + 1 < layers:
                 x_ND, after = between[i + 1], (attention_norm[i + 1], low_1[i + 1])
@@ -308,12 +306,12 @@ def _narrowed(
     if dtype is weights[0].dtype:
         return weights[0].new_empty(0), _where_they_lie(weights)
     sizes = [w[0].numel() for w in weights]
-    narrow = weights[0].new_empty((len(weights[0]), sum(sizes)), dtype=dtype)
     whole = as_one(*(w[0] for w in weights))
     if whole is not None and len({w.stride(0) for w in weights}) == 1:
-        strides = (weights[0].stride(0), 1)
-        narrow.copy_(whole.as_strided(narrow.shape, strides, whole.storage_offset()))
+        shape, strides = (len(weights[0]), sum(sizes)), (weights[0].stride(0), 1)
+        wide = whole.as_strided(shape, strides, whole.storage_offset())
+        narrow = rounded_copy(wide, dtype)
+        narrow = wide.to(dtype) if narrow is None else narrow
     else:
-        for part, w in zip(narrow.split(sizes, 1), weights, strict=True):
-            part.copy_(w.detach().flatten(1))
+        narrow = torch.cat([w.detach().flatten(1).to(dtype) for w in weights], 1)
     return narrow, _views(weights, narrow)

@@ -9,9 +9,8 @@ rstd = 1 / rms(x). Backward, with dY scaled by rstd and c = sum(dY Y) over a row
 (the algebra of CODA, arXiv 2605.19269). Sums over a row or a column of tiles go through memory, one
 number for each tile, and are added in one order: equal inputs give equal bits.
 
-Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of a product takes BK of
-the inner axis. EVEN: the tiles divide the sizes, and nothing is masked. Rows are whole cache lines
-apart or not, as their strides say; a last axis is dense.
+Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of a product takes BK
+of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked.
 """
 
 from __future__ import annotations

@@ -22,15 +22,35 @@ def _default(rows: int, inner: int, columns: int, kind: str) -> Config:
     return Config(BM=64, BN=64, BK=wide, GROUP=8, num_warps=4, num_stages=2)
 
 
+# Tiles (BM BN BK), warps and stages that were among the fastest of a search on sm_90, and smaller
+# ones for chips with less shared memory.
+TILES = (
+    (64, 64, 64, 4, 2),
+    (64, 64, 64, 4, 4),
+    (64, 64, 64, 4, 6),
+    (64, 64, 128, 4, 4),
+    (64, 64, 128, 4, 6),
+    (64, 128, 64, 4, 3),
+    (64, 128, 64, 4, 5),
+    (128, 64, 64, 4, 2),
+    (128, 64, 64, 4, 4),
+    (128, 64, 128, 4, 3),
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 2),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+)
+
+
 def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
-    tiles = ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8))
-    if kind == "tf32x3":
-        tiles = tiles[:1]
-    steps = (64, 128) if kind == "16bit" else (32, 64)
+    """In 32 bits steps are half as deep, so that they take as much shared memory; where a product
+    is made of several, tiles are small."""
+    narrow = 1 if kind == "16bit" else 2
     return [
-        Config(BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=warps, num_stages=stages)
-        for (bm, bn, warps), bk, stages in itertools.product(tiles, steps, (2, 3, 4, 5, 6))
-        if (bm + bn) * bk * stages * (2 if kind == "16bit" else 4) <= 220 * 1024
+        Config(BM=bm, BN=bn, BK=bk // narrow, GROUP=8, num_warps=warps, num_stages=stages)
+        for bm, bn, bk, warps, stages in TILES
+        if kind != "tf32x3" or (bm, bn) == (64, 64)
     ]
 
 
@@ -217,7 +237,7 @@ def turn_back(
 def weight_gradients(pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
     """Write dW (out in) = dy^T x for each of a block's four products, given (dy, x, dW): dy (N out)
     and x (N in) dense, in the order qkv, out, gate and up, down. One launch."""
-    (dqkv, low, _), (_, o, _), (dgate_up, _, _), (_, h, _) = pairs
+    (dqkv, low, _), (_, o, _), _, (_, h, _) = pairs
     n_rows, columns, width, heads, hidden = len(low), *(t.shape[1] for t in (dqkv, low, o, h))
     config = _chosen(WEIGHT_GRADIENTS, low, hidden)
     tiles = [
