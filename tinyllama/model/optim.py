@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,7 @@ from tinyllama.harness.kernels.precision import rounded
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
-from tinyllama.ops.adamw import State
-from tinyllama.ops.adamw import update as update_and_round
+from tinyllama.ops.adamw import State, count, update
 
 
 class AdamW(torch.optim.Optimizer):
@@ -33,8 +32,8 @@ class AdamW(torch.optim.Optimizer):
         provider: str = "eager",
     ) -> None:
         super().__init__(list(parameters), {"lr": config.learning_rate})
-        update = OPS["adamw"][provider]
-        self.update = update.call
+        chosen = OPS["adamw"][provider]
+        self.update = chosen.call
         self.copies: list[torch.Tensor] | None = None
         self.settings = {
             "beta1": config.beta1,
@@ -43,7 +42,7 @@ class AdamW(torch.optim.Optimizer):
             "weight_decay": config.weight_decay,
         }
         self.parameters: list[torch.Tensor] = self.param_groups[0]["params"]
-        on_host = update.counts_on_host
+        on_host = chosen.counts_on_host
         device = torch.device("cpu") if on_host else self.parameters[0].device
         self.exp_avg = [torch.zeros_like(p) for p in self.parameters]
         self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]
@@ -79,16 +78,42 @@ class AdamW(torch.optim.Optimizer):
                 "backward stops somewhere"
             )
 
-    def _apply(self, indices: Sequence[int], steps: torch.Tensor) -> None:
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Count a step whose updates come in parts, by `update_with` and `update_rest`."""
+        rates = {name: value for name, value in self.settings.items() if name != "eps"}
+        self._factors = count(self.steps, self.found_inf, self.lr, **rates)
+        self._done: set[int] = set()
+
+    @torch.no_grad()
+    def update_with(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Update some parameters, by their index, with these gradients, after `begin`."""
+        self._done.update(gradients)
+        self._apply(list(gradients), self.steps, list(gradients.values()), self._factors)
+
+    @torch.no_grad()
+    def update_rest(self) -> None:
+        """Update what `update_with` left since `begin`, as `step` does."""
+        self.refuse_missing(sum(p.grad is None for p in self.parameters))
+        rest = [i for i in range(len(self.parameters)) if i not in self._done]
+        self._apply(rest, self.steps, None, self._factors)
+
+    def _apply(
+        self,
+        indices: Sequence[int],
+        steps: torch.Tensor,
+        gradients: Sequence[torch.Tensor] | None = None,
+        factors: torch.Tensor | None = None,
+    ) -> None:
         states = (self.parameters, self.exp_avg, self.exp_avg_sq)
         parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters] if gradients is None else gradients
         state = (parameters, gradients, exp_avg, exp_avg_sq, steps, self.found_inf)
-        if self.copies is None:
+        if self.copies is None and factors is None:
             self.update(*state, lr=self.lr, **self.settings)
             return
-        low = [self.copies[i] for i in indices]
-        update_and_round(State(*state), lr=self.lr, **self.settings, low=low)
+        low = None if self.copies is None else [self.copies[i] for i in indices]
+        update(State(*state), lr=self.lr, **self.settings, low=low, factors=factors)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; a captured step follows."""

@@ -26,14 +26,17 @@ class StepPlan:
     memory: "fast" saves for the backward pass what saves time; "selective" saves the input of a
         block and the output of its attention, and computes the rest again; "small" saves the
         inputs of blocks only, and frees each gradient as soon as it is used.
+    overlap: blocks are updated while the backward pass goes on to those below; not with gradients
+        that are clipped or accumulated, or in fp16, where an update must wait for all of them.
     """
 
     compile: bool = False
     capture: bool = False
     memory: str = "fast"
+    overlap: bool = False
 
     def __str__(self) -> str:
-        ways = [name for name in ("compile", "capture") if getattr(self, name)]
+        ways = [name for name in ("compile", "capture", "overlap") if getattr(self, name)]
         if self.memory != "fast":
             ways.append(f"{self.memory}-memory")
         return " + ".join(ways) or "eager"
@@ -179,8 +182,8 @@ V4 = Tier(
     "v4",
     "Ultra-fused",
     {**V3.table, "stack": "fused"},
-    gpu=StepPlan(capture=True),
-    cpu=StepPlan(capture=True),
+    gpu=StepPlan(capture=True, overlap=True),
+    cpu=StepPlan(capture=True, overlap=True),
 )
 
 TIERS: dict[str, Tier] = {tier.name: tier for tier in (V1, V2, V3, V4)}

@@ -25,6 +25,7 @@ from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, EarlyUpdate, RoundedWeights
 from tinyllama.model.tiers import StepPlan
+from tinyllama.ops.stack import receiving
 
 PHASES = ("forward", "backward", "optimizer")
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -91,6 +92,13 @@ class TrainStep:
         small = self.plan.memory == "small"
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
+        self._overlapped = self._may_overlap()
+        index = {id(p): i for i, p in enumerate(self.optimizer.parameters)}
+        self._index = {
+            (layer, name): index[id(parameter)]
+            for layer, block in enumerate(model.layers)
+            for name, parameter in block.named_parameters()
+        }
         # An optimizer on the host waits for one number of the device: its copy, and an event.
         self._host_waits = self.optimizer.found_inf.device.type != self.device.type
         self._copied = torch.zeros((), pin_memory=self._host_waits)
@@ -143,6 +151,14 @@ class TrainStep:
         if self.model.tier.counts_on_host:
             return "the optimizer of this tier counts its steps on the host"
         return None
+
+    def _may_overlap(self) -> bool:
+        """Whether blocks are updated while the backward pass goes on: where their gradients are
+        final, one by one, and whether the step changes anything is known before."""
+        config = self.config
+        final = config.max_grad_norm is None and config.accumulate == 1
+        known = config.precision != "fp16" and self.plan.memory == "fast"
+        return self.rounded is not None and self.plan.overlap and final and known
 
     def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Train on one batch (B T) and return its loss, before the update.
@@ -281,6 +297,10 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         """``update``: in small memory, whether parameters are updated as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._overlapped and update:
+            self._guard()
+            self.optimizer.begin()
+            releasing = receiving(self._receive)
         if self._early_update is not None:
             if update:
                 self._guard()
@@ -291,7 +311,14 @@ class TrainStep:
             self.scaler.scale(self._graph_loss).backward()
         del self._graph_loss
 
+    def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
+        """Update the matrices of a layer, on the stream that made their gradients."""
+        self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
+
     def _update(self) -> None:
+        if self._overlapped:
+            self.optimizer.update_rest()
+            return
         if self._early_update is not None:
             self._early_update.finish()
             return

@@ -6,8 +6,10 @@ from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.launch import (
     HAS_TRITON,
     adopted,
+    begin,
     cdiv,
     chip_of,
+    dependent,
     dot_precisions,
     jit,
     next_power_of_2,
@@ -19,8 +21,10 @@ from tinyllama.harness.kernels.launch import (
 __all__ = [
     "HAS_TRITON",
     "adopted",
+    "begin",
     "cdiv",
     "chip_of",
+    "dependent",
     "dot_precisions",
     "jit",
     "next_power_of_2",

@@ -34,6 +34,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 if TYPE_CHECKING:
     tl: Any = None
     jit: Callable[[Callable[..., Any]], Any]
+    begin: Any
     adopted: Callable[[], contextlib.AbstractContextManager[None]]
 
     class Kernel(Any):
@@ -173,6 +174,26 @@ def dot_precisions(chip: str) -> tuple[str, ...]:
     return allowed
 
 
+@functools.cache
+def _waits_inside(chip: str) -> bool:
+    """Whether kernels of a chip can wait inside for the kernel before them."""
+    if not chip.startswith("sm_") or int(chip.removeprefix("sm_")) < 90:
+        return False
+    from triton.compiler import make_backend
+
+    options = make_backend(target_of(chip)).parse_options(dict(STATED)).__dict__
+    return "launch_pdl" in options and hasattr(tl.extra.cuda, "gdc_wait")
+
+
+def dependent(device: torch.device) -> dict[str, Any]:
+    """Options of a launch whose kernel begins with `begin`: where the chip has dependent launch
+    (CUDA's programmatic dependent launch, from sm_90 on), it starts while the kernel before it on
+    its stream ends."""
+    if _waits_inside(chip_of(device)):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
+
+
 _HERE = contextlib.nullcontext()
 
 
@@ -278,6 +299,14 @@ if HAS_TRITON and not TYPE_CHECKING:
                     return self._tuner().run(*args, **kwargs)
             return self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
 
+    @jit
+    def begin(PDL: tl.constexpr):
+        """The first statement of a kernel that `dependent` launches: the kernel after it may start,
+        and what the kernels before it write is waited for. Nothing may be read before."""
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
+
     @contextlib.contextmanager
     def adopted() -> Iterator[None]:
         """Make what is imported meanwhile under ``triton.jit`` kernels of this module, which are
@@ -326,6 +355,8 @@ elif not TYPE_CHECKING:
     def jit(function: Callable[..., Any]) -> _Missing:
         """Stands for a kernel where triton is not installed."""
         return _Missing(function)
+
+    begin = None
 
     def adopted() -> contextlib.AbstractContextManager[None]:
         """Nothing to adopt where triton is not installed."""

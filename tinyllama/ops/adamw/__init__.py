@@ -294,12 +294,13 @@ def _update(
         g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
         m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
         v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
+        copy = low
         if low is not None:
-            low = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
+            copy = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
         if size >= BLOCK:  # without a mask, so that accesses are as wide as they can be
-            _elements(p, g, m, v, low, factors, None, rest1, beta2, rest2, eps)
+            _elements(p, g, m, v, copy, factors, None, rest1, beta2, rest2, eps)
         else:
-            _elements(p, g, m, v, low, factors, offsets < size, rest1, beta2, rest2, eps)
+            _elements(p, g, m, v, copy, factors, offsets < size, rest1, beta2, rest2, eps)
 
 
 def _check(state: State, sizes: list[int]) -> None:
@@ -345,9 +346,11 @@ def update(
     eps: float,
     weight_decay: float,
     low: Tensors | None = None,
+    factors: torch.Tensor | None = None,
 ) -> None:
     """The provider "triton", which also writes each parameter, rounded, into ``low``: dense tensors
-    of the parameters' sizes and one dtype. Raises ValueError for tensors that do not match."""
+    of the parameters' sizes and one dtype. factors: what `count` gave for this step, which is then
+    counted no more. Raises ValueError for tensors that do not match."""
     rates = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if reason := impossible(rates):
         raise ValueError(f"adamw: {reason}")
@@ -357,9 +360,8 @@ def update(
         raise ValueError("adamw: the rounded copies are not dense, or have other sizes than param")
     *lists, step, found_inf = state
     given = dict(zip(State._fields, lists, strict=False))
-    factors = torch.empty(3, dtype=torch.float32, device=step.device)
-    constants = {"BETA1": beta1, "BETA2": beta2, "LR_ON_DEVICE": isinstance(lr, torch.Tensor)}
-    _advance[(1,)](step, found_inf, lr, weight_decay, factors, **constants, num_warps=1)
+    if factors is None:
+        factors = count(step, found_inf, lr, beta1, beta2, weight_decay)
     if not state.param:
         return
     dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
@@ -368,8 +370,8 @@ def update(
     for size in sizes:
         firsts.append(blocks)
         blocks += cdiv(size, config["BLOCK"])
-    lists = [*dense.values(), *([low] if low else [])]
-    addresses = [tuple(t.data_ptr() for t in tensors) for tensors in lists]
+    written = [*dense.values(), *([low] if low else [])]
+    addresses = [tuple(t.data_ptr() for t in tensors) for tensors in written]
     if blocks:
         _update[(blocks,)](
             TABLES.table((tuple(firsts), tuple(sizes), *addresses), step.device),
@@ -383,3 +385,19 @@ def update(
         for original, copy in zip(given[name], dense[name], strict=True):
             if copy is not original:
                 original.copy_(copy)
+
+
+def count(
+    step: torch.Tensor,
+    found_inf: torch.Tensor,
+    lr: Rate,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+) -> torch.Tensor:
+    """Count a step, in place, unless ``found_inf`` says that it changes nothing; -> what all its
+    updates share (3)."""
+    factors = torch.empty(3, dtype=torch.float32, device=step.device)
+    constants = {"BETA1": beta1, "BETA2": beta2, "LR_ON_DEVICE": isinstance(lr, torch.Tensor)}
+    _advance[(1,)](step, found_inf, lr, weight_decay, factors, **constants, num_warps=1)
+    return factors

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -147,6 +147,7 @@ MAX_HEAD_DIM = 256
 FEW_TOKENS = 256
 NARROW_HEAD = 64
 # Wider heads, in products of three tf32 halves, have 1.4 times the error that is allowed.
+NONE: Mapping[str, Any] = {}
 WIDEST_IN_THREE = 128
 # Within a block of rows offsets have 32 bits.
 FARTHEST_ROW = 2**31 // 256
@@ -209,11 +210,13 @@ def attend(
     k_BTGK: torch.Tensor,
     v_BTGK: torch.Tensor,
     into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    options: Mapping[str, Any] = NONE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B T H K), k and v (B T G K), any strides -> o (B T H K), contiguous, and lse (B H T).
 
     o has q's dtype (the widest of the three, should they differ); lse is the logarithm to base 2
-    of sum(exp(q k / sqrt(K))), in `lse_dtype`. into: the memory for both, contiguous.
+    of sum(exp(q k / sqrt(K))), in `lse_dtype`. into: the memory for both, contiguous. options: more
+    for the launch (see `tinyllama.harness.kernels.dependent`).
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     (B, T, H, K), G = q.shape, k.shape[2]
@@ -234,7 +237,7 @@ def attend(
         *strides,
         **constants,
         EVEN=T % max(config["QM"], config["QN"]) == 0,
-        **{**config.kwargs(), "TURN": turn},
+        **{**config.kwargs(), "TURN": turn, **options},
     )
     return o, lse
 
@@ -251,12 +254,16 @@ def attend_backward(
     dv_BTGK: torch.Tensor | None,
     cos_TC: torch.Tensor | None = None,
     sin_TC: torch.Tensor | None = None,
+    scaled: tuple[torch.Tensor, torch.Tensor] | None = None,
+    options: Mapping[str, Any] = NONE,
 ) -> None:
     """Write the gradients of `attend`, every element, given that of o (any strides).
 
     dq (B T H K), dk and dv (B T G K) have a dense last axis and otherwise any strides. dq, or both
     dk and dv, may be None: then they are not computed. Given the tables (T C) that q and k were
-    rotated by (see `rope`), dq and dk are the gradients of what was rotated.
+    rotated by (see `rope`), dq and dk are the gradients of what was rotated. scaled: rstd (B T),
+    float32, by which all rows are multiplied, and where each head's sums of dq q, and of dk k + dv
+    v, over a row are written (B T, H + G), float32. options: more for each launch.
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     do, o, lse = _readable(do_BTHK, do_BTHK.dtype), contiguous(o_BTHK), contiguous(lse_BHT)
@@ -284,14 +291,27 @@ def attend_backward(
         key_programs = cdiv(T, blocks["KN"]) * B * G if keys else 0
         query_programs = cdiv(T, blocks["QM"]) * B * H if queries else 0
         backward_kernel[(key_programs + query_programs,)](
-            *(q, k, v, o, do, lse, delta, *turned, B * T, *tables, *gradients),
+            *(
+                q,
+                k,
+                v,
+                o,
+                do,
+                lse,
+                delta,
+                *turned,
+                B * T,
+                *tables,
+                *gradients,
+                *(scaled or (None,) * 2),
+            ),
             *(math.log2(math.e) * K**-0.5, K**-0.5, T, H, G, key_programs),
             *_strides(q, k, v, do, *gradients),
             **constants,
             KEYS=keys,
             QUERIES=queries,
             EVEN=T % max(blocks.values()) == 0,
-            **{**config.kwargs(), "TURN": turn},
+            **{**config.kwargs(), "TURN": turn, **options},
         )
 
     if queries and keys and T <= FEW_TOKENS and constants["D"] <= NARROW_HEAD:

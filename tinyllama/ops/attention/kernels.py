@@ -13,11 +13,13 @@ through a loop of their own, without a mask. TURN: where an operand of a product
 outer axis it comes from a copy of its transpose (H K, B T), whose rows are ``tokens`` apart: the
 matrix units of some chips take float32 operands along the inner axis alone. cos and sin (T K/2), or
 None: the rotation that q and k went through (see `rope`), which their gradients go back through.
+rstd (B T), or None: a factor of each row of the gradients; parts (B T, H + G) are then each head's
+sums of dq q, and of dk k + dv v, over a row.
 """
 
 from __future__ import annotations
 
-from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.kernels import begin, jit, tl
 
 
 @jit
@@ -66,6 +68,13 @@ def _put(x, stride, start, tile, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.c
     column = tl.arange(0, D)[None, :]
     at = x + row.to(tl.int64) * stride + column
     tl.store(at, tile.to(x.dtype.element_ty), mask=(row < T) & (column < K))
+
+
+@jit
+def _note(parts, total, batch, start, T, n_parts, part, ROWS: tl.constexpr):
+    """Store (ROWS) as rows start to start + ROWS of a batch's, in column ``part`` of parts."""
+    row = start + tl.arange(0, ROWS)
+    tl.store(parts + (batch * T + row) * n_parts + part, total, mask=row < T)
 
 
 @jit
@@ -125,8 +134,10 @@ def forward_kernel(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr = 0,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """o and lse for QM queries of one head; the last queries, which see most, come first."""
+    begin(PDL)
     blocks = tl.cdiv(T, QM)
     program = tl.program_id(0)
     start = (blocks - 1 - program % blocks) * QM
@@ -228,7 +239,8 @@ def _to_keys(
 
 @jit
 def _queries(
-    program, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq, slope, scale, T, H, G,
+    program, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq, rstd, parts,
+    slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, dq_b, dq_t, dq_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
@@ -267,6 +279,10 @@ def _queries(
         diagonal, tl.minimum(start + QM, T), T, True, EVEN, K, D, QM, QN, PRECISION, TURN,
     )  # fmt: skip
     dq_MD *= scale
+    if rstd is not None:
+        dq_MD *= _vector(rstd + batch * T, start, T, QM, EVEN)[:, None]
+        total = tl.sum(dq_MD * q_MD.to(tl.float32), 1)
+        _note(parts, total, batch, start, T, H + G, head, QM)
     if cos is not None:
         dq_MD = _rotated_back(dq_MD, cos, sin, start, T, QM, K, D)
     _put(dq + batch * dq_b + head * dq_h, dq_t, start, dq_MD, T, QM, K, D)
@@ -274,8 +290,8 @@ def _queries(
 
 @jit
 def _keys(
-    program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv, slope,
-    scale, T, H, G,
+    program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv, rstd, parts,
+    slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
     dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
@@ -330,6 +346,12 @@ def _keys(
                 tl.cast(i // steps, tl.int64), True, EVEN, K, D, KM, KN, PRECISION, TURN, AHEAD,
             )  # fmt: skip
     dk_ND *= scale
+    if rstd is not None:
+        factor = _vector(rstd + batch * T, start, T, KN, EVEN)[:, None]
+        dk_ND *= factor
+        dv_ND *= factor
+        total = tl.sum(dk_ND * k_ND.to(tl.float32) + dv_ND * v_ND.to(tl.float32), 1)
+        _note(parts, total, batch, start, T, H + G, H + group, KN)
     if cos is not None:
         dk_ND = _rotated_back(dk_ND, cos, sin, start, T, KN, K, D)
     _put(dk + batch * dk_b + group * dk_h, dk_t, start, dk_ND, T, KN, K, D)
@@ -339,21 +361,22 @@ def _keys(
 @jit
 def backward_kernel(
     q, k, v, o, do, lse, delta, q_turned, k_turned, do_turned, tokens, cos, sin, dq, dk, dv,
-    slope, scale, T, H, G, key_programs,
+    rstd, parts, slope, scale, T, H, G, key_programs,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
     dq_b, dq_t, dq_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     QM: tl.constexpr = 16, QN: tl.constexpr = 16, KM: tl.constexpr = 16, KN: tl.constexpr = 16,
-    TURN: tl.constexpr = 0, AHEAD: tl.constexpr = 0,
+    TURN: tl.constexpr = 0, AHEAD: tl.constexpr = 0, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Programs for keys, which take longer, then those for queries, or one kind of them alone."""
+    begin(PDL)
     program = tl.program_id(0)
     if KEYS:  # noqa: SIM102 - this one is decided when the kernel is compiled
         if program < key_programs:
             _keys(
                 program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv,
-                slope, scale, T, H, G,
+                rstd, parts, slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
                 dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
                 K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN, AHEAD,
@@ -362,7 +385,7 @@ def backward_kernel(
         if program >= key_programs:
             _queries(
                 program - key_programs, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq,
-                slope, scale, T, H, G,
+                rstd, parts, slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
                 dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION, TURN,
             )  # fmt: skip

@@ -6,8 +6,9 @@ are in the products' epilogues, across the blocks' borders too (see `tinyllama.o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -15,12 +16,14 @@ from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
-from tinyllama.harness.kernels.layout import as_one, contiguous
+from tinyllama.harness.kernels import dependent
+from tinyllama.harness.kernels.configs import Space
+from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
 from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
+from tinyllama.harness.kernels.streams import Side
 from tinyllama.ops.attention import attend, attend_backward, lse_dtype
 from tinyllama.ops.block import GAIN, WEIGHT, Matrices, block, heads_of, stock, unfit
 from tinyllama.ops.block import Inputs as Block
-from tinyllama.ops.linear import input_gradient
 from tinyllama.ops.rms_norm import sum_rows
 from tinyllama.ops.rope import COS, SIN
 from tinyllama.ops.stack import launches
@@ -50,6 +53,7 @@ class Inputs(NamedTuple):
         return Block(x, self.cos, self.sin, *(stacked[index] for stacked in self[3:]))
 
 
+AHEAD = 3  # blocks whose weight gradients the backward pass may have left to the side branch
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
 
 
@@ -169,7 +173,7 @@ class Fused:
     @staticmethod
     def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
         x, dtype = given.x, compute_dtype(given.x)
-        attention_norm, mlp_norm = contiguous(given.attention_norm), contiguous(given.mlp_norm)
+        attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
         layers, (B, T, D), F = given.w_q.shape[0], x.shape, given.w_gate.shape[1]
         rotated = given.w_q.shape[1] + given.w_k.shape[1]
         columns, width = rotated + given.w_v.shape[1], 2 * given.cos.shape[-1]
@@ -188,6 +192,7 @@ class Fused:
         saved = (narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd)
         if not rows:
             return y, *saved
+        options = dependent(x.device)
         x_ND = contiguous(x).flatten(0, 1)
         squares = launches.fold(x_ND, attention_norm[0], low_1[0])
         for i, w in enumerate(matrices):
@@ -197,7 +202,7 @@ class Fused:
                 eps=eps,
             )
             q, k, v = heads_of(qkv[i], given.w_q.shape[1], width)
-            attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]))
+            attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]), options=options)
             o_NQ = o[i].flatten(0, 1)
             squares = launches.add_product(OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i])
             launches.gate(low_2[i], w.gate_up, squares, rstd[i, 1], gate_up[i], h[i], eps)
@@ -212,67 +217,100 @@ class Fused:
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         given = Inputs(**kept)
         x, weights, narrow = given.x, given.weights, saved["narrow"]
-        layers, dtype, D = weights[0].shape[0], saved["qkv"].dtype, x.shape[-1]
-        attention_norm, mlp_norm = contiguous(given.attention_norm), contiguous(given.mlp_norm)
+        attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
         matrices = _views(weights, narrow) if narrow.numel() else _where_they_lie(weights)
+        layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
         rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
-        rotated = rows_q + weights[1].shape[1]
-        cos, sin = contiguous(given.cos), contiguous(given.sin)
+        tables = contiguous(given.cos), contiguous(given.sin)
         flat = weights[0].new_empty((layers, sum(w[0].numel() for w in weights)))
         found = _views(weights, flat)
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
         if not x.numel():
             gains = given.mlp_norm.new_zeros((2, *given.mlp_norm.shape))
             return _named(x.new_empty(x.shape), *gains, weights, flat.zero_())
-        low_ND = dx_ND.to(dtype)
+        heads = (rows_q + weights[1].shape[1]) // width
+        per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
 
-        def rounded() -> torch.Tensor | None:
-            return None if x.dtype is dtype else low_ND.new_empty(low_ND.shape)
-
-        def partials(space: Any, like: torch.Tensor) -> torch.Tensor:
-            tiles = launches.tile_rows(space, like, D)
-            return x.new_empty((layers, tiles, D), dtype=torch.float32)
-
-        mlp_gains = partials(MLP_GRADIENT, saved["gate_up"][0])
-        attention_gains = partials(ATTENTION_GRADIENT, saved["qkv"][0].flatten(0, 1))
+        tiles = [
+            launches.tile_rows(space, like, D)
+            for space, like in (
+                (ATTENTION_GRADIENT, saved["qkv"][0].flatten(0, 1)),
+                (MLP_GRADIENT, saved["gate_up"][0]),
+            )
+        ]
+        gains = [x.new_empty((layers, n, D), dtype=torch.float32) for n in tiles]
+        options = dependent(x.device)
+        low = None if x.dtype is dtype else dtype
+        side = Side(x.device)
+        sets = [  # of what a block's weight gradients are made of, and of its input's gradient
+            (
+                torch.empty_like(saved["gate_up"][0]),
+                torch.empty_like(saved["qkv"][0]),
+                dx_ND.new_empty(dx_ND.shape, dtype=dtype),
+                dx_ND.new_empty(dx_ND.shape, dtype=dtype),
+            )
+            for _ in range(min(AHEAD, layers))
+        ]
+        dlow_ND = dx_ND if low is None else dx_ND.to(low)
         for i in reversed(range(layers)):
-            w, dw = matrices[i], found[i]
-            names = ("low_1", "qkv", "o", "lse", "sum", "low_2", "gate_up", "h", "rstd")
-            low_1, qkv, o, lse, total, low_2, gate_up, h, rstd = (saved[n][i] for n in names)
-            dgate_up = torch.empty_like(gate_up)
-            parts = launches.hidden_gradient(low_ND, w.down, gate_up, rstd[1], dgate_up)
-            dsum_ND, dsum_low_ND = torch.empty_like(dx_ND), rounded()
+            w, names = matrices[i], ("low_1", "qkv", "o", "lse", "sum", "low_2", "gate_up", "h")
+            low_1, qkv, o, lse, total, low_2, gate_up, h = (saved[name][i] for name in names)
+            rstd_1, rstd_2 = saved["rstd"][i]
+            side.wait(i + AHEAD)  # whose set this block takes
+            dgate_up, dqkv, dout_ND, below_ND = sets[i % len(sets)]
+            parts = launches.hidden_gradient(dlow_ND, w.down, gate_up, rstd_2, dgate_up)
+            dsum_ND = dout_ND if low is None else torch.empty_like(dx_ND)
             launches.norm_gradient(
-                *(MLP_GRADIENT, dgate_up, w.gate_up, parts, rstd[1], total, mlp_norm[i]),
-                *(dx_ND, dsum_ND, dsum_low_ND, mlp_gains[i]),
+                *(MLP_GRADIENT, dgate_up, w.gate_up, parts, rstd_2, total, mlp_norm[i]),
+                *(dx_ND, dsum_ND, None if low is None else dout_ND, gains[1][i]),
             )
-            dout_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
             o_BTHK = o.unflatten(-1, (-1, width))
-            do_BTHK = input_gradient(dout_ND, w.out).view_as(o_BTHK)
-            dqkv = torch.empty_like(qkv)
             attend_backward(
-                *(do_BTHK, *heads_of(qkv, rows_q, width), o_BTHK, lse),
-                *heads_of(dqkv, rows_q, width),
+                launches.input_product(dout_ND, w.out).view_as(o_BTHK),
+                *(*heads_of(qkv, rows_q, width), o_BTHK, lse),
+                *(*heads_of(dqkv, rows_q, width), *tables),
+                scaled=(rstd_1, per_head),
+                options=options,
             )
-            qkv_NE, dqkv_NE = qkv.flatten(0, 1), dqkv.flatten(0, 1)
-            parts = launches.turn_back(dqkv_NE, qkv_NE, rstd[0], cos, sin, rotated)
+            side.wait(i - 1 + AHEAD)  # which reads what is below in this set
             before_ND = saved["between"][i] if i else x_ND
-            dlow_ND, dx_ND, dx_low_ND = low_ND, torch.empty_like(dx_ND), rounded() if i else None
+            dx_ND = below_ND if low is None else torch.empty_like(dx_ND)
             launches.norm_gradient(
-                *(ATTENTION_GRADIENT, dqkv_NE, w.qkv, parts, rstd[0], before_ND),
-                *(attention_norm[i], dsum_ND, dx_ND, dx_low_ND, attention_gains[i]),
+                *(ATTENTION_GRADIENT, dqkv.flatten(0, 1), w.qkv, per_head, rstd_1, before_ND),
+                *(attention_norm[i], dsum_ND, dx_ND, below_ND if low and i else None),
+                gains[0][i],
             )
-            low_ND = dx_ND if dx_low_ND is None else dx_low_ND
-            launches.weight_gradients(
-                [
-                    (dqkv_NE, low_1, dw.qkv),
-                    (dout_ND, o.flatten(0, 1), dw.out),
-                    (dgate_up, low_2, dw.gate_up),
-                    (dlow_ND, h, dw.down),
-                ]
-            )
-        gains = (sum_rows(each, given.mlp_norm.dtype) for each in (attention_gains, mlp_gains))
-        return _named(dx_ND.view_as(x), *gains, weights, flat)
+            pairs = [
+                (dqkv.flatten(0, 1), low_1, found[i].qkv),
+                (dout_ND, o.flatten(0, 1), found[i].out),
+                (dgate_up, low_2, found[i].gate_up),
+                (dlow_ND, h, found[i].down),
+            ]
+            with side.branch(i, *(dy for dy, _, _ in pairs)):
+                launches.weight_gradients(pairs)
+                for receive in _RECEIVERS:
+                    mine = _split(weights, flat[i : i + 1]).items()
+                    receive(i, {name: gradient[0] for name, gradient in mine})
+            dlow_ND = dx_ND if low is None else below_ND
+        summed = (sum_rows(each, given.mlp_norm.dtype) for each in gains)
+        result = _named(dx_ND.view_as(x), *summed, weights, flat)
+        side.join()
+        return result
+
+
+_RECEIVERS: list[Callable[[int, dict[str, torch.Tensor]], None]] = []
+
+
+@contextlib.contextmanager
+def receiving(receive: Callable[[int, dict[str, torch.Tensor]], None]) -> Iterator[None]:
+    """Meanwhile, call ``receive`` in each backward pass with the index of a block and the gradients
+    of its weights, by name, as soon as they are final, on the stream that makes them. The pass then
+    does not read these weights again."""
+    _RECEIVERS.append(receive)
+    try:
+        yield
+    finally:
+        _RECEIVERS.pop()
 
 
 def _named(
@@ -283,10 +321,16 @@ def _named(
     flat_LP: torch.Tensor,
 ) -> Named:
     """The gradients by name, those of the weights as views of one buffer."""
-    parts = flat_LP.split([w[0].numel() for w in weights], 1)
-    views = [part.view(w.shape) for part, w in zip(parts, weights, strict=True)]
     gains = {"attention_norm": dattention_norm, "mlp_norm": dmlp_norm}
-    return {"x": dx, **gains, **dict(zip(WEIGHTS, views, strict=True))}
+    return {"x": dx, **gains, **_split(weights, flat_LP)}
+
+
+def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Views of the weights' shapes in a buffer that has those of a block side by side."""
+    parts = flat_LP.split([w[0].numel() for w in weights], 1)
+    shapes = (w.shape[1:] for w in weights)
+    views = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
+    return dict(zip(WEIGHTS, views, strict=True))
 
 
 def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:

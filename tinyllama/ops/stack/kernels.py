@@ -15,7 +15,7 @@ of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked.
 
 from __future__ import annotations
 
-from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.kernels import begin, jit, tl
 from tinyllama.ops.silu_mul import sigmoids
 
 
@@ -128,9 +128,11 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 @jit
 def fold_kernel(
-    x, gain, low, squares, n_rows, width, x_stride, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
+    x, gain, low, squares, n_rows, width, x_stride,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr = False,
+):  # fmt: skip
     """low = x gain, and the sum of x^2 of each row, where no product made x."""
+    begin(PDL)
     row = tl.program_id(0) * ROWS
     wide = _load(x, row, 0, x_stride, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
     gains = _vector(gain, 0, width, WIDTH, False)
@@ -159,9 +161,11 @@ def qkv_kernel(
     n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """qkv (N E) = norm(x) W^T with W (E D), whose first ``rotated`` columns, q and k, are rotated
     by the tables (T C), C = ``pairs``."""
+    begin(PDL)
     m, n = _place(n_rows, n_columns, BM, BN, GROUP)
     row, column = m * BM, n * BN
     columns, inside = _columns(column, n_columns, BN)
@@ -187,9 +191,11 @@ def gate_up_kernel(
     low, w, squares, rstd, gate_up, h, eps, n_rows, width, n_hidden, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """gate_up (N 2F) = norm(x) [W_gate; W_up]^T, and h (N F) = silu(gate) up. A tile has BN / 2
     columns of the gate and the same of up; up's weights lie behind the gate's (2F D)."""
+    begin(PDL)
     HALF: tl.constexpr = BN // 2
     m, n = _place(n_rows, n_hidden, BM, HALF, GROUP)
     row, column = m * BM, n * HALF
@@ -217,9 +223,11 @@ def residual_kernel(
     a, w, x, gain, total, low, squares, n_rows, width, inner, x_stride, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """total (N D) = x + a W^T with W (D inner). Where a gain is given, low = total gain, and
     squares (N n_parts) the sums of total^2 over each tile's columns."""
+    begin(PDL)
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     columns, inside = _columns(column, width, BN)
@@ -246,9 +254,11 @@ def hidden_gradient_kernel(
     dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F); and parts
     (N n_parts): the tile's share of sum(dgate_up gate_up) over a row."""
+    begin(PDL)
     m, n = _place(n_rows, n_hidden, BM, BN, GROUP)
     row, column = m * BM, n * BN
     columns, inside = _columns(column, n_hidden, BN)
@@ -277,10 +287,12 @@ def norm_gradient_kernel(
     x_stride, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
     row sums of parts; the same in the products' dtype where dx_low is not None; and for each tile
     of rows the share of dgain."""
+    begin(PDL)
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     columns, inside = _columns(column, width, BN)
@@ -301,58 +313,21 @@ def norm_gradient_kernel(
 
 
 @jit
-def turn_back_kernel(
-    dqkv, qkv, rstd, cos, sin, parts, n_rows, n_columns, rotated, length, pairs,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The gradient of rotated q and k, and of v (N E), in place: rotated back and times rstd; and
-    parts (N): sum(dqkv qkv) over a row, which no rotation changes."""
-    row = tl.program_id(0) * ROWS
-    rows = row + tl.arange(0, ROWS)
-    scale = _vector(rstd, row, n_rows, ROWS, False)
-    time = (rows % length).to(tl.int64)[:, None]
-    total = tl.zeros((ROWS,), tl.float32)
-    for column in range(0, n_columns, COLUMNS):
-        given = _load(dqkv, row, column, n_columns, n_rows, n_columns, ROWS, COLUMNS, False)
-        made = _load(qkv, row, column, n_columns, n_rows, n_columns, ROWS, COLUMNS, False)
-        given = given.to(tl.float32) * scale[:, None]
-        total += tl.sum(given * made.to(tl.float32), 1)
-        pair = column // 2 + tl.arange(0, COLUMNS // 2)
-        turns = (pair < rotated // 2)[None, :] & (rows < n_rows)[:, None]
-        at = time * pairs + (pair % pairs)[None, :]
-        cosine = tl.load(cos + at, mask=turns, other=1.0).to(tl.float32)
-        sine = tl.load(sin + at, mask=turns, other=0.0).to(tl.float32)
-        even, odd = tl.split(tl.reshape(given, (ROWS, COLUMNS // 2, 2)))
-        turned = tl.join(even * cosine + odd * sine, odd * cosine - even * sine)
-        turned = tl.reshape(turned, (ROWS, COLUMNS))
-        _store(dqkv, turned, row, column, n_columns, n_rows, n_columns, ROWS, COLUMNS, False)
-    tl.store(parts + rows, total, mask=rows < n_rows)
-
-
-@jit
-def _weight_tile(
-    dy, x, dw, tile, n_rows, n_out, n_in, dy_stride, x_stride,
+def product_kernel(
+    dy, w, dx, n_rows, width, inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One tile of dw (out in) = dy^T x, over all rows of dy (N out) and x (N in)."""
-    across = tl.cdiv(n_in, BN)
-    row, column = tile // across * BM, tile % across * BN
-    i, j, k = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :], tl.arange(0, BK)[:, None]
-    dy_at = dy + row + (k * tl.cast(dy_stride, tl.int64) + i)
-    x_at = x + column + (k * tl.cast(x_stride, tl.int64) + j)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, n_rows, BK):
-        if EVEN:
-            dy_tile, x_tile = tl.load(dy_at), tl.load(x_at)
-        else:
-            left = k < n_rows - first
-            dy_tile = tl.load(dy_at, mask=left & (i < n_out - row), other=0.0)
-            x_tile = tl.load(x_at, mask=left & (j < n_in - column), other=0.0)
-        acc = tl.dot(tl.trans(dy_tile), x_tile, acc, input_precision=PRECISION)
-        dy_at += BK * tl.cast(dy_stride, tl.int64)
-        x_at += BK * tl.cast(x_stride, tl.int64)
-    _store(dw, acc, row, column, n_in, n_out, n_in, BM, BN, EVEN)
+    """dx (N D) = dy W with W (inner D)."""
+    begin(PDL)
+    m, n = _place(n_rows, width, BM, BN, GROUP)
+    row, column = m * BM, n * BN
+    columns, inside = _columns(column, width, BN)
+    acc = _product(
+        dy, w, row, columns, inside, n_rows, inner, inner, width, False, BM, BN, BK, EVEN, PRECISION
+    )
+    _store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
 
 
 @jit
@@ -362,26 +337,36 @@ def weight_gradients_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a block's four matrices, (E D), (D Q), (2F D) and (D F), in one launch.
-    after_qkv, after_out, after_gate_up: the programs up to the end of each."""
-    program = tl.program_id(0)
-    if program < after_qkv:
-        _weight_tile(
-            dqkv, low_1, dw_qkv, program, n_rows, n_columns, width, n_columns, width,
-            BM, BN, BK, EVEN, PRECISION,
-        )  # fmt: skip
-    elif program < after_out:
-        _weight_tile(
-            dout, o, dw_out, program - after_qkv, n_rows, width, n_heads, width, n_heads,
-            BM, BN, BK, EVEN, PRECISION,
-        )  # fmt: skip
-    elif program < after_gate_up:
-        _weight_tile(
-            dgate_up, low_2, dw_gate_up, program - after_out, n_rows, 2 * n_hidden, width,
-            2 * n_hidden, width, BM, BN, BK, EVEN, PRECISION,
-        )  # fmt: skip
+    """The gradients of a block's four matrices, (E D), (D Q), (2F D) and (D F), in one launch: each
+    program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out, after_gate_up:
+    the programs up to the end of each. One loop serves all four, so that shared memory is taken
+    once."""
+    tile = tl.program_id(0)
+    if tile < after_qkv:
+        left, right, dw, n_out, n_in = dqkv, low_1, dw_qkv, n_columns, width
+    elif tile < after_out:
+        tile -= after_qkv
+        left, right, dw, n_out, n_in = dout, o, dw_out, width, n_heads
+    elif tile < after_gate_up:
+        tile -= after_out
+        left, right, dw, n_out, n_in = dgate_up, low_2, dw_gate_up, 2 * n_hidden, width
     else:
-        _weight_tile(
-            dy, h, dw_down, program - after_gate_up, n_rows, width, n_hidden, width, n_hidden,
-            BM, BN, BK, EVEN, PRECISION,
-        )  # fmt: skip
+        tile -= after_gate_up
+        left, right, dw, n_out, n_in = dy, h, dw_down, width, n_hidden
+    across = tl.cdiv(n_in, BN)
+    row, column = tile // across * BM, tile % across * BN
+    i, j, k = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :], tl.arange(0, BK)[:, None]
+    left_at = left + row + (k * tl.cast(n_out, tl.int64) + i)
+    right_at = right + column + (k * tl.cast(n_in, tl.int64) + j)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for first in range(0, n_rows, BK):
+        if EVEN:
+            left_tile, right_tile = tl.load(left_at), tl.load(right_at)
+        else:
+            there = k < n_rows - first
+            left_tile = tl.load(left_at, mask=there & (i < n_out - row), other=0.0)
+            right_tile = tl.load(right_at, mask=there & (j < n_in - column), other=0.0)
+        acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
+        left_at += BK * tl.cast(n_out, tl.int64)
+        right_at += BK * tl.cast(n_in, tl.int64)
+    _store(dw, acc, row, column, n_in, n_out, n_in, BM, BN, EVEN)

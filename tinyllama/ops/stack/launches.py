@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels import cdiv, next_power_of_2
+from tinyllama.harness.kernels import cdiv, dependent, next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.stack import kernels
@@ -59,7 +59,7 @@ def _space(name: str) -> Space:
 
 
 QKV, GATE_UP, OUT, DOWN = map(_space, ("qkv", "gate_up", "out", "down"))
-HIDDEN_GRADIENT = _space("hidden_gradient")
+HIDDEN_GRADIENT, OUT_GRADIENT = map(_space, ("hidden_gradient", "out_gradient"))
 MLP_GRADIENT, ATTENTION_GRADIENT = map(_space, ("mlp_gradient", "attention_gradient"))
 WEIGHT_GRADIENTS = _space("weight_gradients")
 
@@ -85,7 +85,8 @@ def _grid(config: Config, rows: int, columns: int, half: int = 1) -> tuple[int]:
 
 def _options(config: Config, a: torch.Tensor, columns: int, half: int = 1) -> dict[str, Any]:
     even = _even(config, *a.shape, columns, half)
-    return {"EVEN": even, "PRECISION": input_precision(a), **config.kwargs()}
+    options = {"EVEN": even, "PRECISION": input_precision(a), **config.kwargs()}
+    return {**options, **dependent(a.device)}
 
 
 def fold(x_ND: torch.Tensor, gain_D: torch.Tensor, low_ND: torch.Tensor) -> torch.Tensor:
@@ -97,6 +98,7 @@ def fold(x_ND: torch.Tensor, gain_D: torch.Tensor, low_ND: torch.Tensor) -> torc
     kernels.fold_kernel[(cdiv(n_rows, rows),)](
         x_ND, gain_D, low_ND, squares, n_rows, width, x_ND.stride(0),
         ROWS=rows, WIDTH=padded, num_warps=min(16, max(1, rows * padded // 512)),
+        **dependent(x_ND.device),
     )  # fmt: skip
     return squares
 
@@ -213,25 +215,15 @@ def norm_gradient(
     )  # fmt: skip
 
 
-def turn_back(
-    dqkv_NE: torch.Tensor,
-    qkv_NE: torch.Tensor,
-    rstd_N: torch.Tensor,
-    cos_TC: torch.Tensor,
-    sin_TC: torch.Tensor,
-    rotated: int,
-) -> torch.Tensor:
-    """Rotate the gradient of q and k back, in place, all times rstd; -> the sums of its products
-    with qkv over the rows (N 1), float32."""
-    n_rows, columns = dqkv_NE.shape
-    parts = dqkv_NE.new_empty((n_rows, 1), dtype=torch.float32)
-    width = min(next_power_of_2(columns), 1024)
-    rows = max(1, 2048 // width)
-    kernels.turn_back_kernel[(cdiv(n_rows, rows),)](
-        dqkv_NE, qkv_NE, rstd_N, cos_TC, sin_TC, parts, n_rows, columns, rotated, *cos_TC.shape,
-        ROWS=rows, COLUMNS=width, num_warps=4,
-    )  # fmt: skip
-    return parts
+def input_product(dy_NO: torch.Tensor, w_OD: torch.Tensor) -> torch.Tensor:
+    """dx (N D) = dy W, in dy's dtype."""
+    (n_rows, inner), width = dy_NO.shape, w_OD.shape[1]
+    config = _chosen(OUT_GRADIENT, dy_NO, width)
+    dx_ND = dy_NO.new_empty((n_rows, width))
+    kernels.product_kernel[_grid(config, n_rows, width)](
+        dy_NO, w_OD, dx_ND, n_rows, width, inner, **_options(config, dy_NO, width)
+    )
+    return dx_ND
 
 
 def weight_gradients(pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
