@@ -103,6 +103,7 @@ class TinyLlama(nn.Module):
         table = self.tier.providers()
         self.norm: Callable[..., torch.Tensor] = table["rms_norm"]
         self.loss_of: Callable[..., torch.Tensor] = table["linear_cross_entropy"]
+        self.rows_of = table.get("embedding")
         self.stack = table.get("stack")
         if self.stack is not None:
             block = block_of(self.stack)
@@ -165,7 +166,11 @@ class TinyLlama(nn.Module):
         self, tokens_BT: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """The normalised output of the last block (B T D)."""
-        x_BTD = F.embedding(tokens_BT, self.embedding)
+        if self.rows_of is None:
+            x_BTD = F.embedding(tokens_BT, self.embedding)
+        else:
+            rows = self.rows_of(self.embedding, tokens_BT.flatten())
+            x_BTD = rows.unflatten(0, tokens_BT.shape)
         recompute = self.recompute and torch.is_grad_enabled()
         if self.stack is not None and not recompute:
             each = zip(*(layer.parameters() for layer in self.layers), strict=True)

@@ -87,9 +87,11 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def update_with(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Update some parameters, by their index, with these gradients, after `begin`."""
+        """Update some parameters, by their index, with these gradients, after `begin` and beside
+        other work."""
         self._done.update(gradients)
-        self._apply(list(gradients), self.steps, list(gradients.values()), self._factors)
+        given = list(gradients), self.steps, list(gradients.values())
+        self._apply(*given, self._factors, beside=True)
 
     @torch.no_grad()
     def update_rest(self) -> None:
@@ -104,6 +106,7 @@ class AdamW(torch.optim.Optimizer):
         steps: torch.Tensor,
         gradients: Sequence[torch.Tensor] | None = None,
         factors: torch.Tensor | None = None,
+        beside: bool = False,
     ) -> None:
         states = (self.parameters, self.exp_avg, self.exp_avg_sq)
         parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
@@ -113,7 +116,8 @@ class AdamW(torch.optim.Optimizer):
             self.update(*state, lr=self.lr, **self.settings)
             return
         low = None if self.copies is None else [self.copies[i] for i in indices]
-        update(State(*state), lr=self.lr, **self.settings, low=low, factors=factors)
+        parts = {"low": low, "factors": factors, "beside": beside}
+        update(State(*state), lr=self.lr, **self.settings, **parts)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; a captured step follows."""

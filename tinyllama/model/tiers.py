@@ -181,7 +181,7 @@ V3 = Tier(
 V4 = Tier(
     "v4",
     "Ultra-fused",
-    {**V3.table, "stack": "fused"},
+    {**V3.table, "embedding": "triton", "stack": "fused"},
     gpu=StepPlan(capture=True, overlap=True),
     cpu=StepPlan(capture=True, overlap=True),
 )

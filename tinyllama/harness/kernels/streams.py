@@ -11,43 +11,33 @@ import torch
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=0)
+    return torch.cuda.Stream(device)
 
 
 class Side:
     """A branch beside the current stream of a GPU; elsewhere all runs in one order.
 
-    Captured, the branch is part of the graph. What it reads must live until `join`: memory that is
-    freed before is handed out again to the current stream, which runs at the same time.
+    Captured, the branch is part of the graph. What it reads and writes must live until `join`:
+    memory that is freed before is handed out to the current stream, which runs at the same time.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _side_stream(device) if device.type == "cuda" else None
-        self._ends: dict[int, torch.cuda.Event] = {}
-        self._held: list[torch.Tensor] = []
+        self._used = False
 
     @contextlib.contextmanager
-    def branch(self, name: int, *reads: torch.Tensor) -> Iterator[None]:
-        """Queue what is launched inside on the branch, behind all that was launched so far. reads:
-        what it reads, which lives until `join`."""
-        self._held.extend(reads)
+    def branch(self) -> Iterator[None]:
+        """Queue what is launched inside on the branch, behind all that was launched so far."""
         if self._stream is None:
             yield
             return
+        self._used = True
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
-            self._ends[name] = torch.cuda.Event()
-            self._ends[name].record()
-
-    def wait(self, name: int) -> None:
-        """Make the current stream wait for the end of a part, if there was one of that name."""
-        if name in self._ends:
-            torch.cuda.current_stream(self._device).wait_event(self._ends[name])
 
     def join(self) -> None:
-        """Make the current stream wait for the whole branch."""
-        for end in list(self._ends)[-1:]:
-            self.wait(end)
-        self._held.clear()
+        """Make the current stream wait for the branch."""
+        if self._stream is not None and self._used:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

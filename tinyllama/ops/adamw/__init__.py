@@ -19,7 +19,7 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import constant, normal, uniform
-from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, processors_of, tl
 from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous
@@ -219,6 +219,17 @@ UPDATE = Space(
     ],
 )
 
+# PROGRAMS: for each processor.
+UPDATE_BESIDE = Space(
+    "adamw.update_beside",
+    default=lambda grad: Config(BLOCK=1024, PROGRAMS=3, num_warps=4),
+    configs=lambda grad: [
+        Config(BLOCK=block, PROGRAMS=programs, num_warps=4)
+        for block in (1024, 2048)
+        for programs in (1, 2, 3, 4, 8)
+    ],
+)
+
 
 @jit
 def _advance(
@@ -277,30 +288,49 @@ def _at(address, like, start, ALIGNED: tl.constexpr):
 
 
 @jit
-def _update(
-    table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
+def _block(
+    block, table, factors, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
     TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program updates one block of one tensor. The table (6, TENSORS) holds for each tensor
-    its first block, its size and four addresses; a row more where there are copies, ``low``."""
+    """Update one block of one tensor."""
+    firsts = tl.load(table + tl.arange(0, TENSORS))
+    entry = table + tl.sum((firsts <= block).to(tl.int32), 0) - 1
+    start = (block - tl.load(entry)) * BLOCK
+    size = tl.load(entry + TENSORS) - start
+    offsets = tl.arange(0, BLOCK)
+    p = _at(tl.load(entry + 2 * TENSORS), param, start, ALIGNED) + offsets
+    g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
+    m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
+    v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
+    copy = low
+    if low is not None:
+        copy = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
+    if size >= BLOCK:  # without a mask, so that accesses are as wide as they can be
+        _elements(p, g, m, v, copy, factors, None, rest1, beta2, rest2, eps)
+    else:
+        _elements(p, g, m, v, copy, factors, offsets < size, rest1, beta2, rest2, eps)
+
+
+@jit
+def _update(
+    table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
+    blocks, TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each program updates one block of one tensor; where the number of all ``blocks`` is given, it
+    goes on to others. The table (6, TENSORS) holds for each tensor its first block, its size and
+    four addresses; a row more where there are copies, ``low``."""
     if tl.load(found_inf) == 0:
-        block = tl.program_id(0)
-        firsts = tl.load(table + tl.arange(0, TENSORS))
-        entry = table + tl.sum((firsts <= block).to(tl.int32), 0) - 1
-        start = (block - tl.load(entry)) * BLOCK
-        size = tl.load(entry + TENSORS) - start
-        offsets = tl.arange(0, BLOCK)
-        p = _at(tl.load(entry + 2 * TENSORS), param, start, ALIGNED) + offsets
-        g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
-        m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
-        v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
-        copy = low
-        if low is not None:
-            copy = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
-        if size >= BLOCK:  # without a mask, so that accesses are as wide as they can be
-            _elements(p, g, m, v, copy, factors, None, rest1, beta2, rest2, eps)
+        if blocks is None:
+            _block(
+                tl.program_id(0), table, factors, param, grad, exp_avg, exp_avg_sq, low,
+                rest1, beta2, rest2, eps, TENSORS, ALIGNED, BLOCK,
+            )  # fmt: skip
         else:
-            _elements(p, g, m, v, copy, factors, offsets < size, rest1, beta2, rest2, eps)
+            for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+                _block(
+                    block, table, factors, param, grad, exp_avg, exp_avg_sq, low,
+                    rest1, beta2, rest2, eps, TENSORS, ALIGNED, BLOCK,
+                )  # fmt: skip
 
 
 def _check(state: State, sizes: list[int]) -> None:
@@ -347,10 +377,12 @@ def update(
     weight_decay: float,
     low: Tensors | None = None,
     factors: torch.Tensor | None = None,
+    beside: bool = False,
 ) -> None:
     """The provider "triton", which also writes each parameter, rounded, into ``low``: dense tensors
     of the parameters' sizes and one dtype. factors: what `count` gave for this step, which is then
-    counted no more. Raises ValueError for tensors that do not match."""
+    counted no more. beside: with few programs, which leave room for other kernels on each
+    processor. Raises ValueError for tensors that do not match."""
     rates = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
     if reason := impossible(rates):
         raise ValueError(f"adamw: {reason}")
@@ -365,21 +397,26 @@ def update(
     if not state.param:
         return
     dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
-    config = UPDATE.choose(step.device, grad=SHORT[state.grad[0].dtype])
+    space = UPDATE_BESIDE if beside else UPDATE
+    config = space.choose(step.device, grad=SHORT[state.grad[0].dtype])
     firsts, blocks = [], 0
     for size in sizes:
         firsts.append(blocks)
         blocks += cdiv(size, config["BLOCK"])
     written = [*dense.values(), *([low] if low else [])]
     addresses = [tuple(t.data_ptr() for t in tensors) for tensors in written]
+    programs, options = blocks, config.kwargs()
+    if beside:
+        programs = min(blocks, options.pop("PROGRAMS") * processors_of(step.device))
     if blocks:
-        _update[(blocks,)](
+        _update[(programs,)](
             TABLES.table((tuple(firsts), tuple(sizes), *addresses), step.device),
             *(factors, found_inf, *(tensors[0] for tensors in dense.values())),
             *(low[0] if low else None, 1 - beta1, beta2, 1 - beta2, eps),
+            blocks if beside else None,
             TENSORS=next_power_of_2(len(sizes)),
             ALIGNED=all(address % 16 == 0 for row in addresses for address in row),
-            **config.kwargs(),
+            **options,
         )
     for name in ("param", "exp_avg", "exp_avg_sq"):
         for original, copy in zip(given[name], dense[name], strict=True):

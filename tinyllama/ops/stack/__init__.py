@@ -17,7 +17,6 @@ from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import dependent
-from tinyllama.harness.kernels.configs import Space
 from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
 from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
 from tinyllama.harness.kernels.streams import Side
@@ -53,7 +52,6 @@ class Inputs(NamedTuple):
         return Block(x, self.cos, self.sin, *(stacked[index] for stacked in self[3:]))
 
 
-AHEAD = 3  # blocks whose weight gradients the backward pass may have left to the side branch
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
 
 
@@ -242,22 +240,13 @@ class Fused:
         options = dependent(x.device)
         low = None if x.dtype is dtype else dtype
         side = Side(x.device)
-        sets = [  # of what a block's weight gradients are made of, and of its input's gradient
-            (
-                torch.empty_like(saved["gate_up"][0]),
-                torch.empty_like(saved["qkv"][0]),
-                dx_ND.new_empty(dx_ND.shape, dtype=dtype),
-                dx_ND.new_empty(dx_ND.shape, dtype=dtype),
-            )
-            for _ in range(min(AHEAD, layers))
-        ]
         dlow_ND = dx_ND if low is None else dx_ND.to(low)
         for i in reversed(range(layers)):
             w, names = matrices[i], ("low_1", "qkv", "o", "lse", "sum", "low_2", "gate_up", "h")
             low_1, qkv, o, lse, total, low_2, gate_up, h = (saved[name][i] for name in names)
             rstd_1, rstd_2 = saved["rstd"][i]
-            side.wait(i + AHEAD)  # whose set this block takes
-            dgate_up, dqkv, dout_ND, below_ND = sets[i % len(sets)]
+            dgate_up, dqkv = torch.empty_like(gate_up), torch.empty_like(qkv)
+            dout_ND, below_ND = (dx_ND.new_empty(dx_ND.shape, dtype=dtype) for _ in range(2))
             parts = launches.hidden_gradient(dlow_ND, w.down, gate_up, rstd_2, dgate_up)
             dsum_ND = dout_ND if low is None else torch.empty_like(dx_ND)
             launches.norm_gradient(
@@ -272,7 +261,6 @@ class Fused:
                 scaled=(rstd_1, per_head),
                 options=options,
             )
-            side.wait(i - 1 + AHEAD)  # which reads what is below in this set
             before_ND = saved["between"][i] if i else x_ND
             dx_ND = below_ND if low is None else torch.empty_like(dx_ND)
             launches.norm_gradient(
@@ -280,17 +268,18 @@ class Fused:
                 *(attention_norm[i], dsum_ND, dx_ND, below_ND if low and i else None),
                 gains[0][i],
             )
-            pairs = [
-                (dqkv.flatten(0, 1), low_1, found[i].qkv),
-                (dout_ND, o.flatten(0, 1), found[i].out),
-                (dgate_up, low_2, found[i].gate_up),
-                (dlow_ND, h, found[i].down),
-            ]
-            with side.branch(i, *(dy for dy, _, _ in pairs)):
-                launches.weight_gradients(pairs)
-                for receive in _RECEIVERS:
-                    mine = _split(weights, flat[i : i + 1]).items()
-                    receive(i, {name: gradient[0] for name, gradient in mine})
+            launches.weight_gradients(
+                [
+                    (dqkv.flatten(0, 1), low_1, found[i].qkv),
+                    (dout_ND, o.flatten(0, 1), found[i].out),
+                    (dgate_up, low_2, found[i].gate_up),
+                    (dlow_ND, h, found[i].down),
+                ]
+            )
+            if _RECEIVERS:
+                mine = _split(weights, flat[i : i + 1])
+                with side.branch():
+                    _RECEIVERS[-1](i, {name: gradient[0] for name, gradient in mine.items()})
             dlow_ND = dx_ND if low is None else below_ND
         summed = (sum_rows(each, given.mlp_norm.dtype) for each in gains)
         result = _named(dx_ND.view_as(x), *summed, weights, flat)

@@ -250,6 +250,24 @@ def residual_kernel(
 
 
 @jit
+def _activation_gradient(
+    dh, gate_up, dgate_up, row, column, n_rows, n_hidden,
+    BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Store dgate and dup (BM BN) for dh; -> the row sums of their products with gate and up."""
+    stride = 2 * n_hidden
+    gate = _load(gate_up, row, column, stride, n_rows, n_hidden, BM, BN, EVEN).to(tl.float32)
+    up = _load(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    sigmoid, rest = sigmoids(gate)
+    dup = dh * gate * sigmoid
+    _store(dgate_up + n_hidden, dup, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    up = up.to(tl.float32)
+    dgate = dh * up * sigmoid * (1 + gate * rest)
+    _store(dgate_up, dgate, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    return tl.sum(dgate * gate + dup * up, 1)
+
+
+@jit
 def hidden_gradient_kernel(
     dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -266,19 +284,18 @@ def hidden_gradient_kernel(
         dy, w, row, columns, inside, n_rows, width, width, n_hidden,
         False, BM, BN, BK, EVEN, PRECISION,
     )  # fmt: skip
-    stride = 2 * n_hidden
-    gate = _load(gate_up, row, column, stride, n_rows, n_hidden, BM, BN, EVEN).to(tl.float32)
-    up = _load(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
-    up = up.to(tl.float32)
     acc *= _vector(rstd, row, n_rows, BM, EVEN)[:, None]
-    sigmoid, rest = sigmoids(gate)
-    dgate = acc * up * sigmoid * (1 + gate * rest)
-    dup = acc * gate * sigmoid
-    _store(dgate_up, dgate, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
-    _store(dgate_up + n_hidden, dup, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    HALF: tl.constexpr = BN // 2  # at a time, so that registers suffice
+    left, right = _halves(acc, BM, HALF)
+    total = _activation_gradient(
+        left, gate_up, dgate_up, row, column, n_rows, n_hidden, BM, HALF, EVEN
+    )
+    total += _activation_gradient(
+        right, gate_up, dgate_up, row, column + HALF, n_rows, n_hidden, BM, HALF, EVEN
+    )
     rows = row + tl.arange(0, BM)
     places = parts + rows.to(tl.int64) * n_parts + n
-    tl.store(places, tl.sum(dgate * gate + dup * up, 1), mask=rows < n_rows)
+    tl.store(places, total, mask=rows < n_rows)
 
 
 @jit
