@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
 from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
@@ -92,7 +93,7 @@ class TrainStep:
         small = self.plan.memory == "small"
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
-        self._overlapped = self._may_overlap()
+        self._overlapped, self._side = self._may_overlap(), Side(self.device)
         index = {id(p): i for i, p in enumerate(self.optimizer.parameters)}
         self._index = {
             (layer, name): index[id(parameter)]
@@ -312,11 +313,13 @@ class TrainStep:
         del self._graph_loss
 
     def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
-        """Update the matrices of a layer, on the stream that made their gradients."""
-        self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
+        """Update the matrices of a layer beside the rest of the backward pass."""
+        with self._side.branch():
+            self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
 
     def _update(self) -> None:
         if self._overlapped:
+            self._side.join()
             self.optimizer.update_rest()
             return
         if self._early_update is not None:

@@ -11,11 +11,14 @@ from tinyllama.harness.kernels.launch import (
     chip_of,
     dependent,
     dot_precisions,
+    fetch,
     jit,
+    let_next_start,
     next_power_of_2,
     processors_of,
     recorded,
     tl,
+    wait_for_last,
 )
 
 __all__ = [
@@ -26,9 +29,12 @@ __all__ = [
     "chip_of",
     "dependent",
     "dot_precisions",
+    "fetch",
     "jit",
+    "let_next_start",
     "next_power_of_2",
     "processors_of",
     "recorded",
     "tl",
+    "wait_for_last",
 ]

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     tl: Any = None
     jit: Callable[[Callable[..., Any]], Any]
     begin: Any
+    fetch: Any
+    let_next_start: Any
+    wait_for_last: Any
     adopted: Callable[[], contextlib.AbstractContextManager[None]]
 
     class Kernel(Any):
@@ -307,6 +310,27 @@ if HAS_TRITON and not TYPE_CHECKING:
             tl.extra.cuda.gdc_launch_dependents()
             tl.extra.cuda.gdc_wait()
 
+    @jit
+    def fetch(addresses):
+        """Bring what lies at these addresses into the L2 cache; nothing is read. Between
+        `let_next_start` and `wait_for_last`, on chips that have these."""
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+    @jit
+    def let_next_start(PDL: tl.constexpr):
+        """The first half of `begin`."""
+        if PDL:
+            tl.extra.cuda.gdc_launch_dependents()
+
+    @jit
+    def wait_for_last(PDL: tl.constexpr):
+        """The second half of `begin`."""
+        if PDL:
+            tl.extra.cuda.gdc_wait()
+
     @contextlib.contextmanager
     def adopted() -> Iterator[None]:
         """Make what is imported meanwhile under ``triton.jit`` kernels of this module, which are
@@ -356,7 +380,7 @@ elif not TYPE_CHECKING:
         """Stands for a kernel where triton is not installed."""
         return _Missing(function)
 
-    begin = None
+    begin = fetch = let_next_start = wait_for_last = None
 
     def adopted() -> contextlib.AbstractContextManager[None]:
         """Nothing to adopt where triton is not installed."""

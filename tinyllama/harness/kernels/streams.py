@@ -41,3 +41,4 @@ class Side:
         """Make the current stream wait for the branch."""
         if self._stream is not None and self._used:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            self._used = False

@@ -222,7 +222,7 @@ UPDATE = Space(
 # PROGRAMS: for each processor.
 UPDATE_BESIDE = Space(
     "adamw.update_beside",
-    default=lambda grad: Config(BLOCK=1024, PROGRAMS=3, num_warps=4),
+    default=lambda grad: Config(BLOCK=1024, PROGRAMS=8, num_warps=4),
     configs=lambda grad: [
         Config(BLOCK=block, PROGRAMS=programs, num_warps=4)
         for block in (1024, 2048)
@@ -260,7 +260,9 @@ def _advance(
 
 
 @jit
-def _elements(param, grad, exp_avg, exp_avg_sq, low, factors, inside, rest1, beta2, rest2, eps):
+def _elements(
+    param, grad, exp_avg, exp_avg_sq, low, factors, inside, rest1, beta2, rest2, eps
+):  # fmt: skip
     """Update the elements at these addresses, and the copy in another dtype where ``low`` is not
     None; ``inside`` masks them, or is None for all."""
     p = tl.load(param, mask=inside).to(tl.float32)

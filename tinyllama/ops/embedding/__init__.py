@@ -89,12 +89,12 @@ def gradient_kernel(
 
 GRADIENT = Space(
     "embedding.gradient",
-    default=lambda V, D: Config(ROWS=64, COLUMNS=64, TOKENS=64, num_warps=4, num_stages=2),
+    default=lambda V, D: Config(ROWS=128, COLUMNS=16, TOKENS=256, num_warps=4, num_stages=2),
     configs=lambda V, D: [
         Config(ROWS=rows, COLUMNS=columns, TOKENS=tokens, num_warps=4, num_stages=stages)
         for rows in (64, 128)
-        for columns in (32, 64)
-        for tokens in (64, 128)
+        for columns in (16, 32, 64)
+        for tokens in (64, 128, 256)
         for stages in (2, 3)
     ],
 )

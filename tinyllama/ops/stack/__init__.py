@@ -19,7 +19,6 @@ from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import dependent
 from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
 from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
-from tinyllama.harness.kernels.streams import Side
 from tinyllama.ops.attention import attend, attend_backward, lse_dtype
 from tinyllama.ops.block import GAIN, WEIGHT, Matrices, block, heads_of, stock, unfit
 from tinyllama.ops.block import Inputs as Block
@@ -239,7 +238,6 @@ class Fused:
         gains = [x.new_empty((layers, n, D), dtype=torch.float32) for n in tiles]
         options = dependent(x.device)
         low = None if x.dtype is dtype else dtype
-        side = Side(x.device)
         dlow_ND = dx_ND if low is None else dx_ND.to(low)
         for i in reversed(range(layers)):
             w, names = matrices[i], ("low_1", "qkv", "o", "lse", "sum", "low_2", "gate_up", "h")
@@ -276,15 +274,12 @@ class Fused:
                     (dlow_ND, h, found[i].down),
                 ]
             )
-            if _RECEIVERS:
+            for receive in _RECEIVERS:
                 mine = _split(weights, flat[i : i + 1])
-                with side.branch():
-                    _RECEIVERS[-1](i, {name: gradient[0] for name, gradient in mine.items()})
+                receive(i, {name: gradient[0] for name, gradient in mine.items()})
             dlow_ND = dx_ND if low is None else below_ND
         summed = (sum_rows(each, given.mlp_norm.dtype) for each in gains)
-        result = _named(dx_ND.view_as(x), *summed, weights, flat)
-        side.join()
-        return result
+        return _named(dx_ND.view_as(x), *summed, weights, flat)
 
 
 _RECEIVERS: list[Callable[[int, dict[str, torch.Tensor]], None]] = []
@@ -293,8 +288,8 @@ _RECEIVERS: list[Callable[[int, dict[str, torch.Tensor]], None]] = []
 @contextlib.contextmanager
 def receiving(receive: Callable[[int, dict[str, torch.Tensor]], None]) -> Iterator[None]:
     """Meanwhile, call ``receive`` in each backward pass with the index of a block and the gradients
-    of its weights, by name, as soon as they are final, on the stream that makes them. The pass then
-    does not read these weights again."""
+    of its weights, by name, as soon as the kernels that make them are queued. The pass then does
+    not read these weights again."""
     _RECEIVERS.append(receive)
     try:
         yield

@@ -15,7 +15,7 @@ of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked.
 
 from __future__ import annotations
 
-from tinyllama.harness.kernels import begin, jit, tl
+from tinyllama.harness.kernels import begin, fetch, jit, let_next_start, tl, wait_for_last
 from tinyllama.ops.silu_mul import sigmoids
 
 
@@ -115,6 +115,14 @@ def _columns(column, n_columns, BN: tl.constexpr):
     """The columns of a tile, int64, and which of them exist."""
     columns = column + tl.arange(0, BN)
     return columns.to(tl.int64), columns < n_columns
+
+
+@jit
+def _fetch(x, row, column, stride, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr):
+    """Bring a tile into the cache, by one address of each 64 elements of a row."""
+    i, j = tl.arange(0, BM)[:, None], tl.arange(0, BN // 64)[None, :] * 64
+    i, j = tl.minimum(i, n_rows - 1 - row), tl.minimum(j, n_columns - 1 - column)
+    fetch(x + (tl.cast(row, tl.int64) * stride + column) + (i * stride + j))
 
 
 @jit
@@ -223,13 +231,16 @@ def residual_kernel(
     a, w, x, gain, total, low, squares, n_rows, width, inner, x_stride, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
 ):  # fmt: skip
     """total (N D) = x + a W^T with W (D inner). Where a gain is given, low = total gain, and
     squares (N n_parts) the sums of total^2 over each tile's columns."""
-    begin(PDL)
+    let_next_start(PDL)
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
+    if PDL and FETCH:
+        _fetch(x, row, column, x_stride, n_rows, width, BM, BN)
+    wait_for_last(PDL)
     columns, inside = _columns(column, width, BN)
     acc = _product(
         a, w, row, columns, inside, n_rows, inner, inner, inner, True, BM, BN, BK, EVEN, PRECISION
@@ -272,13 +283,18 @@ def hidden_gradient_kernel(
     dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
 ):  # fmt: skip
     """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F); and parts
     (N n_parts): the tile's share of sum(dgate_up gate_up) over a row."""
-    begin(PDL)
+    let_next_start(PDL)
     m, n = _place(n_rows, n_hidden, BM, BN, GROUP)
     row, column = m * BM, n * BN
+    if PDL and FETCH:
+        stride = 2 * n_hidden
+        _fetch(gate_up, row, column, stride, n_rows, n_hidden, BM, BN)
+        _fetch(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN)
+    wait_for_last(PDL)
     columns, inside = _columns(column, n_hidden, BN)
     acc = _product(
         dy, w, row, columns, inside, n_rows, width, width, n_hidden,
@@ -304,14 +320,17 @@ def norm_gradient_kernel(
     x_stride, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
 ):  # fmt: skip
     """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
     row sums of parts; the same in the products' dtype where dx_low is not None; and for each tile
     of rows the share of dgain."""
-    begin(PDL)
+    let_next_start(PDL)
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
+    if PDL and FETCH:
+        _fetch(x, row, column, x_stride, n_rows, width, BM, BN)
+    wait_for_last(PDL)
     columns, inside = _columns(column, width, BN)
     acc = _product(
         dy, w, row, columns, inside, n_rows, inner, inner, width, False, BM, BN, BK, EVEN, PRECISION
@@ -352,12 +371,13 @@ def weight_gradients_kernel(
     dqkv, low_1, dw_qkv, dout, o, dw_out, dgate_up, low_2, dw_gate_up, dy, h, dw_down,
     n_rows, width, n_columns, n_heads, n_hidden, after_qkv, after_out, after_gate_up,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """The gradients of a block's four matrices, (E D), (D Q), (2F D) and (D F), in one launch: each
     program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out, after_gate_up:
     the programs up to the end of each. One loop serves all four, so that shared memory is taken
     once."""
+    begin(PDL)
     tile = tl.program_id(0)
     if tile < after_qkv:
         left, right, dw, n_out, n_in = dqkv, low_1, dw_qkv, n_columns, width

@@ -13,7 +13,7 @@ from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.stack import kernels
 
 MOST_ROWS = 8192  # more rows share one choice
-WIDEST = 16384  # a row of x that is folded is held in registers whole
+FEW = 2048  # rows, up to which what an epilogue reads is brought into the cache ahead
 
 
 def _default(rows: int, inner: int, columns: int, kind: str) -> Config:
@@ -162,6 +162,7 @@ def add_product(
     kernels.residual_kernel[_grid(config, n_rows, width)](
         a_NI, w_DI, x_ND, gain_D, total_ND, low_ND, None if gain_D is None else squares,
         n_rows, width, inner, x_ND.stride(0), parts, **_options(config, a_NI, width),
+        FETCH=n_rows <= FEW,
     )  # fmt: skip
     return squares
 
@@ -180,7 +181,7 @@ def hidden_gradient(
     parts = dy_ND.new_empty((n_rows, cdiv(hidden, config["BN"])), dtype=torch.float32)
     kernels.hidden_gradient_kernel[_grid(config, n_rows, hidden)](
         dy_ND, w_DF, gate_up_NU, rstd_N, dgate_up_NU, parts, n_rows, width, hidden, parts.shape[1],
-        **_options(config, dy_ND, hidden),
+        **_options(config, dy_ND, hidden), FETCH=n_rows <= FEW,
     )  # fmt: skip
     return parts
 
@@ -212,6 +213,7 @@ def norm_gradient(
         dy_NO, w_OD, parts, rstd_N, x_ND, gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD,
         n_rows, width, inner, x_ND.stride(0), parts.shape[1],
         PARTS=next_power_of_2(parts.shape[1]), **_options(config, dy_NO, width),
+        FETCH=n_rows <= FEW,
     )  # fmt: skip
 
 
@@ -246,5 +248,5 @@ def weight_gradients(pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     kernels.weight_gradients_kernel[(ends[-1],)](
         *(tensor for three in pairs for tensor in three),
         n_rows, width, columns, heads, hidden, *ends[:3],
-        EVEN=even, PRECISION=input_precision(low), **options,
+        EVEN=even, PRECISION=input_precision(low), **options, **dependent(low.device),
     )  # fmt: skip
