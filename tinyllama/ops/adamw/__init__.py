@@ -222,7 +222,7 @@ UPDATE = Space(
 # PROGRAMS: for each processor.
 UPDATE_BESIDE = Space(
     "adamw.update_beside",
-    default=lambda grad: Config(BLOCK=1024, PROGRAMS=8, num_warps=4),
+    default=lambda grad: Config(BLOCK=1024, PROGRAMS=2, num_warps=4),
     configs=lambda grad: [
         Config(BLOCK=block, PROGRAMS=programs, num_warps=4)
         for block in (1024, 2048)

@@ -89,7 +89,7 @@ def gradient_kernel(
 
 GRADIENT = Space(
     "embedding.gradient",
-    default=lambda V, D: Config(ROWS=128, COLUMNS=16, TOKENS=256, num_warps=4, num_stages=2),
+    default=lambda V, D: Config(ROWS=64, COLUMNS=32, TOKENS=128, num_warps=4, num_stages=2),
     configs=lambda V, D: [
         Config(ROWS=rows, COLUMNS=columns, TOKENS=tokens, num_warps=4, num_stages=stages)
         for rows in (64, 128)
