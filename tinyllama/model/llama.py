@@ -14,10 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tinyllama.harness.kernels.layout import stacked
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.tiers import Tier, resolve
 from tinyllama.ops.block import PARTS, compose
 from tinyllama.ops.rope import rope_tables
+from tinyllama.ops.stack.launches import pays
 
 ALIGNMENT = 64  # elements; the first of adjacent parameters is aligned for any kernel
 
@@ -74,17 +76,6 @@ class Stacked(torch.autograd.Function):
         return grad.unbind(0)
 
 
-def block_of(stack: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The op ``block`` by the op ``stack``, of one block."""
-
-    def one(
-        x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *weights: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        return stack(x, cos, sin, *(weight[None] for weight in weights), eps=eps)
-
-    return one
-
-
 class TinyLlama(nn.Module):
     """Token embedding, pre-norm blocks, final norm, and the embedding again as projection.
 
@@ -105,10 +96,7 @@ class TinyLlama(nn.Module):
         self.loss_of: Callable[..., torch.Tensor] = table["linear_cross_entropy"]
         self.rows_of = table.get("embedding")
         self.stack = table.get("stack")
-        if self.stack is not None:
-            block = block_of(self.stack)
-        else:
-            block = table.get("block") or compose({name: table[name] for name in PARTS})
+        block = table.get("block") or compose({name: table[name] for name in PARTS})
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_dim))
         self.layers = nn.ModuleList(Block(config, block) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.hidden_dim))
@@ -172,7 +160,8 @@ class TinyLlama(nn.Module):
             rows = self.rows_of(self.embedding, tokens_BT.flatten())
             x_BTD = rows.unflatten(0, tokens_BT.shape)
         recompute = self.recompute and torch.is_grad_enabled()
-        if self.stack is not None and not recompute:
+        fused = self.stack is not None and pays(x_BTD, compute_dtype(x_BTD))
+        if self.stack is not None and fused and not recompute:
             each = zip(*(layer.parameters() for layer in self.layers), strict=True)
             weights = [Stacked.apply(*parameters) for parameters in each]
             x_BTD = self.stack(x_BTD, *tables, *weights, eps=self.config.norm_eps)

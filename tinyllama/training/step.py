@@ -93,7 +93,7 @@ class TrainStep:
         small = self.plan.memory == "small"
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
-        self._overlapped, self._side = self._may_overlap(), Side(self.device)
+        self._side = Side(self.device)
         index = {id(p): i for i, p in enumerate(self.optimizer.parameters)}
         self._index = {
             (layer, name): index[id(parameter)]
@@ -121,6 +121,7 @@ class TrainStep:
             "compile": cannot("compile", self.device)
             or (at_once if wanted.memory == "small" else None),
             "capture": cannot("capture", self.device) or self._frozen_by_capture(),
+            "overlap": self._final_at_the_end(wanted),
         }
         for way, reason in reasons.items():
             if reason and getattr(wanted, way):
@@ -153,13 +154,18 @@ class TrainStep:
             return "the optimizer of this tier counts its steps on the host"
         return None
 
-    def _may_overlap(self) -> bool:
-        """Whether blocks are updated while the backward pass goes on: where their gradients are
-        final, one by one, and whether the step changes anything is known before."""
-        config = self.config
-        final = config.max_grad_norm is None and config.accumulate == 1
-        known = config.precision != "fp16" and self.plan.memory == "fast"
-        return self.rounded is not None and self.plan.overlap and final and known
+    def _final_at_the_end(self, plan: StepPlan) -> str | None:
+        """Why no block can be updated before the backward pass ends; None when it can."""
+        config, table = self.config, self.model.tier.table
+        if "stack" not in table or table["adamw"] != "triton":
+            return "the blocks of this tier are not one op, or its optimizer takes all at once"
+        reasons = {
+            "clipped gradients wait for the norm of all": config.max_grad_norm is not None,
+            "accumulated gradients wait for the last micro-batch": config.accumulate > 1,
+            "fp16 waits for gradients that are not finite": config.precision == "fp16",
+            f"memory {plan.memory} updates in an order of its own": plan.memory != "fast",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Train on one batch (B T) and return its loss, before the update.
@@ -298,7 +304,7 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         """``update``: in small memory, whether parameters are updated as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self._overlapped and update:
+        if self.plan.overlap and update:
             self._guard()
             self.optimizer.begin()
             releasing = receiving(self._receive)
@@ -318,7 +324,7 @@ class TrainStep:
             self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
 
     def _update(self) -> None:
-        if self._overlapped:
+        if self.plan.overlap:
             self._side.join()
             self.optimizer.update_rest()
             return

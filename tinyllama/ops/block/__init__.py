@@ -21,7 +21,7 @@ from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import contiguous, joined
-from tinyllama.harness.kernels.precision import compute_dtype
+from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import (
     SDPA_SLACK,
@@ -324,7 +324,9 @@ def _narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torc
     matrices made of them."""
     if dtype is weights[0].dtype:
         return weights[0].new_empty(0), Matrices.of(weights, None)
-    narrow = joined(weights).to(dtype)
+    wide = joined(weights)
+    narrow = rounded_copy(wide, dtype)
+    narrow = wide.to(dtype) if narrow is None else narrow
     return narrow, Matrices.of(weights, narrow)
 
 

@@ -98,7 +98,7 @@ GRADIENT = Space(
         for stages in (2, 3)
     ],
 )
-MOST = 2**24  # entries of the matrix of tokens and rows; torch's kernels, which sort, take more
+MOST = 2**21  # entries of the matrix of tokens and rows; torch's kernels, which sort, take more
 
 
 @embedding.provider(

@@ -16,6 +16,33 @@ MOST_ROWS = 8192  # more rows share one choice
 FEW = 2048  # rows, up to which what an epilogue reads is brought into the cache ahead
 
 
+def _plan(few: int, kind: str) -> Config:
+    return Config(FUSED=few)
+
+
+# Whether a model's blocks are one stack of fused kernels, or those of the op `block`, one by one:
+# the vendor's products and a kernel for everything else. few: at most `FEW` rows. On chips without
+# an entry nothing was measured; on MI325X, measure the second first for many rows and float32.
+PLAN = Space(
+    "stack.plan",
+    default=_plan,
+    configs=lambda few, kind: [Config(FUSED=fused) for fused in (0, 1)],
+)
+
+
+def pays(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the plan for rows of x (N D) and products in ``dtype`` is the fused stack."""
+    few = int(x.numel() <= FEW * x.shape[-1])
+    kind = _kind(x.new_empty(0, dtype=dtype))
+    return bool(PLAN.choose(x.device, few=few, kind=kind)["FUSED"])
+
+
+def _kind(a: torch.Tensor) -> str:
+    """The kind of product that operands like ``a`` are multiplied in."""
+    precision = input_precision(a)
+    return "16bit" if a.dtype is not torch.float32 else {"ieee": "fp32"}.get(precision, precision)
+
+
 def _default(rows: int, inner: int, columns: int, kind: str) -> Config:
     """Chosen so that no chip's compiler spills."""
     wide = 64 if kind == "16bit" else 32
@@ -67,12 +94,8 @@ WEIGHT_GRADIENTS = _space("weight_gradients")
 def _chosen(space: Space, a_NI: torch.Tensor, columns: int) -> Config:
     """The tiles for a product of a (N inner) with so many columns."""
     rows, inner = a_NI.shape
-    precision = input_precision(a_NI)
-    kind = {"ieee": "fp32"}.get(precision, precision)
-    if a_NI.dtype is not torch.float32:
-        kind = "16bit"
     sizes = {"rows": min(MOST_ROWS, next_power_of_2(rows)), "inner": next_power_of_2(inner)}
-    return space.choose(a_NI.device, **sizes, columns=next_power_of_2(columns), kind=kind)
+    return space.choose(a_NI.device, **sizes, columns=next_power_of_2(columns), kind=_kind(a_NI))
 
 
 def _even(config: Config, rows: int, inner: int, columns: int, half: int = 1) -> bool:
