@@ -84,7 +84,8 @@ class TinyLlama(nn.Module):
 
     config: the shape. tier: a name or a `Tier`. seed: of the initial weights, which are
     drawn on the CPU, so that a seed gives the same model on every device. With ``recompute`` set,
-    only the inputs of blocks are saved, and each block runs again in the backward pass.
+    only the inputs of blocks are saved, and each block runs again in the backward pass. With
+    ``in_one`` unset the blocks run one by one in tiers that have them as one op, too.
     """
 
     def __init__(self, config: ModelConfig, tier: str | Tier = "v1", *, seed: int = 0) -> None:
@@ -94,13 +95,13 @@ class TinyLlama(nn.Module):
         table = self.tier.providers()
         self.norm: Callable[..., torch.Tensor] = table["rms_norm"]
         self.loss_of: Callable[..., torch.Tensor] = table["linear_cross_entropy"]
-        self.rows_of = table.get("embedding")
         self.stack = table.get("stack")
         block = table.get("block") or compose({name: table[name] for name in PARTS})
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_dim))
         self.layers = nn.ModuleList(Block(config, block) for _ in range(config.num_layers))
         self.final_norm = nn.Parameter(torch.ones(config.hidden_dim))
         self.recompute = False
+        self.in_one = True
         self._tables: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self._adjoin()
         self.initialise(seed)
@@ -154,14 +155,10 @@ class TinyLlama(nn.Module):
         self, tokens_BT: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """The normalised output of the last block (B T D)."""
-        if self.rows_of is None:
-            x_BTD = F.embedding(tokens_BT, self.embedding)
-        else:
-            rows = self.rows_of(self.embedding, tokens_BT.flatten())
-            x_BTD = rows.unflatten(0, tokens_BT.shape)
+        x_BTD = F.embedding(tokens_BT, self.embedding)
         recompute = self.recompute and torch.is_grad_enabled()
-        fused = self.stack is not None and pays(x_BTD, compute_dtype(x_BTD))
-        if self.stack is not None and fused and not recompute:
+        whole = self.in_one and not recompute and pays(x_BTD, compute_dtype(x_BTD))
+        if self.stack is not None and whole:
             each = zip(*(layer.parameters() for layer in self.layers), strict=True)
             weights = [Stacked.apply(*parameters) for parameters in each]
             x_BTD = self.stack(x_BTD, *tables, *weights, eps=self.config.norm_eps)

@@ -120,8 +120,13 @@ class Tier:
                     "none: use tier v3, or memory small"
                 )
             table["block"] = "selective"
+        overlap = memory == "fast"
+        if not overlap:
             table.pop("stack", None)  # which keeps all that its backward reads
-        plans = [replace(plan, memory=memory) for plan in (self.gpu, self.cpu)]
+        plans = [
+            replace(plan, memory=memory, overlap=plan.overlap and overlap)
+            for plan in (self.gpu, self.cpu)
+        ]
         if memory == "small":
             plans = [replace(plan, capture=False) for plan in plans]
         return replace(self, table=table, gpu=plans[0], cpu=plans[1])
@@ -181,7 +186,7 @@ V3 = Tier(
 V4 = Tier(
     "v4",
     "Ultra-fused",
-    {**V3.table, "embedding": "triton", "stack": "fused"},
+    {**V3.table, "stack": "fused"},
     gpu=StepPlan(capture=True, overlap=True),
     cpu=StepPlan(capture=True, overlap=True),
 )

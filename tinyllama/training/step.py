@@ -187,9 +187,9 @@ class TrainStep:
         """Forward and backward of one batch (B T), uncaptured and without the update.
 
         For hooks and observers, which a captured step would not call. With ``compiled`` False
-        nothing is compiled, and small memory computes nothing again. Returns the loss and
-        changes nothing: the gradients of the last step are restored, since a captured step
-        writes into the same tensors again.
+        nothing is compiled, blocks run one by one, and small memory computes nothing again. Returns
+        the loss and changes nothing: the gradients of the last step are restored, since a captured
+        step writes into the same tensors again.
         """
         if self.rounded is not None:
             self.rounded.refresh()
@@ -198,6 +198,7 @@ class TrainStep:
         self._load(tokens_BT, targets_BT)
         if not compiled:
             self._loss_of, self.model.recompute = self.model.loss_with, False
+            self.model.in_one = False
         try:
             for part in range(self.config.accumulate):
                 self._forward(part)
@@ -205,6 +206,7 @@ class TrainStep:
             return self.loss
         finally:
             self.loss, self._loss_of, self.model.recompute = loss, loss_of, recompute
+            self.model.in_one = True
             for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
                 parameter.grad = gradient
 

@@ -158,7 +158,7 @@ def terms(
         "h": Tensor("L B*T F"),
         "rstd": Tensor("L 2 B*T", dtype=torch.float32),
     },
-    large=(Large("B", "2*T*F", {"L": 1, "T": 8, "D": 64, "Q": 64, "R": 32, "F": 256, "C": 16}),),
+    large=(Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C": 8}),),
 )
 class Fused:
     """Five launches for a block forward and seven backward.

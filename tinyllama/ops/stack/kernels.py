@@ -136,13 +136,13 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 @jit
 def fold_kernel(
-    x, gain, low, squares, n_rows, width, x_stride,
+    x, gain, low, squares, n_rows, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """low = x gain, and the sum of x^2 of each row, where no product made x."""
     begin(PDL)
     row = tl.program_id(0) * ROWS
-    wide = _load(x, row, 0, x_stride, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
+    wide = _load(x, row, 0, width, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
     gains = _vector(gain, 0, width, WIDTH, False)
     _store(low, wide * gains[None, :], row, 0, width, n_rows, width, ROWS, WIDTH, False)
     rows = row + tl.arange(0, ROWS)
@@ -228,7 +228,7 @@ def gate_up_kernel(
 
 @jit
 def residual_kernel(
-    a, w, x, gain, total, low, squares, n_rows, width, inner, x_stride, n_parts,
+    a, w, x, gain, total, low, squares, n_rows, width, inner, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
@@ -239,13 +239,13 @@ def residual_kernel(
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     if PDL and FETCH:
-        _fetch(x, row, column, x_stride, n_rows, width, BM, BN)
+        _fetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
     columns, inside = _columns(column, width, BN)
     acc = _product(
         a, w, row, columns, inside, n_rows, inner, inner, inner, True, BM, BN, BK, EVEN, PRECISION
     )
-    acc += _load(x, row, column, x_stride, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    acc += _load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     rounded = acc.to(total.dtype.element_ty)
     _store(total, rounded, row, column, width, n_rows, width, BM, BN, EVEN)
     if gain is not None:
@@ -316,8 +316,7 @@ def hidden_gradient_kernel(
 
 @jit
 def norm_gradient_kernel(
-    dy, w, parts, rstd, x, gain, dresidual, dx, dx_low, dgain, n_rows, width, inner,
-    x_stride, n_parts,
+    dy, w, parts, rstd, x, gain, dresidual, dx, dx_low, dgain, n_rows, width, inner, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
@@ -329,13 +328,13 @@ def norm_gradient_kernel(
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     if PDL and FETCH:
-        _fetch(x, row, column, x_stride, n_rows, width, BM, BN)
+        _fetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
     columns, inside = _columns(column, width, BN)
     acc = _product(
         dy, w, row, columns, inside, n_rows, inner, inner, width, False, BM, BN, BK, EVEN, PRECISION
     )
-    wide = _load(x, row, column, x_stride, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    wide = _load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     share = tl.sum(acc * wide, 0)
     at = column + tl.arange(0, BN)
     tl.store(dgain + m * width + at, share, mask=at < width)

@@ -113,13 +113,13 @@ def _options(config: Config, a: torch.Tensor, columns: int, half: int = 1) -> di
 
 
 def fold(x_ND: torch.Tensor, gain_D: torch.Tensor, low_ND: torch.Tensor) -> torch.Tensor:
-    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32. x has dense rows."""
+    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32."""
     n_rows, width = x_ND.shape
     squares = x_ND.new_empty((n_rows, 1), dtype=torch.float32)
     padded = next_power_of_2(max(width, 16))
     rows = max(1, min(2048 // padded, 16))
     kernels.fold_kernel[(cdiv(n_rows, rows),)](
-        x_ND, gain_D, low_ND, squares, n_rows, width, x_ND.stride(0),
+        x_ND, gain_D, low_ND, squares, n_rows, width,
         ROWS=rows, WIDTH=padded, num_warps=min(16, max(1, rows * padded // 512)),
         **dependent(x_ND.device),
     )  # fmt: skip
@@ -177,14 +177,14 @@ def add_product(
     low_ND: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write total = x + a W^T (N D) and, with the gain of the norm that follows, low = total gain;
-    -> the sums of total^2 of the rows by tiles (N parts), float32. x has dense rows."""
+    -> the sums of total^2 of the rows by tiles (N parts), float32."""
     (n_rows, inner), width = a_NI.shape, w_DI.shape[0]
     config = _chosen(space, a_NI, width)
     parts = cdiv(width, config["BN"])
     squares = a_NI.new_empty((n_rows, parts), dtype=torch.float32)
     kernels.residual_kernel[_grid(config, n_rows, width)](
         a_NI, w_DI, x_ND, gain_D, total_ND, low_ND, None if gain_D is None else squares,
-        n_rows, width, inner, x_ND.stride(0), parts, **_options(config, a_NI, width),
+        n_rows, width, inner, parts, **_options(config, a_NI, width),
         FETCH=n_rows <= FEW,
     )  # fmt: skip
     return squares
@@ -234,7 +234,7 @@ def norm_gradient(
     config = _chosen(space, dy_NO, width)
     kernels.norm_gradient_kernel[_grid(config, n_rows, width)](
         dy_NO, w_OD, parts, rstd_N, x_ND, gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD,
-        n_rows, width, inner, x_ND.stride(0), parts.shape[1],
+        n_rows, width, inner, parts.shape[1],
         PARTS=next_power_of_2(parts.shape[1]), **_options(config, dy_NO, width),
         FETCH=n_rows <= FEW,
     )  # fmt: skip

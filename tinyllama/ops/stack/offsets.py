@@ -1,0 +1,77 @@
+"""The stack's kernels at offsets past 2^31."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tinyllama.harness.declare.offsets import Ends, Pairs, Results, randn
+from tinyllama.harness.kernels.configs import Config
+from tinyllama.ops.rope import rope_tables
+from tinyllama.ops.stack import launches, stack
+
+EPS, WIDTH = 1e-5, 32
+ROWS = 2**31 // WIDTH + 2
+PARTS = torch.float32
+
+
+def _tiles(**sizes: int) -> Any:
+    """Every product in tiles of these sizes."""
+    config = Config(GROUP=8, num_warps=4, num_stages=1, **sizes)
+    return mock.patch.object(launches, "_chosen", return_value=config)
+
+
+@stack.many_programs(narrow_fails=True)
+def many_rows(ends: Ends) -> Pairs:
+    """Each product but those of the weights' gradients, and rows that are folded."""
+    w, wide, gain = randn(WIDTH, WIDTH), randn(2 * WIDTH, WIDTH, seed=1), randn(WIDTH, seed=2)
+    cos, sin = rope_tables(4, 8)
+
+    def call(x: torch.Tensor, dy: torch.Tensor) -> Results:
+        n = len(x)
+        squares, rstd = x.new_ones((n, 1), dtype=PARTS), x.new_ones(n, dtype=PARTS)
+        low, qkv, h, total, dx = (torch.empty_like(x) for _ in range(5))
+        gate_up, dgate_up = x.new_empty((n, 2 * WIDTH)), x.new_empty((n, 2 * WIDTH))
+        launches.project(x, w, squares, rstd, cos, sin, qkv, rotated=16, eps=EPS)
+        launches.gate(x, wide, squares, rstd, gate_up, h, EPS)
+        sums = launches.add_product(launches.DOWN, x, w, dy, total, gain, low)
+        parts = launches.hidden_gradient(dy, w, gate_up, rstd, dgate_up)
+        tiles = -(-n // launches._chosen()["BM"])
+        launches.norm_gradient(
+            *(launches.MLP_GRADIENT, dy, w, squares, rstd, x, gain, dy, dx),
+            *(None, x.new_empty((tiles, WIDTH), dtype=PARTS)),
+        )
+        product = launches.input_product(dy, w)
+        return [qkv, gate_up, h, sums, total, low, dgate_up, parts, dx, product]
+
+    def folded(x: torch.Tensor) -> Results:
+        low = torch.empty_like(x)
+        return [launches.fold(x, randn(x.shape[1]), low), low]
+
+    far = (ends.room(ROWS * WIDTH).view(ROWS, -1) for _ in range(2))
+    few = ends.room(2**31 + 2**15).view(-1, 2**14)
+    with _tiles(BM=2**14, BN=64, BK=32):
+        return [*ends(call, 1, *far), *ends(folded, 1, few)]
+
+
+@stack.many_programs(narrow_fails=False)
+def many_tokens(ends: Ends) -> Pairs:
+    """The first of the weights' gradients and the last: sums over all tokens. Addresses go from
+    token to token, by steps that 32 bits hold."""
+    hidden = 2**12
+    tokens = 2**31 // hidden + 2
+
+    def call(
+        dqkv: torch.Tensor, h: torch.Tensor, low: torch.Tensor, gates: torch.Tensor
+    ) -> Results:
+        shapes = (hidden, 2), (2, 2), (2 * hidden, 2), (2, hidden)
+        dws = [torch.empty(shape) for shape in shapes]
+        pairs = zip((dqkv, low, gates, low), (low, low, low, h), dws, strict=True)
+        launches.weight_gradients(list(pairs))
+        return [dws[0][[0, 1]], dws[3][:, -64:]]
+
+    far = (ends.room(tokens * n).view(tokens, n) for n in (hidden, hidden, 2, 2 * hidden))
+    with _tiles(BM=64, BN=64, BK=2**12):
+        return ends(call, 1, *far)
