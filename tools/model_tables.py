@@ -215,15 +215,18 @@ def initial_loss() -> str:
 
 def tiers() -> str:
     """What the model of each tier calls. One with a ``block`` calls the block's parts in that
-    alone, but for the norm, which is the model's last as well."""
+    alone, but for the norm, which is the model's last as well; one with a ``stack`` calls that, or
+    block by block where its plan says so."""
 
     def cell(tier: Tier, op: str) -> str:
         if "block" in tier.table and op in PARTS and op != "rms_norm":
             return "in `block`"
+        if "stack" in tier.table and op == "block":
+            return "in `stack`, or by itself"
         return f"`{tier.table[op]}`" if op in tier.table else ""
 
     parts = [op for op in V1.table if op in PARTS]
-    ops = [*parts, "block", *(op for op in V1.table if op not in PARTS)]
+    ops = [*parts, "block", "stack", *(op for op in V1.table if op not in PARTS)]
     rows = ([f"`{op}`", *(cell(tier, op) for tier in TIERS.values())] for op in ops)
     return table(["op", *(tier.name.upper() for tier in TIERS.values())], rows)
 

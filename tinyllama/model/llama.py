@@ -72,7 +72,7 @@ class Stacked(torch.autograd.Function):
         return stacked(parameters)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return grad.unbind(0)
 
 

@@ -110,14 +110,14 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         states = (self.parameters, self.exp_avg, self.exp_avg_sq)
         parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
-        gradients = [p.grad for p in parameters] if gradients is None else gradients
-        state = (parameters, gradients, exp_avg, exp_avg_sq, steps, self.found_inf)
+        given: Any = [p.grad for p in parameters] if gradients is None else gradients
+        state = State(parameters, given, exp_avg, exp_avg_sq, steps, self.found_inf)
+        settings: dict[str, Any] = {"lr": self.lr, **self.settings}
         if self.copies is None and factors is None:
-            self.update(*state, lr=self.lr, **self.settings)
+            self.update(*state, **settings)
             return
         low = None if self.copies is None else [self.copies[i] for i in indices]
-        parts = {"low": low, "factors": factors, "beside": beside}
-        update(State(*state), lr=self.lr, **self.settings, **parts)
+        update(state, **settings, low=low, factors=factors, beside=beside)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate; a captured step follows."""

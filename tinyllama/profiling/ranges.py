@@ -54,6 +54,8 @@ def named(step: TrainStep) -> Iterator[None]:
     layers: list[Any] = list(model.layers)
     table = model.tier.providers()
     norm, loss_of, blocks = model.norm, model.loss_of, [layer.compute for layer in layers]
+    stack = model.stack
+    model.stack = None if stack is None else within("stack", stack)
     model.norm = within("final_norm", norm)
     model.loss_of = within("loss", loss_of)
     for index, layer in enumerate(layers):
@@ -67,7 +69,7 @@ def named(step: TrainStep) -> Iterator[None]:
     try:
         yield
     finally:
-        model.norm, model.loss_of = norm, loss_of
+        model.norm, model.loss_of, model.stack = norm, loss_of, stack
         for layer, block in zip(layers, blocks, strict=True):
             layer.compute = block
         step.optimizer.step = update  # type: ignore[method-assign]

@@ -71,7 +71,10 @@ def costs(workload: Workload) -> dict[str, Cost]:
                 found[name] = found.get(name, Cost()) + cost
 
     layers = model.num_layers
-    if "block" in resolve(workload.tier).without(*workload.without).providers():
+    table = resolve(workload.tier).without(*workload.without).table
+    if "stack" in table:
+        add("stack", "stack")
+    elif "block" in table:
         add("block", "block", layers)
     else:
         for part in PARTS:

@@ -209,6 +209,7 @@ def attend(
     q_BTHK: torch.Tensor,
     k_BTGK: torch.Tensor,
     v_BTGK: torch.Tensor,
+    *,
     into: tuple[torch.Tensor, torch.Tensor] | None = None,
     options: Mapping[str, Any] = NONE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -254,6 +255,7 @@ def attend_backward(
     dv_BTGK: torch.Tensor | None,
     cos_TC: torch.Tensor | None = None,
     sin_TC: torch.Tensor | None = None,
+    *,
     scaled: tuple[torch.Tensor, torch.Tensor] | None = None,
     options: Mapping[str, Any] = NONE,
 ) -> None:

@@ -223,8 +223,8 @@ class Fused:
         found = _views(weights, flat)
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
         if not x.numel():
-            gains = given.mlp_norm.new_zeros((2, *given.mlp_norm.shape))
-            return _named(x.new_empty(x.shape), *gains, weights, flat.zero_())
+            gains = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
+            return _named(x.new_empty(x.shape), gains, weights, flat.zero_())
         heads = (rows_q + weights[1].shape[1]) // width
         per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
 
@@ -278,8 +278,8 @@ class Fused:
                 mine = _split(weights, flat[i : i + 1])
                 receive(i, {name: gradient[0] for name, gradient in mine.items()})
             dlow_ND = dx_ND if low is None else below_ND
-        summed = (sum_rows(each, given.mlp_norm.dtype) for each in gains)
-        return _named(dx_ND.view_as(x), *summed, weights, flat)
+        summed = [sum_rows(each, given.mlp_norm.dtype) for each in gains]
+        return _named(dx_ND.view_as(x), summed, weights, flat)
 
 
 _RECEIVERS: list[Callable[[int, dict[str, torch.Tensor]], None]] = []
@@ -299,14 +299,13 @@ def receiving(receive: Callable[[int, dict[str, torch.Tensor]], None]) -> Iterat
 
 def _named(
     dx: torch.Tensor,
-    dattention_norm: torch.Tensor,
-    dmlp_norm: torch.Tensor,
+    gains: list[torch.Tensor],
     weights: list[torch.Tensor],
     flat_LP: torch.Tensor,
 ) -> Named:
     """The gradients by name, those of the weights as views of one buffer."""
-    gains = {"attention_norm": dattention_norm, "mlp_norm": dmlp_norm}
-    return {"x": dx, **gains, **_split(weights, flat_LP)}
+    norms = dict(zip(("attention_norm", "mlp_norm"), gains, strict=True))
+    return {"x": dx, **norms, **_split(weights, flat_LP)}
 
 
 def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -98,16 +98,13 @@ def _chosen(space: Space, a_NI: torch.Tensor, columns: int) -> Config:
     return space.choose(a_NI.device, **sizes, columns=next_power_of_2(columns), kind=_kind(a_NI))
 
 
-def _even(config: Config, rows: int, inner: int, columns: int, half: int = 1) -> bool:
-    return not (rows % config["BM"] or inner % config["BK"] or columns % (config["BN"] // half))
-
-
 def _grid(config: Config, rows: int, columns: int, half: int = 1) -> tuple[int]:
     return (cdiv(rows, config["BM"]) * cdiv(columns, config["BN"] // half),)
 
 
 def _options(config: Config, a: torch.Tensor, columns: int, half: int = 1) -> dict[str, Any]:
-    even = _even(config, *a.shape, columns, half)
+    rows, inner = a.shape
+    even = not (rows % config["BM"] or inner % config["BK"] or columns % (config["BN"] // half))
     options = {"EVEN": even, "PRECISION": input_precision(a), **config.kwargs()}
     return {**options, **dependent(a.device)}
 

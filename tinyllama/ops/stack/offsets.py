@@ -38,7 +38,7 @@ def many_rows(ends: Ends) -> Pairs:
         launches.gate(x, wide, squares, rstd, gate_up, h, EPS)
         sums = launches.add_product(launches.DOWN, x, w, dy, total, gain, low)
         parts = launches.hidden_gradient(dy, w, gate_up, rstd, dgate_up)
-        tiles = -(-n // launches._chosen()["BM"])
+        tiles = launches.tile_rows(launches.MLP_GRADIENT, dy, WIDTH)
         launches.norm_gradient(
             *(launches.MLP_GRADIENT, dy, w, squares, rstd, x, gain, dy, dx),
             *(None, x.new_empty((tiles, WIDTH), dtype=PARTS)),

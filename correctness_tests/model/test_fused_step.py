@@ -1,0 +1,224 @@
+"""What only a step with fused blocks has: rounded weights, early updates, and a plan.
+
+The kernels are those of the op `stack`, which the suites of `correctness_tests/ops` hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness.kernels import layout
+from tinyllama.harness.kernels.launch import dependent, recorded
+from tinyllama.harness.kernels.precision import rounded_copy
+from tinyllama.model import llama
+from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.optim import RoundedWeights
+from tinyllama.model.tiers import V3, V4, StepPlan
+from tinyllama.ops.stack import receiving
+from tinyllama.ops.stack.launches import FEW, pays
+from tinyllama.training.step import TrainStep, products
+
+SHAPE = ModelConfig(
+    hidden_dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, vocab_size=20
+)
+CONFIG = TrainConfig(batch_size=2, seq_len=4, precision="bf16", learning_rate=1e-2)
+TOKENS = torch.randint(20, (2, 5), generator=torch.Generator().manual_seed(0))
+
+
+def make_step(device: torch.device, plan: StepPlan | None = None, **changes: Any) -> TrainStep:
+    model = TinyLlama(SHAPE, V4).to(device)
+    return TrainStep(model, replace(CONFIG, **changes), plan)
+
+
+def train(step: TrainStep, steps: int = 3) -> list[float]:
+    tokens = TOKENS.to(step.device)
+    step.prepare(warm_up=1)
+    return [step(tokens[:, :-1], tokens[:, 1:]).item() for _ in range(steps)]
+
+
+def weights(step: TrainStep) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in step.model.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# -- rounded weights ------------------------------------------------------------------------------
+
+
+def test_the_optimizer_writes_what_a_cast_would(device: torch.device) -> None:
+    step = make_step(device)
+    train(step)
+    assert step.optimizer.copies is not None
+    for parameter, copy in zip(step.optimizer.parameters, step.optimizer.copies, strict=True):
+        assert torch.equal(copy, parameter.detach().to(torch.bfloat16))
+
+
+def test_a_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device) -> None:
+    step, other = make_step(device), make_step(device)
+    tokens = TOKENS.to(device)
+    train(step, 1)
+    before = step(tokens[:, :-1], tokens[:, 1:]).item()
+    step.model.load_state_dict(other.model.state_dict())
+    step.optimizer.reset()
+    found = step(tokens[:, :-1], tokens[:, 1:]).item()
+    assert found == train(other, 1)[0] != before
+
+
+def test_without_a_refresh_a_stale_weight_would_be_read(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the test above sees what it is for."""
+    step = make_step(device)
+    tokens = TOKENS.to(device)
+    train(step, 1)
+    before = step(tokens[:, :-1], tokens[:, 1:]).item()
+    monkeypatch.setattr(RoundedWeights, "refresh", lambda self: None)
+    with torch.no_grad():
+        for name, parameter in step.model.named_parameters():
+            if name.endswith("w_down"):
+                parameter.mul_(5)
+    stale = step(tokens[:, :-1], tokens[:, 1:]).item()
+    assert abs(stale - before) < 0.5  # the matrices were those from before
+
+
+def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
+    step = make_step(torch.device("cpu"))
+    assert step.rounded is not None
+    step.rounded.refresh()
+    w = step.model.get_parameter("layers.1.w_o")
+    with step.rounded.offered():
+        copy = rounded_copy(w, torch.bfloat16)
+        assert copy is not None
+        assert torch.equal(copy, w.detach().to(torch.bfloat16))
+        assert rounded_copy(w, torch.float16) is None
+        assert rounded_copy(w.detach().clone(), torch.bfloat16) is None
+    assert rounded_copy(w, torch.bfloat16) is None
+
+
+# -- updates beside the backward pass --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_overlapped_step_gives_the_same_bits(device: torch.device, precision: str) -> None:
+    apart = replace(V4.plan(device.type), overlap=False, capture=False)
+    steps = [make_step(device, plan, precision=precision) for plan in (None, apart)]
+    assert [step.plan.overlap for step in steps] == [True, False]
+    losses = [train(step) for step in steps]
+    assert losses[0] == losses[1]
+    assert same(*map(weights, steps))
+    assert same(*([*step.optimizer.tensors().values()] for step in steps))
+
+
+def test_each_block_is_updated_once_its_gradients_are_final(device: torch.device) -> None:
+    """The last block first, with the gradients that the step then has."""
+    step, seen = make_step(device, StepPlan()), []
+    tokens = TOKENS.to(device)
+
+    def receive(layer: int, gradients: dict[str, torch.Tensor]) -> None:
+        seen.append((layer, {name: gradient.clone() for name, gradient in gradients.items()}))
+
+    with receiving(receive):
+        step(tokens[:, :-1], tokens[:, 1:])
+    assert [layer for layer, _ in seen] == [2, 1, 0]
+    for layer, gradients in seen:
+        for name, gradient in gradients.items():
+            found = step.model.get_parameter(f"layers.{layer}.{name}").grad
+            assert found is not None
+            assert torch.equal(gradient, found)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"max_grad_norm": 1.0}, "clipped gradients wait for the norm of all"),
+        ({"accumulate": 2}, "accumulated gradients wait for the last micro-batch"),
+        ({"precision": "fp16"}, "fp16 waits for gradients that are not finite"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_where_gradients_must_wait_so_do_updates(setting: dict[str, Any], said: str) -> None:
+    cpu = torch.device("cpu")
+    step = make_step(cpu, **setting)
+    assert not step.plan.overlap
+    assert step.left_out["overlap"] == said
+    with pytest.raises(ConfigError, match=said):
+        make_step(cpu, StepPlan(overlap=True), **setting)
+    with pytest.raises(ConfigError, match="the blocks of this tier are not one op"):
+        TrainStep(TinyLlama(SHAPE, V3), CONFIG, StepPlan(overlap=True))
+
+
+def test_a_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -> None:
+    step = make_step(device)
+    train(step, 1)
+    with torch.no_grad():
+        step.model.final_norm[0] = torch.nan
+    before, tokens = weights(step), TOKENS.to(device)
+    step(tokens[:, :-1], tokens[:, 1:])
+    assert same(*([w.nan_to_num() for w in several] for several in (before, weights(step))))
+
+
+# -- the plan -------------------------------------------------------------------------------------
+
+
+def test_blocks_are_one_stack_where_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    @contextlib.contextmanager
+    def fused(value: bool) -> Iterator[None]:
+        monkeypatch.setattr(llama, "pays", lambda x, dtype: value)
+        yield
+
+    model = TinyLlama(SHAPE, V4)
+    stack = model.stack
+    assert stack is not None
+
+    def noted(*args: Any, **params: Any) -> torch.Tensor:
+        called.append("stack")
+        return stack(*args, **params)
+
+    model.stack = noted
+    losses = []
+    for value in (True, False):
+        with fused(value):
+            losses.append(model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
+    assert called == ["stack"]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_plan_of_many_rows_is_the_vendors_products() -> None:
+    few, many = (torch.empty(1, rows, 8, device="meta") for rows in (FEW, FEW + 1))
+    assert pays(few, torch.bfloat16)
+    assert not pays(many, torch.bfloat16)
+    with products("fp32", torch.device("cpu")), recorded("sm_90"):
+        assert not pays(few, torch.float32)  # three products of tf32: measured to lose
+
+
+def test_parameters_of_the_layers_are_one_view() -> None:
+    model, before = TinyLlama(SHAPE, V4), layout.copies
+    for name, parameter in model.layers[1].named_parameters():
+        together = layout.stacked([getattr(layer, name) for layer in model.layers])
+        assert together.shape == (3, *parameter.shape)
+        assert together[1].data_ptr() == parameter.data_ptr()
+    assert layout.copies == before
+    apart = layout.stacked([torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)])
+    assert apart.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert layout.copies == before + 1
+
+
+def test_dependent_launch_is_asked_for_where_the_chip_has_it() -> None:
+    device = torch.device("meta")
+    for chip, there in (("sm_90", True), ("sm_80", False), ("gfx942", False), ("", False)):
+        with recorded(chip):
+            assert dependent(device)["PDL"] in ({there, False} if there else {False})
+            assert ("launch_pdl" in dependent(device)) == dependent(device)["PDL"]
