@@ -321,9 +321,11 @@ class TrainStep:
         del self._graph_loss
 
     def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
-        """Update the matrices of a layer beside the rest of the backward pass."""
+        """Update the matrices of a layer beside the rest of the backward pass; of the first layer,
+        with hardly anything left beside it, at full speed."""
         with self._side.branch():
-            self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
+            mine = {self._index[layer, name]: gradient for name, gradient in gradients.items()}
+            self.optimizer.update_with(mine, beside=layer > 0)
 
     def _update(self) -> None:
         if self.plan.overlap:
