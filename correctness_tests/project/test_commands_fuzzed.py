@@ -84,7 +84,12 @@ PATHS += [
 # A step of a small model; what is drawn comes later, and replaces it.
 SMALL = ["--preset", "tiny", "--batch-size", "2", "--seq-len", "8", "--num-steps", "2"]
 SMALL += ["--device", "cpu"]
-FIRST = {"train": SMALL, "profile": ["--print-command", *SMALL], "stages": ["--list"]}
+FIRST = {
+    "train": SMALL,
+    "profile": ["--print-command", *SMALL],
+    "stages": ["--list"],
+    "exercise": ["memory-pattern"],
+}
 TOO_LARGE = {"medium", "large"}
 
 

@@ -25,6 +25,7 @@ from tinyllama.cli import (
     certify,
     check,
     doctor,
+    exercise,
     how,
     kernels,
     profile,
@@ -37,7 +38,20 @@ from tinyllama.cli import (
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
-COMMANDS = (doctor, train, records, report, tune, check, kernels, certify, profile, how, stages)
+COMMANDS = (
+    doctor,
+    train,
+    records,
+    report,
+    tune,
+    check,
+    kernels,
+    certify,
+    profile,
+    how,
+    stages,
+    exercise,
+)
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 
 # An allocation that fails on the CPU has no type of its own in torch.

@@ -1,0 +1,148 @@
+"""The exercises' tables, the starters and their solutions, and the commands of the pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyllama.cli import exercise, main
+from tinyllama.harness import Registry, load_file
+from tinyllama.harness.correct.checks import CHECKS, run
+from tinyllama.harness.correct.checks.finding import Candidate
+from tinyllama.workshop import exercises
+
+PAGES = Path(exercises.LESSON).parents[1]
+ROOT = PAGES.parents[1]
+FILES = ("rms_norm", "swiglu", "rope")
+OPS_OF = {"rms_norm": "rms_norm", "swiglu": "silu_mul", "rope": "rope"}
+COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
+pytest.importorskip("triton")
+
+
+def outcomes(path: Path, only: tuple[str, ...]) -> dict[str, str]:
+    """The outcome of each check of the provider that a file declares."""
+    from tinyllama.ops import OPS
+
+    registry = Registry()
+    op = OPS[OPS_OF[path.stem]]
+    try:
+        load_file(path, registry)
+        found = run(Candidate(op, op["lesson"]), only)
+        return {finding.check: finding.outcome.value for finding in found}
+    finally:
+        op.providers.pop("lesson", None)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_starter_is_red_until_its_blanks_are_filled(name: str) -> None:
+    starter, solution = (PAGES / kind / f"{name}.py" for kind in ("starters", "solutions"))
+    text, right = (path.read_text(encoding="utf-8") for path in (starter, solution))
+    body = text.partition("\nimport torch\n")[2]
+    assert "____" in body
+    pattern = re.escape(body).replace("____", "(.+)")
+    assert re.fullmatch(pattern, right.partition("\nimport torch\n")[2]), "they differ elsewhere"
+    only = ("outputs", "gradients")
+    assert "passed" not in outcomes(starter, only).values()
+    assert set(outcomes(solution, only).values()) == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "check"),
+    [
+        ("rms_norm", "n_elements + eps", "n_elements", "outputs"),
+        ("swiglu", "1 + gate * rest", "1 + gate", "gradients"),
+        ("rope", "even * sin + odd * cos", "odd * cos - even * sin", "outputs"),
+    ],
+)
+def test_a_wrong_answer_is_found(
+    name: str, right: str, wrong: str, check: str, tmp_path: Path
+) -> None:
+    text = (PAGES / "solutions" / f"{name}.py").read_text(encoding="utf-8")
+    assert right in text
+    (tmp_path / f"{name}.py").write_text(text.replace(right, wrong), encoding="utf-8")
+    assert outcomes(tmp_path / f"{name}.py", ("outputs", "gradients"))[check] == "failed"
+
+
+@pytest.mark.slow("every check of three files takes a minute")
+@pytest.mark.parametrize("name", FILES)
+def test_a_solution_passes_every_check(name: str) -> None:
+    found = outcomes(PAGES / "solutions" / f"{name}.py", tuple(CHECKS))
+    assert set(found.values()) <= {"passed", "unsupported"}, found
+    assert len(found) == len(CHECKS)
+
+
+def test_the_command_and_the_functions_have_the_same_names() -> None:
+    assert list(exercise.NAMES) == list(exercises.EXERCISES)
+
+
+def test_transactions_do_not_depend_on_the_block_size() -> None:
+    header, *rows = exercises.memory_pattern(torch.device("cpu"))
+    assert header[-1] == "in all"
+    assert {row[-1] for row in rows} == {"64"}
+    assert [row[1] for row in rows] == ["32", "16", "8", "4", "2"]
+
+
+def test_scores_grow_with_the_square_of_the_length_and_flash_attention_does_not() -> None:
+    *_, last = exercises.attention_memory(torch.device("cpu"))
+    assert 3.7 < float(last[3]) < 4.0
+    assert float(last[4]) == pytest.approx(2.0, abs=0.01)
+
+
+def test_each_block_size_is_compiled_and_the_time_needs_a_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["exercise", "block-sizes", "--device", "cpu"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[1:]] == [str(block) for block in exercises.BLOCKS]
+    assert all(row.endswith("needs a GPU") for row in rows[1:])
+    widest = [int(row.split()[3]) for row in rows[1:]]
+    assert widest == sorted(widest), "larger blocks allow wider accesses"
+    assert widest[0] < widest[-1] == 16
+
+
+def test_both_kernels_of_swiglu_are_right() -> None:
+    _, *rows = exercises.swiglu(torch.device("cpu"))
+    assert [row[0] for row in rows] == ["naive", "triton"]
+    assert all(0 < float(row[1]) < 1e-4 for row in rows)
+
+
+# -- the pages ----------------------------------------------------------------------------------
+
+
+def commands() -> list[str]:
+    """Every fenced command of the pages, in order."""
+    pages = [PAGES / f"{name}.md" for name in ("README", "EXERCISES", "ANSWERS", "TROUBLESHOOTING")]
+    assert sorted(pages) == sorted(PAGES.glob("*.md")), "a page is not read"
+    blocks = [b for page in pages for b in COMMANDS.findall(page.read_text(encoding="utf-8"))]
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_every_exercise_is_on_the_pages() -> None:
+    for name in exercise.NAMES:
+        assert f"python -m tinyllama exercise {name}" in commands()
+
+
+@pytest.mark.slow("every command of the pages takes two minutes")
+def test_every_command_of_the_pages_runs(tmp_path: Path) -> None:
+    """In order, in one folder, as a participant types them; on whatever device there is."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    before = 'export PATH="$PWD:$PATH" PYTHONPATH=' + str(ROOT)
+    for command in commands():
+        line = f"set -e -o pipefail; {before}; {command}"
+        ran = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+        assert "Traceback" not in ran.stderr, command

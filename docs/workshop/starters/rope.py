@@ -1,0 +1,24 @@
+"""Rotary position embedding in PyTorch: each pair (even, odd) is turned by its angle.
+
+Autograd makes the backward pass: it turns the gradient back, by the angle's negative.
+
+Replace each ____ . `python -m tinyllama check` on this file says what is still wrong.
+"""
+
+import torch
+
+from tinyllama.ops.rope import rope
+
+
+def turned(x, cos, sin):
+    """x (B T H K), tables (T C) with C = K / 2; computed in the tables' dtype."""
+    cos, sin = cos[:, None], sin[:, None]
+    even, odd = x[..., 0::2], x[..., 1::2]
+    new_even = ____
+    new_odd = ____
+    return torch.stack((new_even, new_odd), -1).flatten(-2).to(x.dtype)
+
+
+@rope.provider("lesson")
+def lesson(q, k, cos, sin):
+    return turned(q, cos, sin), turned(k, cos, sin)

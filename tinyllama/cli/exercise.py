@@ -1,0 +1,29 @@
+"""``tinyllama exercise NAME``: the table of an exercise of the workshop."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+NAMES = ("block-sizes", "memory-pattern", "attention-memory", "swiglu", "fusion-gains")
+
+
+def add(subparsers: Any) -> None:
+    """Add the command to the subcommands of a parser."""
+    parser = subparsers.add_parser("exercise", help="the table of an exercise of the workshop")
+    parser.description = "Print a table that an exercise of docs/workshop asks for."
+    parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; 0."""
+    from tinyllama.harness.machine.device import usable_device
+    from tinyllama.workshop.exercises import EXERCISES
+
+    rows = EXERCISES[args.name](usable_device(args.device))
+    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip())
+    return 0
