@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tinyllama.cli import exercise, main
+from tinyllama.cli import exercise, main, parser
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.checks import CHECKS, run
 from tinyllama.harness.correct.checks.finding import Candidate
@@ -146,3 +147,18 @@ def test_every_command_of_the_pages_runs(tmp_path: Path) -> None:
         )
         assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
         assert "Traceback" not in ran.stderr, command
+
+
+IN_TABLES = re.compile(r"`(python -m tinyllama [^`]+)`")
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "AMD.md"], ids=lambda path: path.name
+)
+def test_every_command_that_a_page_names_is_accepted(path: Path) -> None:
+    """Those of tables and sentences too, which are not run: the parser takes them."""
+    named = IN_TABLES.findall(path.read_text(encoding="utf-8"))
+    if path.name not in ("ANSWERS.md", "EXERCISES.md"):
+        assert named
+    for line in named:
+        parser().parse_args(shlex.split(line)[3:])
