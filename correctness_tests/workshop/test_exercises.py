@@ -13,7 +13,7 @@ import torch
 
 from tinyllama.cli import exercise, main, parser
 from tinyllama.harness import Registry, load_file
-from tinyllama.harness.correct.checks import CHECKS, run
+from tinyllama.harness.correct.checks import run
 from tinyllama.harness.correct.checks.finding import Candidate
 from tinyllama.workshop import exercises
 
@@ -72,9 +72,8 @@ def test_a_wrong_answer_is_found(
 @pytest.mark.slow("every check of three files takes a minute")
 @pytest.mark.parametrize("name", FILES)
 def test_a_solution_passes_every_check(name: str) -> None:
-    found = outcomes(PAGES / "solutions" / f"{name}.py", tuple(CHECKS))
-    assert set(found.values()) <= {"passed", "unsupported"}, found
-    assert len(found) == len(CHECKS)
+    """As a participant checks a file, in a process of its own."""
+    assert main(["check", str(PAGES / "solutions" / f"{name}.py"), "--device", "cpu"]) == 0
 
 
 def test_the_command_and_the_functions_have_the_same_names() -> None:
