@@ -13,7 +13,7 @@ from tools.model_tables import table
 from tools.result_tables import ROOT, newest
 
 GROUPS = ("small-tf32", "small-bf16")
-SHOWN = ("v1", "v2", "v3", "v4", "fastest peer", "floor")
+SHOWN = ("v1", "v2", "v3", "fastest peer", "floor")
 
 
 def ladder() -> str:

@@ -196,6 +196,16 @@ def test_blocks_are_one_stack_where_the_plan_says_so(monkeypatch: pytest.MonkeyP
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("tier", ["v1", "v2", "v3"])
+def test_a_tier_without_a_stack_asks_for_no_plan(
+    tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking one up reads a chip's table, which no compiler traces."""
+    monkeypatch.setattr(llama, "pays", lambda x, dtype: pytest.fail("a plan was looked up"))
+    with torch.no_grad():
+        TinyLlama(SHAPE, tier).loss(TOKENS[:, :-1], TOKENS[:, 1:])
+
+
 def test_the_plan_of_many_rows_is_the_vendors_products() -> None:
     few, many = (torch.empty(1, rows, 8, device="meta") for rows in (FEW, FEW + 1))
     assert pays(few, torch.bfloat16)

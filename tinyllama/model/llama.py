@@ -157,8 +157,8 @@ class TinyLlama(nn.Module):
         """The normalised output of the last block (B T D)."""
         x_BTD = F.embedding(tokens_BT, self.embedding)
         recompute = self.recompute and torch.is_grad_enabled()
-        whole = self.in_one and not recompute and pays(x_BTD, compute_dtype(x_BTD))
-        if self.stack is not None and whole:
+        in_one = self.stack is not None and self.in_one and not recompute
+        if self.stack is not None and in_one and pays(x_BTD, compute_dtype(x_BTD)):
             each = zip(*(layer.parameters() for layer in self.layers), strict=True)
             weights = [Stacked.apply(*parameters) for parameters in each]
             x_BTD = self.stack(x_BTD, *tables, *weights, eps=self.config.norm_eps)

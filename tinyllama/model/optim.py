@@ -86,12 +86,12 @@ class AdamW(torch.optim.Optimizer):
         self._done: set[int] = set()
 
     @torch.no_grad()
-    def update_with(self, gradients: Mapping[int, torch.Tensor], *, beside: bool) -> None:
-        """Update some parameters, by their index, with these gradients, after `begin`. beside: with
-        few programs, which leave room for other kernels."""
+    def update_with(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Update some parameters, by their index, with these gradients, after `begin` and beside
+        other work."""
         self._done.update(gradients)
         given = list(gradients), self.steps, list(gradients.values())
-        self._apply(*given, self._factors, beside=beside)
+        self._apply(*given, self._factors, beside=True)
 
     @torch.no_grad()
     def update_rest(self) -> None:

@@ -321,11 +321,9 @@ class TrainStep:
         del self._graph_loss
 
     def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
-        """Update the matrices of a layer beside the rest of the backward pass; of the first layer,
-        with hardly anything left beside it, at full speed."""
+        """Update the matrices of a layer beside the rest of the backward pass."""
         with self._side.branch():
-            mine = {self._index[layer, name]: gradient for name, gradient in gradients.items()}
-            self.optimizer.update_with(mine, beside=layer > 0)
+            self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
 
     def _update(self) -> None:
         if self.plan.overlap:
