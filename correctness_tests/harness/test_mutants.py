@@ -56,7 +56,9 @@ def test_each_operator_number_mask_and_choice_is_changed() -> None:
 
 def test_every_kernel_has_a_provider_that_runs_it(found: Kernels) -> None:
     assert {"silu_mul.sigmoids", "rope.rotate_kernel", "attention.forward_kernel"} <= set(found)
-    assert all(mutants_of(kernel) for kernel, users in found.values() if users)
+    bare = {name for name, (kernel, users) in found.items() if users and not mutants_of(kernel)}
+    # They hold two instructions of a GPU, and nothing to change.
+    assert bare <= {f"launch.{name}" for name in ("begin", "let_next_start", "wait_for_last")}
 
 
 EXPECTED = {

@@ -91,6 +91,8 @@ def test_readings_are_entered_under_benchmark_only(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    # Under it pytest-benchmark would disable itself in the run that this test starts.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest("from tinyllama.bench.table import readings_clock, table")
     pytester.makepyfile(
         """

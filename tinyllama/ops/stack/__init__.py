@@ -147,7 +147,7 @@ def terms(
     keep=Inputs._fields,
     saved={
         "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
-        "between": Tensor("L B*T D"),  # the inputs of the blocks but the first
+        "between": Tensor("L+-1 B*T D"),  # the inputs of the blocks but the first
         "low_1": Tensor("L B*T D"),
         "qkv": Tensor("L B T Q+2*R"),
         "o": Tensor("L B T Q"),
@@ -181,14 +181,16 @@ class Fused:
             return x.new_empty((layers, *shape), dtype=of)
 
         rows = B * T
-        between, total = made(rows, D, of=x.dtype), made(rows, D, of=x.dtype)
+        between, total = x.new_empty((max(layers - 1, 0), rows, D)), made(rows, D, of=x.dtype)
         low_1, low_2, gate_up, h = made(rows, D), made(rows, D), made(rows, 2 * F), made(rows, F)
         qkv, o = made(B, T, columns), made(B, T, given.w_q.shape[1])
         lse = made(B, given.w_q.shape[1] // width, T, of=lse_dtype(qkv))
         rstd, y = made(2, rows, of=torch.float32), x.new_empty(x.shape)
+        if not h.numel():
+            rstd.zero_()  # of the second norm, which no product reads
         saved = (narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd)
-        if not rows:
-            return y, *saved
+        if not layers or not x.numel():
+            return x.clone(), *saved
         options = dependent(x.device)
         x_ND = contiguous(x).flatten(0, 1)
         squares = launches.fold(x_ND, attention_norm[0], low_1[0])
@@ -204,7 +206,7 @@ class Fused:
             squares = launches.add_product(OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i])
             launches.gate(low_2[i], w.gate_up, squares, rstd[i, 1], gate_up[i], h[i], eps)
             if i + 1 < layers:
-                x_ND, after = between[i + 1], (attention_norm[i + 1], low_1[i + 1])
+                x_ND, after = between[i], (attention_norm[i + 1], low_1[i + 1])
                 squares = launches.add_product(DOWN, h[i], w.down, total[i], x_ND, *after)
             else:
                 launches.add_product(DOWN, h[i], w.down, total[i], y.flatten(0, 1))
@@ -214,19 +216,23 @@ class Fused:
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         given = Inputs(**kept)
         x, weights, narrow = given.x, given.weights, saved["narrow"]
+        if not len(given.w_q):  # no block
+            return {"x": grads[0].to(x.dtype)}
         attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
         matrices = _views(weights, narrow) if narrow.numel() else _where_they_lie(weights)
         layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
         rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
         tables = contiguous(given.cos), contiguous(given.sin)
-        flat = weights[0].new_empty((layers, sum(w[0].numel() for w in weights)))
+        flat = weights[0].new_empty((layers, sum(w.shape[1:].numel() for w in weights)))
         found = _views(weights, flat)
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
         if not x.numel():
             gains = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
-            return _named(x.new_empty(x.shape), gains, weights, flat.zero_())
+            return _named(grads[0].to(x.dtype), gains, weights, flat.zero_())
         heads = (rows_q + weights[1].shape[1]) // width
         per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
+        if not rows_q:
+            per_head.zero_()  # no attention writes it
 
         tiles = [
             launches.tile_rows(space, like, D)
@@ -259,7 +265,7 @@ class Fused:
                 scaled=(rstd_1, per_head),
                 options=options,
             )
-            before_ND = saved["between"][i] if i else x_ND
+            before_ND = saved["between"][i - 1] if i else x_ND
             dx_ND = below_ND if low is None else torch.empty_like(dx_ND)
             launches.norm_gradient(
                 *(ATTENTION_GRADIENT, dqkv.flatten(0, 1), w.qkv, per_head, rstd_1, before_ND),
@@ -310,7 +316,7 @@ def _named(
 
 def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:
     """Views of the weights' shapes in a buffer that has those of a block side by side."""
-    parts = flat_LP.split([w[0].numel() for w in weights], 1)
+    parts = flat_LP.split([w.shape[1:].numel() for w in weights], 1)
     shapes = (w.shape[1:] for w in weights)
     views = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
     return dict(zip(WEIGHTS, views, strict=True))
@@ -332,8 +338,8 @@ def _narrowed(
     matrices made of them."""
     if dtype is weights[0].dtype:
         return weights[0].new_empty(0), _where_they_lie(weights)
-    sizes = [w[0].numel() for w in weights]
-    whole = as_one(*(w[0] for w in weights))
+    sizes = [w.shape[1:].numel() for w in weights]
+    whole = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
     if whole is not None and len({w.stride(0) for w in weights}) == 1:
         shape, strides = (len(weights[0]), sum(sizes)), (weights[0].stride(0), 1)
         wide = whole.as_strided(shape, strides, whole.storage_offset())
