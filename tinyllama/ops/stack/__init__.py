@@ -216,8 +216,6 @@ class Fused:
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         given = Inputs(**kept)
         x, weights, narrow = given.x, given.weights, saved["narrow"]
-        if not len(given.w_q):  # no block
-            return {"x": grads[0].to(x.dtype)}
         attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
         matrices = _views(weights, narrow) if narrow.numel() else _where_they_lie(weights)
         layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
@@ -226,7 +224,7 @@ class Fused:
         flat = weights[0].new_empty((layers, sum(w.shape[1:].numel() for w in weights)))
         found = _views(weights, flat)
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
-        if not x.numel():
+        if not layers or not x.numel():
             gains = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
             return _named(grads[0].to(x.dtype), gains, weights, flat.zero_())
         heads = (rows_q + weights[1].shape[1]) // width
