@@ -33,7 +33,11 @@ from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.ops import OPS
 
 FACTORY = "tinyllama.bench.gated:StepSubject"
-TIMED = (("v3", "small-bf16", ("gpu", "triton")), ("v1", "tiny-fp32", ()))
+TIMED = (
+    ("v4", "small-bf16", ("gpu", "triton")),
+    ("v3", "small-bf16", ("gpu", "triton")),
+    ("v1", "tiny-fp32", ()),
+)
 VERIFIED = 512  # steps whose losses are kept; a process takes at most as many
 CALLS = 4  # steps, of which the fastest counts as host time
 STATES = ("parameter", "exp_avg", "exp_avg_sq")

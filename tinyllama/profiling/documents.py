@@ -24,6 +24,7 @@ ROWS = (
     Row("tiny_llama_v1.py", f"{_TRAIN} --tier v1", "loss, speed, memory, gradients"),
     Row("tiny_llama_v2.py", f"{_TRAIN} --tier v2", "the same"),
     Row("tiny_llama_v3.py", f"{_TRAIN} --tier v3", "the same"),
+    Row("tiny_llama_v4.py", f"{_TRAIN} --tier v4", "the same"),
     Row("get_trace.sh", f"{_PROFILE} trace", f"{FOLDER}trace_*/: a trace for Perfetto"),
     Row(
         "get_counters.sh",
@@ -49,6 +50,16 @@ ROWS = (
         f"{_PROFILE} triton",
         "per op: time, speed-up, maximum error, bandwidth",
         "block sizes: python -m tinyllama tune --op rms_norm --output DIR",
+    ),
+    Row(
+        "run_ultra_profiling.py",
+        f"{_PROFILE} all --tier v4",
+        "every profiler that is here, and one page of what each found",
+    ),
+    Row(
+        "run_all_stages.sh",
+        "python -m tinyllama stages",
+        "results/stages/: a log and a profile of each stage, and a comparison",
     ),
     Row(
         "launch_performance_study.sh",
