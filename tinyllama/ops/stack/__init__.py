@@ -161,7 +161,7 @@ def terms(
     large=(Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C": 8}),),
 )
 class Fused:
-    """Five launches for a block forward and seven backward.
+    """Five launches for a block forward and six backward, one more for long sequences.
 
     Products are in autocast's dtype where it is on; the residual stream and all statistics keep
     x's dtype or float32.
