@@ -13,10 +13,10 @@ import torch
 
 from tinyllama.harness.kernels import addresses
 from tinyllama.harness.kernels.addresses import Tables
-from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.launch import processors, recorded
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import adamw as adamw_file
-from tinyllama.ops.adamw import adamw
+from tinyllama.ops.adamw import State, adamw, count, update
 
 pytestmark = pytest.mark.skipif(
     cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
@@ -203,3 +203,23 @@ def test_a_captured_table_stays_and_is_not_shared(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(addresses, "_capturing", lambda device: False)
     assert tables.table(((2,),), CPU) is not made
     assert [id(table.on_device) for table in tables._captured][:2] == [id(found), id(made)]
+
+
+def test_copies_and_few_programs_change_no_bit(device: torch.device) -> None:
+    """Six blocks of three tensors and two programs, each of which takes several."""
+    plain = [*states(device, (3000, 5, 2048)), *scalars(device)]
+    beside = [*copies(plain[:4]), *scalars(device)]
+    rates = {"lr": 0.05, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    adamw["triton"](*plain, **rates, eps=1e-3)
+    state = State(*beside)
+    low = [torch.full_like(p, torch.nan, dtype=torch.bfloat16) for p in state.param]
+    factors = count(state.step, state.found_inf, **rates)
+    with processors(1):
+        update(state, **rates, eps=1e-3, low=low, factors=factors, beside=True)
+    for ours, theirs in zip(state[:4], plain[:4], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert torch.equal(state.step, plain[4])
+    for copy, p in zip(low, state.param, strict=True):
+        assert torch.equal(copy, p.to(torch.bfloat16))
+    with pytest.raises(ValueError, match="the rounded copies are not dense, or have other sizes"):
+        update(state, **rates, eps=1e-3, low=low[:2])
