@@ -7,6 +7,7 @@ addresses that a captured graph replays with.
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -207,18 +208,18 @@ def test_a_captured_table_stays_and_is_not_shared(monkeypatch: pytest.MonkeyPatc
 
 def test_copies_and_few_programs_change_no_bit(device: torch.device) -> None:
     """Six blocks of three tensors and two programs, each of which takes several."""
-    plain = [*states(device, (3000, 5, 2048)), *scalars(device)]
-    beside = [*copies(plain[:4]), *scalars(device)]
-    rates = {"lr": 0.05, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    given = states(device, (3000, 5, 2048))
+    mine: list[list[Any]] = [[*copies(given), *scalars(device)] for _ in range(2)]
+    plain, state = (State(*each) for each in mine)
+    rates: dict[str, Any] = {"lr": 0.05, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
     adamw["triton"](*plain, **rates, eps=1e-3)
-    state = State(*beside)
     low = [torch.full_like(p, torch.nan, dtype=torch.bfloat16) for p in state.param]
     factors = count(state.step, state.found_inf, **rates)
     with processors(1):
         update(state, **rates, eps=1e-3, low=low, factors=factors, beside=True)
     for ours, theirs in zip(state[:4], plain[:4], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert torch.equal(state.step, plain[4])
+    assert torch.equal(state.step, plain.step)
     for copy, p in zip(low, state.param, strict=True):
         assert torch.equal(copy, p.to(torch.bfloat16))
     with pytest.raises(ValueError, match="the rounded copies are not dense, or have other sizes"):
