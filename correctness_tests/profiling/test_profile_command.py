@@ -47,8 +47,8 @@ def test_each_operator_is_mapped_to_its_op_and_layer(
     assert len([one for one in products if not one.backward]) == gates * layers
     printed = capsys.readouterr().out
     assert re.search(r"aten::mm +swiglu backward +0-1 ", printed)
-    (adamw,) = re.findall(r"adamw +[\d.]+ +([\d.]+) +\d+% +[\d.]+ +\d+%", printed)
-    assert float(adamw) > 0, "GB/s"
+    # Its rates may round to 0.0 on a busy machine; `test_rates` holds the numbers.
+    assert len(re.findall(r"adamw +[\d.]+ +[\d.]+ +\d+% +[\d.]+ +\d+%", printed)) == 1
     assert "1. " in printed
     assert "3. " in printed
     assert (folder / observe.TRACE).is_file()
