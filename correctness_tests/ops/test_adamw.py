@@ -63,7 +63,7 @@ def test_bias_corrections_at_any_step(step: int, device: torch.device) -> None:
     """To a rounding of float32: in it, 1 - 0.999 is off by 1.3e-5."""
     factors = torch.empty(3, device=device)
     count, found_inf = scalars(device, step=float(step))
-    arguments = (count, found_inf, 0.25, 0.5, factors)
+    arguments = (count, found_inf, 0.25, 0.5, factors, None)
     adamw_file._advance[(1,)](*arguments, BETA1=0.9, BETA2=0.999, LR_ON_DEVICE=False, num_warps=1)
     t = step + 1
     exact = [1 - 0.25 * 0.5, 0.25 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.kernels.layout import placed_alike
 from tinyllama.harness.kernels.precision import rounded
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -44,8 +45,8 @@ class AdamW(torch.optim.Optimizer):
         self.parameters: list[torch.Tensor] = self.param_groups[0]["params"]
         on_host = chosen.counts_on_host
         device = torch.device("cpu") if on_host else self.parameters[0].device
-        self.exp_avg = [torch.zeros_like(p) for p in self.parameters]
-        self.exp_avg_sq = [torch.zeros_like(p) for p in self.parameters]
+        self.exp_avg = placed_alike(self.parameters)
+        self.exp_avg_sq = placed_alike(self.parameters)
         self.steps = torch.zeros((), dtype=torch.float32, device=device)
         self.found_inf = torch.zeros((), dtype=torch.float32, device=device)
         self.lr: float | torch.Tensor = config.learning_rate
@@ -79,10 +80,11 @@ class AdamW(torch.optim.Optimizer):
             )
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """Count a step whose updates come in parts, by `update_with` and `update_rest`."""
+    def begin(self, judged: torch.Tensor) -> None:
+        """Count a step whose updates come in parts, by `update_with` and `update_rest`; if the
+        judged number is not finite, they change nothing."""
         rates = {name: value for name, value in self.settings.items() if name != "eps"}
-        self._factors = count(self.steps, self.found_inf, self.lr, **rates)
+        self._factors = count(self.steps, self.found_inf, self.lr, **rates, judged=judged)
         self._done: set[int] = set()
 
     @torch.no_grad()
@@ -90,7 +92,8 @@ class AdamW(torch.optim.Optimizer):
         """Update some parameters, by their index, with these gradients, after `begin` and beside
         other work."""
         self._done.update(gradients)
-        given = list(gradients), self.steps, list(gradients.values())
+        order = sorted(gradients)  # that of the buffer, where they adjoin
+        given = order, self.steps, [gradients[i] for i in order]
         self._apply(*given, self._factors, beside=True)
 
     @torch.no_grad()

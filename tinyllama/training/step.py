@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
@@ -29,6 +30,7 @@ from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
 
 PHASES = ("forward", "backward", "optimizer")
+TOGETHER = 2  # blocks whose updates are one launch
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -94,6 +96,7 @@ class TrainStep:
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
         self._side = Side(self.device)
+        self._received: dict[int, torch.Tensor] = {}
         index = {id(p): i for i, p in enumerate(self.optimizer.parameters)}
         self._index = {
             (layer, name): index[id(parameter)]
@@ -307,8 +310,7 @@ class TrainStep:
         """``update``: in small memory, whether parameters are updated as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.plan.overlap and update:
-            self._guard()
-            self.optimizer.begin()
+            self.optimizer.begin(self._judged)
             releasing = receiving(self._receive)
         if self._early_update is not None:
             if update:
@@ -321,9 +323,12 @@ class TrainStep:
         del self._graph_loss
 
     def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
-        """Update the matrices of a layer beside the rest of the backward pass."""
-        with self._side.branch():
-            self.optimizer.update_with({self._index[layer, n]: g for n, g in gradients.items()})
+        """Update the matrices of `TOGETHER` layers beside the rest of the backward pass."""
+        self._received.update({self._index[layer, n]: g for n, g in gradients.items()})
+        if layer % TOGETHER == 0:
+            with self._side.branch():
+                self.optimizer.update_with(self._received)
+            self._received = {}
 
     def _update(self) -> None:
         if self.plan.overlap:
@@ -371,10 +376,11 @@ def capture_graphs(*graphs: Sequence[Callable[[], object]]) -> list[torch.cuda.C
     """Capture lists of functions as device graphs that share one memory pool."""
     captured: list[torch.cuda.CUDAGraph] = []
     pool = torch.cuda.graph_pool_handle()
-    for functions in graphs:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            for function in functions:
-                function()
-        captured.append(graph)
+    with TABLES.filled_once():
+        for functions in graphs:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                for function in functions:
+                    function()
+            captured.append(graph)
     return captured

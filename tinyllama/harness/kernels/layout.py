@@ -65,6 +65,19 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
+def placed_alike(
+    tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
+    """Zeros of the tensors' shapes, dense, in one buffer: those that lie side by side in memory
+    have their zeros side by side, too. dtype: None for that of the first tensor."""
+    first = tensors[0].detach()
+    if not all(_same_storage(one, first) and one.is_contiguous() for one in tensors):
+        return [torch.zeros_like(one, dtype=dtype) for one in tensors]
+    size = max(one.storage_offset() + one.numel() for one in tensors)
+    buffer = torch.zeros(size, dtype=dtype or first.dtype, device=first.device)
+    return [buffer[one.storage_offset() :][: one.numel()].view(one.shape) for one in tensors]
+
+
 def as_rows(x: torch.Tensor) -> torch.Tensor:
     """x (... D), contiguous, as one matrix (N D): a view. A vector is one row."""
     return x.flatten(0, -2) if x.dim() > 1 else x[None]

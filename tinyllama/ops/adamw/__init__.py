@@ -10,6 +10,7 @@ loss of this step was not finite.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from tinyllama.harness.declare.values import constant, normal, uniform
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, processors_of, tl
 from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.kernels.configs import Config, Space
-from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.layout import as_one, contiguous
 from tinyllama.harness.kernels.precision import SHORT
 
 Tensors = list[torch.Tensor]
@@ -233,12 +234,19 @@ UPDATE_BESIDE = Space(
 
 @jit
 def _advance(
-    step, found_inf, lr, weight_decay, factors,
+    step, found_inf, lr, weight_decay, factors, judged,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LR_ON_DEVICE: tl.constexpr,
 ):  # fmt: skip
     """One program: count the step, and write what all elements share into factors (3):
-    1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t); in float64, where 1 - b^t loses nothing."""
-    t = tl.load(step) + tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
+    1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t); in float64, where 1 - b^t loses nothing.
+    Where there is a number to be judged, found_inf is set to 0 if it is finite, else to 1."""
+    if judged is None:
+        skip = tl.load(found_inf) != 0
+    else:
+        number = tl.load(judged).to(tl.float32)
+        skip = (number - number) != 0
+        tl.store(found_inf, skip.to(tl.float32))
+    t = tl.load(step) + tl.where(skip, 0.0, 1.0)
     tl.store(step, t)
     count = tl.maximum(t, 1.0).to(tl.int32)  # 0 only where nothing will be updated
     base1 = tl.full((), BETA1, tl.float64)
@@ -291,22 +299,30 @@ def _at(address, like, start, ALIGNED: tl.constexpr):
 
 @jit
 def _block(
-    block, table, factors, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
+    block, table, factors, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps, elements,
     TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update one block of one tensor."""
-    firsts = tl.load(table + tl.arange(0, TENSORS))
-    entry = table + tl.sum((firsts <= block).to(tl.int32), 0) - 1
-    start = (block - tl.load(entry)) * BLOCK
-    size = tl.load(entry + TENSORS) - start
     offsets = tl.arange(0, BLOCK)
-    p = _at(tl.load(entry + 2 * TENSORS), param, start, ALIGNED) + offsets
-    g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
-    m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
-    v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
     copy = low
-    if low is not None:
-        copy = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
+    if table is None:
+        start = tl.full((), BLOCK, tl.int64) * block
+        size = elements - start
+        p, g = param + start + offsets, grad + start + offsets
+        m, v = exp_avg + start + offsets, exp_avg_sq + start + offsets
+        if low is not None:
+            copy = low + start + offsets
+    else:
+        firsts = tl.load(table + tl.arange(0, TENSORS))
+        entry = table + tl.sum((firsts <= block).to(tl.int32), 0) - 1
+        start = (block - tl.load(entry)) * BLOCK
+        size = tl.load(entry + TENSORS) - start
+        p = _at(tl.load(entry + 2 * TENSORS), param, start, ALIGNED) + offsets
+        g = _at(tl.load(entry + 3 * TENSORS), grad, start, ALIGNED) + offsets
+        m = _at(tl.load(entry + 4 * TENSORS), exp_avg, start, ALIGNED) + offsets
+        v = _at(tl.load(entry + 5 * TENSORS), exp_avg_sq, start, ALIGNED) + offsets
+        if low is not None:
+            copy = _at(tl.load(entry + 6 * TENSORS), low, start, ALIGNED) + offsets
     if size >= BLOCK:  # without a mask, so that accesses are as wide as they can be
         _elements(p, g, m, v, copy, factors, None, rest1, beta2, rest2, eps)
     else:
@@ -316,22 +332,23 @@ def _block(
 @jit
 def _update(
     table, factors, found_inf, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
-    blocks, TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    elements, blocks, TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each program updates one block of one tensor; where the number of all ``blocks`` is given, it
     goes on to others. The table (6, TENSORS) holds for each tensor its first block, its size and
-    four addresses; a row more where there are copies, ``low``."""
+    four addresses; a row more where there are copies, ``low``. Without a table there is one tensor,
+    of so many ``elements``."""
     if tl.load(found_inf) == 0:
         if blocks is None:
             _block(
                 tl.program_id(0), table, factors, param, grad, exp_avg, exp_avg_sq, low,
-                rest1, beta2, rest2, eps, TENSORS, ALIGNED, BLOCK,
+                rest1, beta2, rest2, eps, elements, TENSORS, ALIGNED, BLOCK,
             )  # fmt: skip
         else:
             for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
                 _block(
                     block, table, factors, param, grad, exp_avg, exp_avg_sq, low,
-                    rest1, beta2, rest2, eps, TENSORS, ALIGNED, BLOCK,
+                    rest1, beta2, rest2, eps, elements, TENSORS, ALIGNED, BLOCK,
                 )  # fmt: skip
 
 
@@ -401,29 +418,39 @@ def update(
     dense = {name: [contiguous(t) for t in tensors] for name, tensors in given.items()}
     space = UPDATE_BESIDE if beside else UPDATE
     config = space.choose(step.device, grad=SHORT[state.grad[0].dtype])
-    firsts, blocks = [], 0
-    for size in sizes:
-        firsts.append(blocks)
-        blocks += cdiv(size, config["BLOCK"])
     written = [*dense.values(), *([low] if low else [])]
-    addresses = [tuple(t.data_ptr() for t in tensors) for tensors in written]
+    spans = [as_one(*tensors) for tensors in written]
+    if all(span is not None for span in spans):
+        written, sizes = [[span] for span in spans if span is not None], [sum(sizes)]
+    blocks = sum(cdiv(size, config["BLOCK"]) for size in sizes)
     programs, options = blocks, config.kwargs()
     if beside:
         programs = min(blocks, options.pop("PROGRAMS") * processors_of(step.device))
     if blocks:
+        alone = len(sizes) == 1
+        table = None if alone else _table(sizes, config["BLOCK"], written, step.device)
         _update[(programs,)](
-            TABLES.table((tuple(firsts), tuple(sizes), *addresses), step.device),
-            *(factors, found_inf, *(tensors[0] for tensors in dense.values())),
-            *(low[0] if low else None, 1 - beta1, beta2, 1 - beta2, eps),
-            blocks if beside else None,
-            TENSORS=next_power_of_2(len(sizes)),
-            ALIGNED=all(address % 16 == 0 for row in addresses for address in row),
+            *(table, factors, found_inf, *(tensors[0] for tensors in written)),
+            *(() if low else (None,)),
+            *(1 - beta1, beta2, 1 - beta2, eps),
+            *(sizes[0] if alone else None, blocks if beside else None),
+            TENSORS=0 if alone else next_power_of_2(len(sizes)),
+            ALIGNED=all(t.data_ptr() % 16 == 0 for tensors in written for t in tensors),
             **options,
         )
     for name in ("param", "exp_avg", "exp_avg_sq"):
         for original, copy in zip(given[name], dense[name], strict=True):
             if copy is not original:
                 original.copy_(copy)
+
+
+def _table(
+    sizes: list[int], block: int, lists: list[Tensors], device: torch.device
+) -> torch.Tensor:
+    """The table of a launch on several tensors, in blocks of so many elements."""
+    firsts = [0, *itertools.accumulate(cdiv(size, block) for size in sizes[:-1])]
+    addresses = (tuple(t.data_ptr() for t in tensors) for tensors in lists)
+    return TABLES.table((tuple(firsts), tuple(sizes), *addresses), device)
 
 
 def count(
@@ -433,10 +460,11 @@ def count(
     beta1: float,
     beta2: float,
     weight_decay: float,
+    judged: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Count a step, in place, unless ``found_inf`` says that it changes nothing; -> what all its
-    updates share (3)."""
+    updates share (3). judged: a number that sets ``found_inf``, to 1 where it is not finite."""
     factors = torch.empty(3, dtype=torch.float32, device=step.device)
     constants = {"BETA1": beta1, "BETA2": beta2, "LR_ON_DEVICE": isinstance(lr, torch.Tensor)}
-    _advance[(1,)](step, found_inf, lr, weight_decay, factors, **constants, num_warps=1)
+    _advance[(1,)](step, found_inf, lr, weight_decay, factors, judged, **constants, num_warps=1)
     return factors
