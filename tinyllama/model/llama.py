@@ -93,6 +93,7 @@ class TinyLlama(nn.Module):
         self.config = config
         self.tier = resolve(tier)
         table = self.tier.providers()
+        self.rows: Callable[..., torch.Tensor] = table["embedding"]
         self.norm: Callable[..., torch.Tensor] = table["rms_norm"]
         self.loss_of: Callable[..., torch.Tensor] = table["linear_cross_entropy"]
         self.stack = table.get("stack")
@@ -155,7 +156,8 @@ class TinyLlama(nn.Module):
         self, tokens_BT: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """The normalised output of the last block (B T D)."""
-        x_BTD = F.embedding(tokens_BT, self.embedding)
+        x_ND = self.rows(tokens_BT.flatten(), self.embedding)
+        x_BTD = x_ND.unflatten(0, tokens_BT.shape)
         recompute = self.recompute and torch.is_grad_enabled()
         in_one = self.stack is not None and self.in_one and not recompute
         if self.stack is not None and in_one and pays(x_BTD, compute_dtype(x_BTD)):

@@ -136,6 +136,7 @@ V1 = Tier(
     "v1",
     "PyTorch baseline",
     {
+        "embedding": "torch",
         "rms_norm": "eager",
         "add_rms_norm": "eager",
         "qkv": "eager",
@@ -186,7 +187,7 @@ V3 = Tier(
 V4 = Tier(
     "v4",
     "Ultra-fused",
-    {**V3.table, "stack": "fused"},
+    {**V3.table, "embedding": "triton", "stack": "fused"},
     gpu=StepPlan(capture=True, overlap=True),
     cpu=StepPlan(capture=True, overlap=True),
 )

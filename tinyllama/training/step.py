@@ -30,7 +30,6 @@ from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
 
 PHASES = ("forward", "backward", "optimizer")
-TOGETHER = 2  # blocks whose updates are one launch
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -87,6 +86,7 @@ class TrainStep:
         self.tokens = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
         self.targets = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
         self.loss = torch.zeros((), device=self.device)
+        self._one = torch.ones((), device=self.device)  # the gradient of the loss
         self.norm: torch.Tensor | None = None
         self._loss_of: Callable[..., torch.Tensor] = model.loss_with
         if self.plan.compile:
@@ -96,7 +96,6 @@ class TrainStep:
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
         self._side = Side(self.device)
-        self._received: dict[int, torch.Tensor] = {}
         index = {id(p): i for i, p in enumerate(self.optimizer.parameters)}
         self._index = {
             (layer, name): index[id(parameter)]
@@ -319,16 +318,15 @@ class TrainStep:
         # In this thread, the backward pass uses the BLAS workspace of the forward pass.
         one_thread = self._early_update is not None
         with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
-            self.scaler.scale(self._graph_loss).backward()
+            self.scaler.scale(self._graph_loss).backward(self._one)
         del self._graph_loss
 
-    def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
-        """Update the matrices of `TOGETHER` layers beside the rest of the backward pass."""
-        self._received.update({self._index[layer, n]: g for n, g in gradients.items()})
-        if layer % TOGETHER == 0:
+    def _receive(self, gradients: dict[tuple[int, str], torch.Tensor]) -> None:
+        """Update some blocks beside the rest of the backward pass. Beside the gradients of the first
+        block there is no such rest: it is updated with what is no block's."""
+        if all(layer > 0 for layer, _ in gradients):
             with self._side.branch():
-                self.optimizer.update_with(self._received)
-            self._received = {}
+                self.optimizer.update_with({self._index[at]: g for at, g in gradients.items()})
 
     def _update(self) -> None:
         if self.plan.overlap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -58,6 +59,25 @@ def rounded_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         if here and x.dtype is master.dtype and low.dtype is dtype:
             return low.as_strided(x.shape, x.stride(), x.storage_offset())
     return None
+
+
+class _Rounded(torch.autograd.Function):
+    """A rounded copy in place of a cast: the gradient goes to what was rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        ctx.dtype = x.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.to(ctx.dtype), None
+
+
+def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x in this dtype: the copy that `rounded` offers, or else a cast."""
+    copy = rounded_copy(x, dtype) if _ROUNDED else None
+    return x.to(dtype) if copy is None else _Rounded.apply(x, copy)
 
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.harness.kernels.precision import SHORT, compute_dtype
+from tinyllama.harness.kernels.precision import SHORT, compute_dtype, narrowed
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import LOSS, TARGETS
 
@@ -250,7 +250,7 @@ def chunked_or_not(
 ) -> torch.Tensor:
     """The vendor's products around the fused loss; in chunks where `in_chunks` says so."""
     dtype = compute_dtype(x_ND)
-    x_ND, weight_VD = x_ND.to(dtype), weight_VD.to(dtype)
+    x_ND, weight_VD = x_ND.to(dtype), narrowed(weight_VD, dtype)
     N, D = x_ND.shape
     if not in_chunks(N, D, weight_VD.shape[0], dtype):
         logits_NV = F.linear(x_ND, weight_VD)

@@ -222,7 +222,6 @@ class Fused:
         rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
         tables = contiguous(given.cos), contiguous(given.sin)
         flat = weights[0].new_empty((layers, sum(w.shape[1:].numel() for w in weights)))
-        found = _views(weights, flat)
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
         if not layers or not x.numel():
             gains = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
@@ -239,61 +238,72 @@ class Fused:
                 (MLP_GRADIENT, saved["gate_up"][0]),
             )
         ]
-        gains = [x.new_empty((layers, n, D), dtype=torch.float32) for n in tiles]
+        make = x.new_empty if tiles[0] == tiles[1] else x.new_zeros
+        gains = make((2, layers, max(tiles), D), dtype=torch.float32)
         options = dependent(x.device)
         low = None if x.dtype is dtype else dtype
-        dlow_ND = dx_ND if low is None else dx_ND.to(low)
-        for i in reversed(range(layers)):
-            w, names = matrices[i], ("low_1", "qkv", "o", "lse", "sum", "low_2", "gate_up", "h")
-            low_1, qkv, o, lse, total, low_2, gate_up, h = (saved[name][i] for name in names)
-            rstd_1, rstd_2 = saved["rstd"][i]
-            dgate_up, dqkv = torch.empty_like(gate_up), torch.empty_like(qkv)
-            dout_ND, below_ND = (dx_ND.new_empty(dx_ND.shape, dtype=dtype) for _ in range(2))
-            parts = launches.hidden_gradient(dlow_ND, w.down, gate_up, rstd_2, dgate_up)
-            dsum_ND = dout_ND if low is None else torch.empty_like(dx_ND)
-            launches.norm_gradient(
-                *(MLP_GRADIENT, dgate_up, w.gate_up, parts, rstd_2, total, mlp_norm[i]),
-                *(dx_ND, dsum_ND, None if low is None else dout_ND, gains[1][i]),
-            )
-            o_BTHK = o.unflatten(-1, (-1, width))
-            attend_backward(
-                launches.input_product(dout_ND, w.out).view_as(o_BTHK),
-                *(*heads_of(qkv, rows_q, width), o_BTHK, lse),
-                *(*heads_of(dqkv, rows_q, width), *tables),
-                scaled=(rstd_1, per_head),
-                options=options,
-            )
-            before_ND = saved["between"][i - 1] if i else x_ND
-            dx_ND = below_ND if low is None else torch.empty_like(dx_ND)
-            launches.norm_gradient(
-                *(ATTENTION_GRADIENT, dqkv.flatten(0, 1), w.qkv, per_head, rstd_1, before_ND),
-                *(attention_norm[i], dsum_ND, dx_ND, below_ND if low and i else None),
-                gains[0][i],
-            )
-            launches.weight_gradients(
-                [
-                    (dqkv.flatten(0, 1), low_1, found[i].qkv),
-                    (dout_ND, o.flatten(0, 1), found[i].out),
-                    (dgate_up, low_2, found[i].gate_up),
-                    (dlow_ND, h, found[i].down),
-                ]
-            )
+        dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
+        dlow[-1].copy_(dx_ND)
+        for group in _groups(layers):
+            some = slice(group.start, group.stop)
+            dgate_up, dqkv = (torch.empty_like(saved[name][some]) for name in ("gate_up", "qkv"))
+            dout = torch.empty_like(dlow[some])
+            for at, i in reversed(list(enumerate(group))):
+                w, names = matrices[i], ("qkv", "o", "lse", "sum", "gate_up")
+                qkv, o, lse, total, gate_up = (saved[name][i] for name in names)
+                rstd_1, rstd_2 = saved["rstd"][i]
+                parts = launches.hidden_gradient(dlow[i], w.down, gate_up, rstd_2, dgate_up[at])
+                dsum_ND = dout[at] if low is None else torch.empty_like(dx_ND)
+                launches.norm_gradient(
+                    *(MLP_GRADIENT, dgate_up[at], w.gate_up, parts, rstd_2, total, mlp_norm[i]),
+                    *(dx_ND, dsum_ND, None if low is None else dout[at], gains[1][i]),
+                )
+                o_BTHK = o.unflatten(-1, (-1, width))
+                attend_backward(
+                    launches.input_product(dout[at], w.out).view_as(o_BTHK),
+                    *(*heads_of(qkv, rows_q, width), o_BTHK, lse),
+                    *(*heads_of(dqkv[at], rows_q, width), *tables),
+                    scaled=(rstd_1, per_head),
+                    options=options,
+                )
+                before_ND = saved["between"][i - 1] if i else x_ND
+                below_ND = dlow[i - 1] if i else None
+                dx_ND = below_ND if low is None and i else torch.empty_like(dx_ND)
+                launches.norm_gradient(
+                    *(ATTENTION_GRADIENT, dqkv[at].flatten(0, 1), w.qkv, per_head, rstd_1),
+                    *(before_ND, attention_norm[i], dsum_ND, dx_ND),
+                    *(None if low is None else below_ND, gains[0][i]),
+                )
+            dys = dqkv.flatten(1, 2), dout, dgate_up, dlow[some]
+            xs = saved["low_1"], saved["o"].flatten(1, 2), saved["low_2"], saved["h"]
+            dws = _products(weights, flat[some])
+            launches.weight_gradients(list(zip(dys, (x[some] for x in xs), dws, strict=True)))
             for receive in _RECEIVERS:
-                mine = _split(weights, flat[i : i + 1])
-                receive(i, {name: gradient[0] for name, gradient in mine.items()})
-            dlow_ND = dx_ND if low is None else below_ND
-        summed = [sum_rows(each, given.mlp_norm.dtype) for each in gains]
-        return _named(dx_ND.view_as(x), summed, weights, flat)
+                mine = _split(weights, flat[some])
+                receive({(i, n): dw[at] for n, dw in mine.items() for at, i in enumerate(group)})
+        summed = sum_rows(gains.flatten(0, 1), given.mlp_norm.dtype).unflatten(0, (2, -1))
+        return _named(dx_ND.view_as(x), list(summed), weights, flat)
 
 
-_RECEIVERS: list[Callable[[int, dict[str, torch.Tensor]], None]] = []
+def _groups(layers: int) -> Iterator[range]:
+    """Blocks whose weights' gradients are one launch, from the last block down: two, and the
+    first two blocks one by one, since nothing is left that could hide their updates."""
+    stop = layers
+    while stop:
+        start = stop - 2 if stop > 2 else stop - 1
+        yield range(start, stop)
+        stop = start
+
+
+Receiver = Callable[[dict[tuple[int, str], torch.Tensor]], None]
+_RECEIVERS: list[Receiver] = []
 
 
 @contextlib.contextmanager
-def receiving(receive: Callable[[int, dict[str, torch.Tensor]], None]) -> Iterator[None]:
-    """Meanwhile, call ``receive`` in each backward pass with the index of a block and the gradients
-    of its weights, by name, as soon as the kernels that make them are queued. The pass then does
-    not read these weights again."""
+def receiving(receive: Receiver) -> Iterator[None]:
+    """Meanwhile, call ``receive`` in each backward pass with the gradients of some blocks' weights,
+    by the index of the block and the weight's name, as soon as the kernels that make them are
+    queued. The pass then does not read these weights again. The last call has those of block 0."""
     _RECEIVERS.append(receive)
     try:
         yield
@@ -323,6 +333,16 @@ def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torc
 def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
     """The matrices of each block in a buffer that has all seven side by side."""
     return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
+
+
+def _products(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[torch.Tensor]:
+    """The matrices of the four products (L out in) in such a buffer."""
+    first = Matrices.of([w[0] for w in weights], flat_LP[0])
+    return [
+        flat_LP.as_strided((len(flat_LP), *m.shape), (flat_LP.stride(0), *m.stride()), start)
+        for m in (first.qkv, first.out, first.gate_up, first.down)
+        for start in [m.storage_offset()]
+    ]
 
 
 def _where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:

@@ -1,0 +1,140 @@
+"""Rows of a table by number, and the gradient of the table: sums over the tokens of each row."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness.declare.autograd import Grads, Named, Needs
+from tinyllama.harness.declare.values import constant, integers, normal
+from tinyllama.harness.kernels import begin, cdiv, dependent, jit, next_power_of_2, tl
+from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.layout import as_rows, contiguous, dense_rows
+
+embedding = Op(
+    "embedding",
+    inputs={
+        "tokens": Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"])),
+        "weight": Tensor("V D", grad=True),
+    },
+    outputs={"y": "N D"},
+    cases=[
+        Case(N=10, V=7, D=24, why="tokens that return"),
+        Case(N=3, V=100, D=16, why="rows that no token takes"),
+        Case(N=1, V=1, D=5, why="one row"),
+        Case(N=150, V=70, D=65, why="several blocks of tokens, ragged"),
+    ],
+    timed=[Case(N=256, V=1000, D=128), Case(N=1024, V=1000, D=512), Case(N=8192, V=1000, D=1024)],
+    extremes={
+        "one row": {"tokens": constant(0)},
+        "tiny": {"weight": normal(1e-3)},
+        "huge": {"weight": normal(100.0)},
+    },
+    bytes={
+        "forward": lambda size, N, V, D: 2 * N * D * size + 8 * N,
+        "backward": lambda size, N, V, D: (N * D + V * D) * size + 8 * N,
+    },
+    flops={"forward": lambda N, V, D: 0, "backward": lambda N, V, D: 0},
+    computes=False,
+)
+
+
+@embedding.reference
+def eager(tokens_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    """tokens (N) below V, weight (V D) -> rows (N D)."""
+    return weight_VD[tokens_N]
+
+
+@embedding.provider("torch")
+def stock(tokens_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    return F.embedding(tokens_N, weight_VD)
+
+
+@embedding.independent("a product with one-hot rows")
+def product(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.one_hot(tokens, len(weight)).to(weight.dtype) @ weight
+
+
+# -- Triton -------------------------------------------------------------------------------------
+
+
+@jit
+def gradient_kernel(
+    dy, tokens, dweight, n_tokens, width, dy_stride,
+    COLUMNS: tl.constexpr, TOKENS: tl.constexpr, AT_ONCE: tl.constexpr,
+    PDL: tl.constexpr = False,
+):  # fmt: skip
+    """One program a row of dweight (V D), or some of its columns: the sum of dy over the tokens of
+    that row, in their order. Tokens are looked through in blocks; where one of a block is the row's,
+    dy is read for those alone, ``AT_ONCE`` at a time."""
+    begin(PDL)
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    within = columns < width
+    acc = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(0, n_tokens, TOKENS):
+        n = first + tl.arange(0, TOKENS)
+        found = tl.load(tokens + n, mask=n < n_tokens, other=-1) == row
+        if tl.sum(found.to(tl.int32), 0) > 0:
+            for start in range(first, first + TOKENS, AT_ONCE):
+                some = start + tl.arange(0, AT_ONCE)
+                mine = tl.load(tokens + some, mask=some < n_tokens, other=-1) == row
+                if tl.sum(mine.to(tl.int32), 0) > 0:
+                    at = dy + some.to(tl.int64)[:, None] * dy_stride + columns[None, :]
+                    inside = mine[:, None] & within[None, :]
+                    acc += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
+    at = dweight + row.to(tl.int64) * width + columns
+    tl.store(at, acc.to(dweight.dtype.element_ty), mask=within)
+
+
+def _default(D: int) -> Config:
+    columns = min(512, max(16, D))
+    warps = max(1, columns // 128)
+    return Config(COLUMNS=columns, TOKENS=128, AT_ONCE=8, num_warps=warps)
+
+
+GRADIENT = Space(
+    "embedding.gradient",
+    default=_default,
+    configs=lambda D: [
+        Config(COLUMNS=columns, TOKENS=tokens, AT_ONCE=at_once, num_warps=warps)
+        for columns in (128, 256, 512)
+        for tokens in (128, 256, 512)
+        for at_once in (4, 8, 16)
+        for warps in (1, 2, 4)
+        if columns <= max(128, D) and 2048 >= columns * at_once // warps >= 512
+    ],
+)
+MOST = 2**23  # tokens times rows; for more, torch's kernels, which sort, are faster
+
+
+@embedding.provider(
+    "triton",
+    requires=("triton",),
+    keep=("tokens", "weight"),
+    large=(Large("V", "D", {"N": 4, "D": 64}, settings={"MOST": 2**62}),),
+)
+class Triton:
+    """torch's rows forward; backward one launch without a sort or atomics, where tokens times rows
+    are few: equal inputs give equal bits."""
+
+    @staticmethod
+    def forward(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
+        weight, tokens = kept["weight"], contiguous(kept["tokens"])
+        (V, D), dy_ND = weight.shape, dense_rows(as_rows(grads[0]))
+        if len(tokens) * V > MOST:
+            counted = torch.ops.aten.embedding_dense_backward(dy_ND, tokens, V, -1, False)
+            return {"weight": counted}
+        dweight = weight.new_empty((V, D))
+        if dweight.numel():
+            config = GRADIENT.choose(weight.device, D=next_power_of_2(D))
+            gradient_kernel[(V, cdiv(D, config["COLUMNS"]))](
+                dy_ND, tokens, dweight, len(tokens), D, dy_ND.stride(0),
+                **config.kwargs(), **dependent(weight.device),
+            )  # fmt: skip
+        return {"weight": dweight}
