@@ -156,7 +156,7 @@ class TinyLlama(nn.Module):
         self, tokens_BT: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """The normalised output of the last block (B T D)."""
-        x_ND = self.rows(tokens_BT.flatten(), self.embedding)
+        x_ND = self.rows(self.embedding, tokens_BT.flatten())
         x_BTD = x_ND.unflatten(0, tokens_BT.shape)
         recompute = self.recompute and torch.is_grad_enabled()
         in_one = self.stack is not None and self.in_one and not recompute

@@ -15,8 +15,8 @@ from tinyllama.harness.kernels.layout import as_rows, contiguous, dense_rows
 embedding = Op(
     "embedding",
     inputs={
-        "tokens": Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"])),
         "weight": Tensor("V D", grad=True),
+        "tokens": Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"])),
     },
     outputs={"y": "N D"},
     cases=[
@@ -41,18 +41,18 @@ embedding = Op(
 
 
 @embedding.reference
-def eager(tokens_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
-    """tokens (N) below V, weight (V D) -> rows (N D)."""
+def eager(weight_VD: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
+    """weight (V D), tokens (N) below V -> rows (N D)."""
     return weight_VD[tokens_N]
 
 
 @embedding.provider("torch")
-def stock(tokens_N: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+def stock(weight_VD: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
     return F.embedding(tokens_N, weight_VD)
 
 
 @embedding.independent("a product with one-hot rows")
-def product(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def product(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return F.one_hot(tokens, len(weight)).to(weight.dtype) @ weight
 
 
@@ -120,7 +120,7 @@ class Triton:
     are few: equal inputs give equal bits."""
 
     @staticmethod
-    def forward(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         return F.embedding(tokens, weight)
 
     @staticmethod

@@ -159,7 +159,8 @@ def _run(candidate: Candidate, static: Graph, inputs: Inputs) -> dict[str, torch
 def empty_batch(candidate: Candidate) -> Problem:
     """A batch of no rows gives the reference's results: empty outputs, gradients of zero."""
     case = candidate.smallest()
-    axis = next(iter(candidate.op.inputs.values())).axes[0]
+    declared = (*candidate.op.outputs.values(), *candidate.op.inputs.values())
+    axis = next(tensor.axes[0] for tensor in declared if tensor.axes)
     if candidate.op.mutated or isinstance(case.case.dims[axis], tuple):
         raise Unsupported("it has no batch")
     none = replace(case, case=case.case.resized(**{axis: 0}))
