@@ -88,13 +88,13 @@ class AdamW(torch.optim.Optimizer):
         self._done: set[int] = set()
 
     @torch.no_grad()
-    def update_with(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Update some parameters, by their index, with these gradients, after `begin` and beside
-        other work."""
+    def update_with(self, gradients: Mapping[int, torch.Tensor], beside: bool) -> None:
+        """Update some parameters, by their index, with these gradients, after `begin`. beside:
+        leave room for other kernels."""
         self._done.update(gradients)
         order = sorted(gradients)  # that of the buffer, where they adjoin
         given = order, self.steps, [gradients[i] for i in order]
-        self._apply(*given, self._factors, beside=True)
+        self._apply(*given, self._factors, beside)
 
     @torch.no_grad()
     def update_rest(self) -> None:

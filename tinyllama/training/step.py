@@ -80,11 +80,9 @@ class TrainStep:
         self.optimizer = AdamW(model.parameters(), config, model.tier.table["adamw"])
         self.rounded = RoundedWeights.of(model, self.optimizer, _AUTOCAST.get(config.precision))
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        buffer = torch.zeros(
-            config.batch_size, config.seq_len, dtype=torch.int64, device=self.device
-        )
-        self.tokens = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
-        self.targets = [torch.zeros_like(buffer) for _ in range(config.accumulate)]
+        shape = 2, config.samples_per_step, config.seq_len
+        self._batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self.tokens, self.targets = (half.chunk(config.accumulate) for half in self._batch)
         self.loss = torch.zeros((), device=self.device)
         self._one = torch.ones((), device=self.device)  # the gradient of the loss
         self.norm: torch.Tensor | None = None
@@ -265,14 +263,18 @@ class TrainStep:
 
     def _load(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
         """Copy a batch into the buffers of its micro-batches, without waiting."""
-        shape = (self.config.samples_per_step, self.config.seq_len)
-        for buffers, given_BT in ((self.tokens, tokens_BT), (self.targets, targets_BT)):
-            if given_BT.shape != shape:
+        for given_BT in (tokens_BT, targets_BT):
+            if given_BT.shape != self._batch.shape[1:]:
                 raise ValueError(
-                    f"a batch of shape {tuple(given_BT.shape)}: this step takes {shape}"
+                    f"a batch of shape {tuple(given_BT.shape)}: this step takes "
+                    f"{tuple(self._batch.shape[1:])}"
                 )
-            for buffer, part in zip(buffers, given_BT.chunk(len(buffers)), strict=True):
-                buffer.copy_(part, non_blocking=True)
+        both = _of_one_memory(tokens_BT, targets_BT)
+        if both is not None:
+            self._batch.copy_(both, non_blocking=True)
+            return
+        for half, given_BT in zip(self._batch, (tokens_BT, targets_BT), strict=True):
+            half.copy_(given_BT, non_blocking=True)
 
     # -- the phases ---------------------------------------------------------------------------
 
@@ -322,11 +324,12 @@ class TrainStep:
         del self._graph_loss
 
     def _receive(self, gradients: dict[tuple[int, str], torch.Tensor]) -> None:
-        """Update some blocks beside the rest of the backward pass. Beside the gradients of the first
-        block there is no such rest: it is updated with what is no block's."""
-        if all(layer > 0 for layer, _ in gradients):
-            with self._side.branch():
-                self.optimizer.update_with({self._index[at]: g for at, g in gradients.items()})
+        """Update some blocks beside the rest of the backward pass; after the first block's gradients
+        there is no product left that would need the room."""
+        room = all(layer > 0 for layer, _ in gradients)
+        with self._side.branch():
+            mine = {self._index[at]: gradient for at, gradient in gradients.items()}
+            self.optimizer.update_with(mine, beside=room)
 
     def _update(self) -> None:
         if self.plan.overlap:
@@ -361,6 +364,16 @@ class TrainStep:
         if self._host_waits:
             self._arrival.synchronize()
         self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
+
+
+def _of_one_memory(one: torch.Tensor, later: torch.Tensor) -> torch.Tensor | None:
+    """Two tensors of one shape as one with an axis in front, if the second lies further on in the
+    same memory, as targets do that are the tokens of the next position; else None."""
+    apart = later.storage_offset() - one.storage_offset()
+    shared = one.untyped_storage().data_ptr() == later.untyped_storage().data_ptr()
+    if not shared or apart < 0 or one.stride() != later.stride() or one.dtype is not later.dtype:
+        return None
+    return one.as_strided((2, *one.shape), (apart, *one.stride()))
 
 
 def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:

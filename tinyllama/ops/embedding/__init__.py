@@ -65,9 +65,9 @@ def gradient_kernel(
     COLUMNS: tl.constexpr, TOKENS: tl.constexpr, AT_ONCE: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One program a row of dweight (V D), or some of its columns: the sum of dy over the tokens of
-    that row, in their order. Tokens are looked through in blocks; where one of a block is the row's,
-    dy is read for those alone, ``AT_ONCE`` at a time."""
+    """One program some columns of a row of dweight (V D): the sum of dy over the tokens of that row,
+    in their order. Of each block of tokens those of the row are counted, and dy is read for them
+    alone, ``AT_ONCE`` at a time."""
     begin(PDL)
     row = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -75,35 +75,33 @@ def gradient_kernel(
     acc = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, n_tokens, TOKENS):
         n = first + tl.arange(0, TOKENS)
-        found = tl.load(tokens + n, mask=n < n_tokens, other=-1) == row
-        if tl.sum(found.to(tl.int32), 0) > 0:
-            for start in range(first, first + TOKENS, AT_ONCE):
-                some = start + tl.arange(0, AT_ONCE)
-                mine = tl.load(tokens + some, mask=some < n_tokens, other=-1) == row
-                if tl.sum(mine.to(tl.int32), 0) > 0:
-                    at = dy + some.to(tl.int64)[:, None] * dy_stride + columns[None, :]
-                    inside = mine[:, None] & within[None, :]
-                    acc += tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
+        found = (tl.load(tokens + n, mask=n < n_tokens, other=-1) == row).to(tl.int32)
+        count = tl.sum(found, 0)
+        if count > 0:
+            rank = tl.cumsum(found, 0) * found  # 1 for the first of the row's, 0 for all others
+            for start in range(0, count, AT_ONCE):
+                wanted = start + 1 + tl.arange(0, AT_ONCE)
+                at = tl.sum(tl.where(rank[:, None] == wanted[None, :], n[:, None], 0), 0)
+                places = dy + at.to(tl.int64)[:, None] * dy_stride + columns[None, :]
+                inside = (wanted <= count)[:, None] & within[None, :]
+                acc += tl.sum(tl.load(places, mask=inside, other=0.0).to(tl.float32), 0)
     at = dweight + row.to(tl.int64) * width + columns
     tl.store(at, acc.to(dweight.dtype.element_ty), mask=within)
 
 
 def _default(D: int) -> Config:
-    columns = min(512, max(16, D))
-    warps = max(1, columns // 128)
-    return Config(COLUMNS=columns, TOKENS=128, AT_ONCE=8, num_warps=warps)
+    return Config(COLUMNS=min(128, max(16, D)), TOKENS=512, AT_ONCE=4, num_warps=1)
 
 
 GRADIENT = Space(
     "embedding.gradient",
     default=_default,
     configs=lambda D: [
-        Config(COLUMNS=columns, TOKENS=tokens, AT_ONCE=at_once, num_warps=warps)
+        Config(COLUMNS=columns, TOKENS=tokens, AT_ONCE=at_once, num_warps=columns // 128)
         for columns in (128, 256, 512)
-        for tokens in (128, 256, 512)
-        for at_once in (4, 8, 16)
-        for warps in (1, 2, 4)
-        if columns <= max(128, D) and 2048 >= columns * at_once // warps >= 512
+        for tokens in (256, 512, 1024)
+        for at_once in (2, 4, 8)
+        if columns <= max(128, D) and tokens * at_once // (columns // 128) <= 4096
     ],
 )
 MOST = 2**23  # tokens times rows; for more, torch's kernels, which sort, are faster
