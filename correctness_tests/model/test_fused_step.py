@@ -130,7 +130,7 @@ def test_each_block_is_updated_once_its_gradients_are_final(device: torch.device
 
     with receiving(receive):
         step(tokens[:, :-1], tokens[:, 1:])
-    assert [sorted({layer for layer, _ in gradients}) for gradients in seen] == [[1, 2], [0]]
+    assert [sorted({layer for layer, _ in gradients}) for gradients in seen] == [[2], [1], [0]]
     for gradients in seen:
         for (layer, name), gradient in gradients.items():
             found = step.model.get_parameter(f"layers.{layer}.{name}").grad

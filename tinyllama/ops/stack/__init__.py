@@ -286,11 +286,11 @@ class Fused:
 
 
 def _groups(layers: int) -> Iterator[range]:
-    """Blocks whose weights' gradients are one launch, from the last block down: two, and the
-    first two blocks one by one, since nothing is left that could hide their updates."""
+    """Blocks whose weights' gradients are one launch, from the last block down: two, but one at the
+    start, so that updates begin early, and one at the end, after which nothing hides an update."""
     stop = layers
     while stop:
-        start = stop - 2 if stop > 2 else stop - 1
+        start = stop - 2 if 2 < stop < layers else stop - 1
         yield range(start, stop)
         stop = start
 
