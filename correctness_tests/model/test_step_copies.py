@@ -69,7 +69,7 @@ def expected(precision: str, device: torch.device) -> Counter[Copy]:
     parameters = 2 + 9 * SHAPE.num_layers
     tables = (6, adamw_file.next_power_of_2(parameters))
     copies: Counter[Copy] = Counter()
-    copies["copy_", INT64, INT64, tuple(SETTINGS.values())] += 2  # tokens, targets: into buffers
+    copies["copy_", INT64, INT64, (2, *SETTINGS.values())] += 1  # tokens and targets
     copies["copy_", torch.bool, FP32, ()] += 1  # whether the loss was finite
     copies["copy_", INT64, INT64, (6, parameters)] += 1  # AdamW's addresses, where they are new
     copies["copy_", INT64, INT64, tables] += 1  # and to the device

@@ -324,8 +324,8 @@ class TrainStep:
         del self._graph_loss
 
     def _receive(self, gradients: dict[tuple[int, str], torch.Tensor]) -> None:
-        """Update some blocks beside the rest of the backward pass; after the first block's gradients
-        there is no product left that would need the room."""
+        """Update some blocks beside the rest of the backward pass. After block 0 no product is left
+        that needs room on the processors."""
         room = all(layer > 0 for layer, _ in gradients)
         with self._side.branch():
             mine = {self._index[at]: gradient for at, gradient in gradients.items()}

@@ -8,6 +8,7 @@ import torch
 
 from tinyllama.harness.kernels.copying import dense_copy
 
+MOST_BETWEEN = 64  # elements between tensors that share a memory, on average
 copies = 0  # made by `contiguous` so far; a test reads it before and after
 
 
@@ -68,14 +69,20 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 def placed_alike(
     tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None
 ) -> list[torch.Tensor]:
-    """Zeros of the tensors' shapes, dense, in one buffer: those that lie side by side in memory
-    have their zeros side by side, too. dtype: None for that of the first tensor."""
+    """Zeros of the tensors' shapes, dense: where the tensors fill a part of one memory, so do the
+    zeros, in the same order and at the same distances. dtype: None for that of the first tensor."""
     first = tensors[0].detach()
-    if not all(_same_storage(one, first) and one.is_contiguous() for one in tensors):
+    start = min(one.storage_offset() for one in tensors)
+    size = max(one.storage_offset() + one.numel() for one in tensors) - start
+    dense = all(_same_storage(one, first) and one.is_contiguous() for one in tensors)
+    if not dense or size > sum(one.numel() + MOST_BETWEEN for one in tensors):
         return [torch.zeros_like(one, dtype=dtype) for one in tensors]
-    size = max(one.storage_offset() + one.numel() for one in tensors)
     buffer = torch.zeros(size, dtype=dtype or first.dtype, device=first.device)
-    return [buffer[one.storage_offset() :][: one.numel()].view(one.shape) for one in tensors]
+    starts = (one.storage_offset() - start for one in tensors)
+    return [
+        buffer[at : at + one.numel()].view(one.shape)
+        for one, at in zip(tensors, starts, strict=True)
+    ]
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:

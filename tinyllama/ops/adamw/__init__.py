@@ -299,8 +299,8 @@ def _at(address, like, start, ALIGNED: tl.constexpr):
 
 @jit
 def _block(
-    block, table, factors, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps, elements,
-    TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    block, table, factors, param, grad, exp_avg, exp_avg_sq, low, rest1, beta2, rest2, eps,
+    elements, TENSORS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update one block of one tensor."""
     offsets = tl.arange(0, BLOCK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Large, Op, Tensor
+from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import constant, integers, normal
 from tinyllama.harness.kernels import begin, cdiv, dependent, jit, next_power_of_2, tl
@@ -37,6 +37,7 @@ embedding = Op(
     },
     flops={"forward": lambda N, V, D: 0, "backward": lambda N, V, D: 0},
     computes=False,
+    small_kernels={"gradient_kernel": "beyond 2^31 elements torch's kernels are called"},
 )
 
 
@@ -65,8 +66,8 @@ def gradient_kernel(
     COLUMNS: tl.constexpr, TOKENS: tl.constexpr, AT_ONCE: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One program some columns of a row of dweight (V D): the sum of dy over the tokens of that row,
-    in their order. Of each block of tokens those of the row are counted, and dy is read for them
+    """One program some columns of a row of dweight (V D): the sum of dy over the row's tokens,
+    in their order. In each block of tokens the row's are counted, and dy is read for them
     alone, ``AT_ONCE`` at a time."""
     begin(PDL)
     row = tl.program_id(0)
@@ -89,19 +90,14 @@ def gradient_kernel(
     tl.store(at, acc.to(dweight.dtype.element_ty), mask=within)
 
 
-def _default(D: int) -> Config:
-    return Config(COLUMNS=min(128, max(16, D)), TOKENS=512, AT_ONCE=4, num_warps=1)
-
-
 GRADIENT = Space(
     "embedding.gradient",
-    default=_default,
+    default=lambda D: Config(COLUMNS=min(128, max(16, D)), TOKENS=128, AT_ONCE=16, num_warps=1),
     configs=lambda D: [
         Config(COLUMNS=columns, TOKENS=tokens, AT_ONCE=at_once, num_warps=columns // 128)
-        for columns in (128, 256, 512)
-        for tokens in (256, 512, 1024)
-        for at_once in (2, 4, 8)
-        if columns <= max(128, D) and tokens * at_once // (columns // 128) <= 4096
+        for columns in (128, 256)
+        for tokens, at_once in ((128, 8), (128, 16), (256, 4), (256, 8), (512, 4))
+        if columns <= max(128, D)
     ],
 )
 MOST = 2**23  # tokens times rows; for more, torch's kernels, which sort, are faster
@@ -111,7 +107,6 @@ MOST = 2**23  # tokens times rows; for more, torch's kernels, which sort, are fa
     "triton",
     requires=("triton",),
     keep=("tokens", "weight"),
-    large=(Large("V", "D", {"N": 4, "D": 64}, settings={"MOST": 2**62}),),
 )
 class Triton:
     """torch's rows forward; backward one launch without a sort or atomics, where tokens times rows
@@ -125,7 +120,7 @@ class Triton:
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         weight, tokens = kept["weight"], contiguous(kept["tokens"])
         (V, D), dy_ND = weight.shape, dense_rows(as_rows(grads[0]))
-        if len(tokens) * V > MOST:
+        if len(tokens) * V > MOST or max(len(tokens), V) * D >= 2**31:
             counted = torch.ops.aten.embedding_dense_backward(dy_ND, tokens, V, -1, False)
             return {"weight": counted}
         dweight = weight.new_empty((V, D))

@@ -375,9 +375,9 @@ def weight_gradients_kernel(
 ):  # fmt: skip
     """The gradients of the four matrices of some blocks, (E D), (D Q), (2F D) and (D F), in one
     launch: each program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out,
-    after_gate_up, after_all: a block's programs up to the end of each. Operands of the blocks adjoin,
-    and gradients are ``apart`` elements from those of the next block. One loop serves all four, so
-    that shared memory is taken once."""
+    after_gate_up, after_all: a block's programs up to the end of each. The operands of the next
+    block follow at once, its gradients ``apart`` elements later. One loop serves all four, so that
+    shared memory is taken once."""
     begin(PDL)
     tile = tl.program_id(0) % after_all
     block = (tl.program_id(0) // after_all).to(tl.int64)
