@@ -7,7 +7,7 @@ import torch
 
 from tinyllama.harness.declare.autograd import size_of
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.kernels.layout import as_one, contiguous, joined
+from tinyllama.harness.kernels.layout import as_one, contiguous, joined, placed_alike
 from tinyllama.harness.kernels.precision import compute_dtype, product
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import ALIGNMENT, TinyLlama
@@ -98,3 +98,17 @@ def test_a_16_bit_product_may_have_a_wide_result() -> None:
     wide = product(a, b, torch.float32)
     assert wide.dtype is torch.float32
     torch.testing.assert_close(wide, (a.float() @ b.float()), rtol=1e-2, atol=1e-2)
+
+
+def test_zeros_lie_as_the_tensors_do() -> None:
+    buffer = torch.arange(300.0)
+    a, b, c = buffer[100:106].view(2, 3), buffer[106:110], buffer[128:200]
+    found = placed_alike([a, c, b], torch.bfloat16)
+    assert [(t.shape, t.dtype, t.count_nonzero().item()) for t in found] == [
+        (t.shape, torch.bfloat16, 0) for t in (a, c, b)
+    ]
+    assert as_one(found[0], found[2]) is not None
+    assert {t.untyped_storage().nbytes() for t in found} == {200}, "100 elements, those between"
+    for others in ([a, torch.ones(3)], [a, buffer[200:220:2]], [buffer[:6], buffer[294:]]):
+        apart = placed_alike(others)
+        assert all(t.untyped_storage().nbytes() == 4 * t.numel() for t in apart)

@@ -244,7 +244,8 @@ def test_a_case_fits_a_large_gpu_and_its_last_entries_lie_past_2_to_the_31(index
     supported = large.provider.supports(large.dims)
     assert supported is None, supported
     taken, launches = planned(index)
-    assert max(map(reach, launches)) > BEYOND, "no kernel sees a tensor that long"
+    if launches or not large.op.small_kernels:  # else what is that long is left to torch
+        assert max(map(reach, launches), default=0) > BEYOND, "no kernel sees a tensor that long"
     assert BEYOND * large.of_ends.dtype.itemsize < taken <= MOST, f"{taken / GIB:.1f} GiB"
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import dependent, recorded
-from tinyllama.harness.kernels.precision import rounded_copy
+from tinyllama.harness.kernels.precision import narrowed, rounded, rounded_copy
 from tinyllama.model import llama
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -104,6 +104,38 @@ def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
         assert rounded_copy(w, torch.float16) is None
         assert rounded_copy(w.detach().clone(), torch.bfloat16) is None
     assert rounded_copy(w, torch.bfloat16) is None
+
+
+def test_a_product_reads_the_copy_and_its_gradient_goes_to_the_weight() -> None:
+    weight = torch.randn(4, 3, requires_grad=True)
+    master, low = weight.detach().flatten(), torch.full((12,), 2.0, dtype=torch.bfloat16)
+    with rounded(master, low):
+        read = narrowed(weight, torch.bfloat16)
+    assert torch.equal(read, low.view(4, 3))
+    read.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype is torch.float32
+    assert torch.equal(weight.grad, torch.ones(4, 3))
+    assert torch.equal(narrowed(weight, torch.bfloat16), weight.to(torch.bfloat16))
+
+
+# -- a batch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["one memory", "two", "the other way round", "other strides"])
+def test_a_batch_is_loaded_wherever_it_lies(way: str) -> None:
+    step = make_step(torch.device("cpu"))
+    batch = torch.arange(10).view(2, 5)
+    tokens, targets = batch[:, :-1], batch[:, 1:]
+    if way == "two":
+        targets = targets.clone()
+    elif way == "the other way round":
+        tokens, targets = targets, tokens
+    elif way == "other strides":
+        targets = batch[:, 1:].T.contiguous().T
+    step._load(tokens, targets)
+    assert torch.equal(torch.cat(step.tokens), tokens)
+    assert torch.equal(torch.cat(step.targets), targets)
 
 
 # -- updates beside the backward pass --------------------------------------------------------------

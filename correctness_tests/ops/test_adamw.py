@@ -224,3 +224,49 @@ def test_copies_and_few_programs_change_no_bit(device: torch.device) -> None:
         assert torch.equal(copy, p.to(torch.bfloat16))
     with pytest.raises(ValueError, match="the rounded copies are not dense, or have other sizes"):
         update(state, **rates, eps=1e-3, low=low[:2])
+
+
+def test_a_table_that_is_filled_once_is_no_part_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory was set aside: what a graph allocates may be another tensor's before."""
+    monkeypatch.setattr(addresses, "_host_memory", lambda shape, device: torch.empty(shape).long())
+    monkeypatch.setattr(addresses, "_pinned", lambda device: True)
+    monkeypatch.setattr(Tables, "KEPT", 1)
+    tables = Tables()
+    tables.table(((1,),), CPU)
+    monkeypatch.setattr(addresses, "_capturing", lambda device: True)
+    with tables.filled_once():
+        made = tables.table(((7,),), CPU).fill_(-1)
+        beyond = tables.table(((8,),), CPU)
+        assert (made.item(), beyond.item()) == (-1, 8)
+    assert made.item() == 7
+    assert tables.table(((9,),), CPU).item() == 9, "filled by the graph again"
+
+
+def test_tensors_that_adjoin_are_updated_as_one(device: torch.device) -> None:
+    """Without a table, and to the same bits."""
+    sizes = (3000, 5, 2048)
+    given = states(device, sizes)
+    lists: list[Any] = [*copies(given), *scalars(device)]
+    plain = State(*lists)
+    rates: dict[str, Any] = {"lr": 0.05, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    adamw["triton"](*plain, **rates, eps=1e-3)
+    for beside in (False, True):
+        lists = [[*torch.cat(tensors).split(sizes)] for tensors in given]
+        mine = State(*lists, *scalars(device))
+        with recorded("sm_90") as launches:
+            update(mine, **rates, eps=1e-3, beside=beside)
+        assert launches[-1].arguments["table"] is None
+        with processors(1):
+            update(mine, **rates, eps=1e-3, beside=beside)
+        for ours, theirs in zip(mine[:4], plain[:4], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("number", [1.0, math.inf, -math.inf, math.nan])
+def test_a_judged_number_decides_whether_a_step_counts(number: float, device: torch.device) -> None:
+    left = float(math.isfinite(number))  # by the step before: the other way round
+    step, found_inf = scalars(device, step=4.0, found_inf=left)
+    judged = torch.tensor(number, device=device)
+    count(step, found_inf, 0.1, 0.9, 0.99, 0.0, judged)
+    assert found_inf.item() == (not math.isfinite(number))
+    assert step.item() == 4 + math.isfinite(number)

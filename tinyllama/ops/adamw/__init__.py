@@ -244,7 +244,7 @@ def _advance(
         skip = tl.load(found_inf) != 0
     else:
         number = tl.load(judged).to(tl.float32)
-        skip = (number - number) != 0
+        skip = (tl.abs(number) < float("inf")) == 0  # NaN is not below it either
         tl.store(found_inf, skip.to(tl.float32))
     t = tl.load(step) + tl.where(skip, 0.0, 1.0)
     tl.store(step, t)

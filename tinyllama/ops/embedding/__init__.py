@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import constant, integers, normal
 from tinyllama.harness.kernels import begin, cdiv, dependent, jit, next_power_of_2, tl
@@ -107,6 +107,7 @@ MOST = 2**23  # tokens times rows; for more, torch's kernels, which sort, are fa
     "triton",
     requires=("triton",),
     keep=("tokens", "weight"),
+    large=(Large("N", "D", {"V": 7, "D": 64}),),
 )
 class Triton:
     """torch's rows forward; backward one launch without a sort or atomics, where tokens times rows

@@ -224,8 +224,8 @@ class Fused:
         flat = weights[0].new_empty((layers, sum(w.shape[1:].numel() for w in weights)))
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
         if not layers or not x.numel():
-            gains = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
-            return _named(grads[0].to(x.dtype), gains, weights, flat.zero_())
+            nothing = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
+            return _named(grads[0].to(x.dtype), nothing, weights, flat.zero_())
         heads = (rows_q + weights[1].shape[1]) // width
         per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
         if not rows_q:
@@ -268,7 +268,8 @@ class Fused:
                 )
                 before_ND = saved["between"][i - 1] if i else x_ND
                 below_ND = dlow[i - 1] if i else None
-                dx_ND = below_ND if low is None and i else torch.empty_like(dx_ND)
+                apart = low is not None or below_ND is None
+                dx_ND = torch.empty_like(dx_ND) if apart else dlow[i - 1]
                 launches.norm_gradient(
                     *(ATTENTION_GRADIENT, dqkv[at].flatten(0, 1), w.qkv, per_head, rstd_1),
                     *(before_ND, attention_norm[i], dsum_ND, dx_ND),

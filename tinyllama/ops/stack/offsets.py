@@ -69,7 +69,7 @@ def many_tokens(ends: Ends) -> Pairs:
         shapes = (hidden, 2), (2, 2), (2 * hidden, 2), (2, hidden)
         dws = [torch.empty(shape) for shape in shapes]
         threes = zip((dqkv, low, gates, low), (low, low, low, h), dws, strict=True)
-        launches.weight_gradients([tuple(t[None] for t in three) for three in threes])
+        launches.weight_gradients([(dy[None], x[None], dw[None]) for dy, x, dw in threes])
         return [dws[0][[0, 1]], dws[3][:, -64:]]
 
     far = (ends.room(tokens * n).view(tokens, n) for n in (hidden, hidden, 2, 2 * hidden))
