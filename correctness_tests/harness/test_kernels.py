@@ -261,7 +261,7 @@ def test_without_triton_stock_providers_run_and_a_launch_says_what_to_install(
     assert run.returncode == 0, run.stderr
     total, said = run.stdout.splitlines()
     assert abs(float(total) - 8) < 1e-3
-    assert said == "kernel needs triton: pip install -e '.[triton]'"
+    assert said == "kernel needs triton: pip install 'tinyllama-harness[triton]'"
 
 
 # -- names ------------------------------------------------------------------------------------

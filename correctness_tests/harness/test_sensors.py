@@ -183,7 +183,7 @@ def test_a_device_that_neither_knows_has_a_reason_naming_both(nvml: Any) -> None
     reason = str(sensor(GPU))
     assert "NvmlSensor: RuntimeError: NVML Shared Library Not Found" in reason
     assert "AmdSmiSensor: ModuleNotFoundError: " in reason
-    assert "pip install -e '.[sensors]'" in reason
+    assert "pip install 'tinyllama-harness[sensors]'" in reason
     assert sensor(CPU) == "a CPU has no GPU sensor"
 
 

@@ -17,6 +17,8 @@ from tinyllama.cli import main
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
+from tinyllama.harness.machine.distribution import DISTRIBUTION
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.entries import Ratio, StepEntry
 from tinyllama.model.config import ModelConfig, Workload
 from tinyllama.model.llama import TinyLlama
@@ -115,6 +117,27 @@ def test_relative_links_point_to_files() -> None:
     found = [path for path in map(ROOT.joinpath, listed.stdout.split("\0")[:-1]) if path.exists()]
     assert ROOT / "docs/MODEL.md" in found
     assert not {name(p): links for p in found if (links := broken_links(p))}
+
+
+INSTALLS = re.compile(r"pip install ['\"]?(?!-)(tiny[\w-]*|triton\b)")
+
+
+def test_what_is_installed_is_this_distribution() -> None:
+    """The import name is a stranger's distribution; Triton is pinned by the extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == DISTRIBUTION != "tinyllama"
+    files = [*PRESENT, *(ROOT / "tinyllama").rglob("*.py"), *(ROOT / ".github").rglob("*.yml")]
+    named = {
+        (name(path), found)
+        for path in files
+        for found in INSTALLS.findall(path.read_text(encoding="utf-8"))
+    }
+    assert {found for _, found in named} <= {DISTRIBUTION}, named
+    extras = project["optional-dependencies"]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tinyllama").rglob("*.py")]
+    asked = {extra for text in sources for extra in re.findall(r"\binstall\(['\"](\w+)", text)}
+    assert asked
+    assert asked <= extras.keys()
 
 
 @pytest.mark.parametrize("path", PRESENT, ids=name)

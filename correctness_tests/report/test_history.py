@@ -204,7 +204,7 @@ def test_without_the_library_the_message_names_the_extra(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "ruptures" else there(name)
     )
-    assert "pip install -e '.[report]'" in markdown(runs([1.0] * 6))
+    assert "pip install 'tinyllama-harness[report]'" in markdown(runs([1.0] * 6))
     assert "ruptures" not in markdown(runs([1.0] * 5)), "it would not help"
 
 

@@ -171,5 +171,5 @@ def test_few_fields_are_enough() -> None:
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install -e '.\[report\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'tinyllama-harness\[report\]'"):
         render([])

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tinyllama
+from tinyllama.harness.machine.distribution import install
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +66,7 @@ def tool_reasons(device: torch.device) -> dict[str, str | None]:
     reasons = {capability: cannot(capability, device) for capability in _CAPABILITIES}
     for module, extra in _MODULES.items():
         found = importlib.util.find_spec(module)
-        reasons[module] = None if found else f"not installed (pip install -e '.[{extra}]')"
+        reasons[module] = None if found else f"not installed ({install(extra)})"
     for profiler in _PROFILERS:
         reasons[profiler] = None if shutil.which(profiler) else "not on PATH"
     return reasons

@@ -15,6 +15,7 @@ from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compile_launch
+from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure.clock import Clock, queue_of
 from tinyllama.harness.measure.memory import Allocations
@@ -136,4 +137,4 @@ EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
 
 def _need_triton() -> None:
     if not HAS_TRITON:
-        raise UsageError("this exercise needs triton: pip install triton")
+        raise UsageError(f"this exercise needs triton: {install('triton')}")

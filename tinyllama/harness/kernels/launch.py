@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tinyllama.harness.machine.distribution import install
+
 # Options whose default differs between triton's versions.
 STATED = {"enable_fp_fusion": True}
 
@@ -374,7 +376,7 @@ elif not TYPE_CHECKING:
             self.__name__ = function.__name__
 
         def __getitem__(self, grid: Any) -> Any:
-            raise RuntimeError(f"{self.__name__} needs triton: pip install -e '.[triton]'")
+            raise RuntimeError(f"{self.__name__} needs triton: {install('triton')}")
 
     def jit(function: Callable[..., Any]) -> _Missing:
         """Stands for a kernel where triton is not installed."""

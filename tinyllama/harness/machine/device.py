@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 
 
@@ -83,7 +84,7 @@ def cannot(capability: str, device: torch.device) -> str | None:
         return None if gpu else "no GPU is available to torch"
     if capability == "triton":
         installed = importlib.util.find_spec("triton")
-        return None if installed else "triton is not installed (pip install -e '.[triton]')"
+        return None if installed else f"triton is not installed ({install('triton')})"
     if capability == "compile":
         if gpu:
             return cannot("triton", device)

@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from tinyllama.harness.machine.distribution import install
+
 T = TypeVar("T")
 
 
@@ -223,4 +225,4 @@ def sensor(device: torch.device) -> Sensor | str:
             return kind(device)
         except Exception as error:  # each library has exceptions of its own
             reasons.append(f"{kind.__name__}: {type(error).__name__}: {error}")
-    return f"no sensor (pip install -e '.[sensors]'): {'; '.join(reasons)}"
+    return f"no sensor ({install('sensors')}): {'; '.join(reasons)}"

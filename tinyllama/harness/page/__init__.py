@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import Target
 
@@ -30,7 +31,7 @@ def render(
     absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if absent:
         needs = " and ".join(absent)
-        raise ValueError(f"the page needs {needs}: pip install -e '.[report]'")
+        raise ValueError(f"the page needs {needs}: {install('report')}")
     import jinja2
 
     from tinyllama.harness.page.view import page

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.records.entries import Ratio, Timed, is_number
 from tinyllama.harness.records.numbers import significant
 from tinyllama.harness.records.report import escaped
@@ -154,7 +155,7 @@ def unsearched(records: Sequence[Record]) -> str:
     if not watched(records):
         return _too_few(records)
     if importlib.util.find_spec("ruptures") is None:
-        return "Change points need ruptures: pip install -e '.[report]', on Python up to 3.13."
+        return f"Change points need ruptures: {install('report')}, on Python up to 3.13."
     return ""
 
 
