@@ -2,7 +2,6 @@
 one's own for what is timed."""
 
 import os
-import traceback
 
 import pytest
 import torch
@@ -10,21 +9,13 @@ import torch
 from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
-from tinyllama.cli.check import place
-from tinyllama.harness import DeclarationError, load_file
 from tinyllama.ops import OPS
+from tinyllama.suites.selection import load
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name in config.option.ops:
-        try:
-            load_file(name, OPS)
-        except DeclarationError as error:
-            raise pytest.UsageError(f"--ops {name}: {error}") from error
-        except (Exception, SystemExit) as error:  # whatever a user's file raises, or ends with
-            where = place(name, traceback.format_exc()) or f"{name}: "
-            said = f"{type(error).__name__}: {error}"
-            raise pytest.UsageError(f"--ops {where}{said}") from error
+        load(name, OPS)
 
 
 def shared(device: torch.device, named: bool) -> bool:

@@ -1,101 +1,34 @@
-"""Every provider of every op on its timed cases: device time, host time, bandwidth, roofline."""
+"""Every provider of every op on its timed cases, and the bars of ops in targets.toml."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tinyllama.bench.ceilings import Ceilings
-from tinyllama.bench.measure_ops import (
-    DTYPES,
-    PEERS,
-    Bench,
-    OpCaseRun,
-    bars,
-    entries_of,
-    groups,
-    held_layouts,
-    layout_bars,
-    ops_with,
-    providers_of,
-)
-from tinyllama.bench.table import Table, may_stay_empty
+from tinyllama.bench.measure_ops import bars
 from tinyllama.bench.targets import OF_OPS
-from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import device_name
-from tinyllama.harness.measure.ceilings import CLEARANCE
-from tinyllama.harness.plugins.recording import NoBarApplies
-from tinyllama.harness.records.entries import OpEntry
+from tinyllama.suites.timings import (
+    Measured,
+    group,
+    pytest_generate_tests,
+    test_layouts,
+    test_no_op_is_faster_than_its_bytes_and_operations,
+    test_op,
+)
 
-Measured = tuple[dict[str, OpCaseRun], list[OpEntry]]
-
-
-@pytest.fixture(scope="module", params=[f"ops-{dtype}" for dtype in DTYPES])
-def group(
-    request: pytest.FixtureRequest, recording: Any, ceilings: Ceilings, device: torch.device
-) -> Iterator[Measured]:
-    """Measure every op in one dtype: the runs by case, and the entries."""
-    if request.param not in groups(device):
-        pytest.skip(f"{request.param} is timed on a GPU")
-    dtype = request.param.removeprefix("ops-")
-    with recording.group(request.param) as record:
-        runs = Bench(dtype, device, request.config.option.ops).measure()
-        found = [entry for run in runs.values() for entry in entries_of(run, ceilings)]
-        record.add(*found, *ceilings.entries())
-        yield runs, found
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each provider of each timed case, those of ``--ops`` files too."""
-    if metafunc.function is test_op:
-        cases = [
-            pytest.param(op, provider, place, id=f"{op.name}-{provider}-{case}")
-            for op in ops_with(metafunc.config.option.ops).values()
-            for place, case in enumerate(op.timed)
-            for provider in providers_of(op)
-        ]
-        metafunc.parametrize(("op", "provider", "place"), cases)
-
-
-@may_stay_empty
-def test_op(group: Measured, op: Op, provider: str, place: int, table: Table) -> None:
-    """Device time of the last pass: forward and backward, where the op has one.
-
-    A provider of ours must run and be right; a peer that does not says why in its entry.
-    """
-    name = f"{op.name}-{op.timed[place]}"
-    run = group[0].get(name)
-    failed = run.failed.get(provider) if run is not None else None
-    if failed is not None and provider not in PEERS:
-        pytest.fail(f"{name}, {provider}: {failed}\n{failed.details}")
-    if run is None or provider not in run.readings:
-        return  # there is nothing to enter into the table
-    *_, last = run.readings[provider].values()
-    table.enter([reading.device for reading in last], name)
-
-
-def test_no_op_is_faster_than_its_bytes_and_operations(group: Measured) -> None:
-    """A time below the roofline is a mistake: of the clock, of the count, or of the work done."""
-    timed = [entry for entry in group[1] if entry.ran]
-    assert timed
-    for entry in timed:
-        share = entry.roofline_share or 0
-        assert 0 < share <= CLEARANCE, f"{entry.name} takes {entry.time} s: {share:.2f} of the roof"
+__all__ = [
+    "group",
+    "pytest_generate_tests",
+    "test_layouts",
+    "test_no_op_is_faster_than_its_bytes_and_operations",
+    "test_op",
+]
 
 
 @pytest.mark.target
 def test_targets(group: Measured, recording: Any, device: torch.device) -> None:
     """The bars of ops in targets.toml that are about this device, at each case they cover."""
     recording.hold(bars(OF_OPS, *group, device_name(device)))
-
-
-@pytest.mark.target
-def test_layouts(group: Measured, recording: Any) -> None:
-    """The bars of ops on inputs that are not contiguous, for each provider with kernels."""
-    held = held_layouts(group[0].values())
-    if not held:
-        raise NoBarApplies("no provider with a backward of its own is timed on this device")
-    recording.hold(layout_bars(held))

@@ -11,9 +11,10 @@ from correctness_tests.support.commands import python
 
 ASKED = """
 import torch
-from tinyllama.bench.measure_ops import PEERS, Bench, OpCaseRun, ops_with
+from tinyllama.bench.measure_ops import PACKAGE, PEER_FILES, PEERS, Bench, OpCaseRun
+from tinyllama.harness.measure.op_contender import ops_of
 
-ops = ops_with(())
+ops = ops_of(PACKAGE, PEER_FILES)
 for op in ops.values():
     for name in (name for name in PEERS if name in op.providers):
         traits = op[name]
@@ -31,7 +32,7 @@ except ValueError as error:
 def ask(op, name, case, dtype):
     object.__setattr__(op[name], "requires", ())  # as on a GPU
     run = OpCaseRun(op, case, dtype)
-    print("tried", op.timed[case], dtype, Bench(dtype, torch.device("cpu"))._can(run, name))
+    print("tried", op.timed[case], dtype, Bench(dtype, torch.device("cpu"), [op])._can(run, name))
     print("tried", *run.cannot.values())
 
 for dtype in ("fp32", "bf16"):

@@ -7,7 +7,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-PLUGINS = 'pytest_plugins = ["tinyllama.harness.plugins.suite"]'
+PLUGINS = 'pytest_plugins = ["tinyllama.suites.entry", "tinyllama.harness.plugins.suite"]'
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,7 +23,7 @@ def write(text: str, folder: Path = Path()) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("group = ['one']", "unknown key 'group': use groups, lanes, tolerances, slowdowns"),
+        ("group = ['one']", "unknown key 'group': use groups, lanes, tolerances, slowdowns, ops"),
         ("groups = 'one'", "groups is 'one': use a list of different names"),
         ("groups = []", "groups is []: use a list"),
         ("groups = ['one', 'one']", "use a list of different names"),

@@ -5,35 +5,22 @@ upstream gradients, extreme values, and absent upstream gradients. Inputs must s
 were, and memory that a provider asks for holds NaN until it is written.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from correctness_tests.support.accuracy import assert_accurate
 from correctness_tests.support.launched import tree_ops
 from tinyllama import ops
 from tinyllama.harness import Op
-from tinyllama.harness.correct.cases import OpCase, full_cases, op_cases
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.ops import OPS
-
-
-def params(cases: Iterable[OpCase]) -> list:
-    """Every case; those that a provider does not support are skipped with its reason."""
-    made = []
-    for case in cases:
-        reason = case.unsupported()
-        marks = [pytest.mark.skip(reason=reason)] if reason else []
-        made.append(pytest.param(case, id=str(case), marks=marks))
-    return made
+from tinyllama.suites.accuracy import CASES, assert_accurate, params
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", params(op_cases(OPS.values())))
-    if "combination" in metafunc.fixturenames:
-        metafunc.parametrize("combination", params(full_cases(OPS.values())))
+    for name in CASES.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize(name, params(CASES[name](OPS.values())))
 
 
 def test_is_as_accurate_as_eager(case: OpCase, device: torch.device, seed: int) -> None:

@@ -17,7 +17,6 @@ pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brin
 import hypothesis
 from hypothesis import strategies as st
 
-from correctness_tests.support.accuracy import assert_accurate
 from correctness_tests.support.commands import python
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Case, Op, Provider, Tensor
@@ -27,6 +26,7 @@ from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import OPS
+from tinyllama.suites.accuracy import assert_accurate
 
 EXAMPLES, MANY = 5, 100
 

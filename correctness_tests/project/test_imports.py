@@ -2,7 +2,8 @@
 
 The order is docs/ARCHITECTURE.md's. In the harness: machine <- kernels <- declare <- correct, and
 machine <- records; then measure <- gate <- page and plugins. In the package: harness <- ops <-
-model <- training <- bench <- profiling <- workshop <- cli.
+model <- training <- bench <- profiling <- workshop <- suites <-
+cli.
 """
 
 import ast
@@ -20,7 +21,7 @@ from tinyllama.ops import OPS
 
 ROOT = Path(tinyllama.__file__).parents[1]
 # Each may import those before it.
-PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "workshop", "cli")
+PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "workshop", "suites", "cli")
 BASE = ("machine",)
 CORE = (*BASE, "kernels", "declare", "correct")
 HARNESS = {  # what each folder may import beside itself

@@ -29,6 +29,7 @@ from tinyllama.harness.plugins import gate as plugin
 
 CONFTEST = """
 pytest_plugins = [
+    "tinyllama.suites.entry",
     "tinyllama.harness.plugins.suite",
     "tinyllama.harness.plugins.benchmarks",
     "tinyllama.harness.plugins.gate",

@@ -25,7 +25,11 @@ CONFTEST = """
 import json
 from pathlib import Path
 
-pytest_plugins = ["tinyllama.harness.plugins.suite", "tinyllama.harness.plugins.benchmarks"]
+pytest_plugins = [
+    "tinyllama.suites.entry",
+    "tinyllama.harness.plugins.suite",
+    "tinyllama.harness.plugins.benchmarks",
+]
 
 
 def pytest_tinyllama_groups(config):
@@ -101,7 +105,7 @@ class Suite:
         Path("figures.json").write_text(json.dumps(figures))
 
     def commit(self, commit: str) -> None:
-        self.monkeypatch.setattr(results, "current_commit", lambda: commit)
+        self.monkeypatch.setattr(results, "current_commit", lambda tree: commit)
 
     def disturb(self, reasons: list[str | None]) -> None:
         """The reasons that the plugin is told, one after the other."""

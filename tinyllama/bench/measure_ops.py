@@ -21,14 +21,12 @@ from tinyllama.bench.peers import OP_PEERS as PEERS
 from tinyllama.bench.peers import PEER_FILES
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
-from tinyllama.harness.declare.registry import Registry
 from tinyllama.harness.kernels.precision import DTYPE_OF
 from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
     BOTH,
     Timed,
-    ops_of,
     passes_of,
     provider_of,
     timed_dtype,
@@ -49,11 +47,6 @@ SHARED = "tinyllama.harness.measure.op_contender:OpContender"
 def groups(device: torch.device) -> list[str]:
     """The groups of ops that are measured on a device."""
     return ["ops-bf16", "ops-fp32"] if device.type != "cpu" else ["ops-fp32"]
-
-
-def ops_with(files: Sequence[str]) -> Registry:
-    """The ops that are timed: the tree's with the providers of peers, and those of files."""
-    return ops_of(PACKAGE, (*PEER_FILES, *files))
 
 
 @dataclass
@@ -94,15 +87,24 @@ def providers_of(op: Op) -> list[str]:
 
 
 class Bench:
-    """Measures one case after the other, with a worker for each kind of provider."""
+    """Measures one case after the other, with a worker for each kind of provider.
 
-    def __init__(self, dtype: str, device: torch.device, files: Sequence[str] = ()) -> None:
-        self.files = (*PEER_FILES, *files)
+    files: declare the ops, or register providers on them, beside the package.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        device: torch.device,
+        ops: Iterable[Op],
+        files: Sequence[str] = PEER_FILES,
+    ) -> None:
+        self.files = tuple(files)
         self.device = device
         self.effort = Effort.on(device)
         self.runs = [
             OpCaseRun(op, case, timed_dtype(op, dtype))
-            for op in ops_with(files).values()
+            for op in ops
             for case in cases_of(op, device)
         ]
         self.workers: dict[str, Worker] = {}

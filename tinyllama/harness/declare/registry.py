@@ -6,6 +6,7 @@ name would make it unclear which one a verdict is about.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
@@ -109,6 +110,8 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r}: name a Python file with an op declaration")
     name = f"tinyllama_ops_file_{path.stem}"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
+        name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # of another folder
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{str(path)!r} is not a Python file: name one that ends in .py")

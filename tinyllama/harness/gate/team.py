@@ -1,6 +1,7 @@
 """What a team asks of itself: ``[tool.tinyllama]`` in pyproject.toml.
 
     [tool.tinyllama]
+    ops = ["kernels/*.py"]                  # files of ops, or patterns, that pytest tests
     groups = ["small-bf16", "ops-bf16"]     # what is timed where --groups names nothing
     tolerances = { seconds = 1.03 }         # to a stored baseline, where an entry states none
     slowdowns = { device_seconds = 0.01 }   # of the gate, where an op states none
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ TABLE = "[tool.tinyllama]"
 
 @dataclass(frozen=True)
 class Team:
-    """groups: None where a team names none. lanes: name -> groups. tolerances: metric -> ratio to
-    a stored baseline. slowdowns: metric -> the smallest share that the gate must not call SAME."""
+    """ops: paths and patterns, relative to the folder. groups: None where a team names none. lanes:
+    name -> groups. tolerances: metric -> ratio to a stored baseline. slowdowns: metric -> the
+    smallest share that the gate must not call SAME."""
 
+    ops: tuple[str, ...] = ()
     groups: tuple[str, ...] | None = None
     lanes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tolerances: Mapping[str, float] = field(default_factory=dict)
@@ -45,6 +49,7 @@ class Team:
     def lines(self) -> list[str]:
         """What it sets, for a summary."""
         said = [
+            *([f"ops {', '.join(self.ops)}"] if self.ops else []),
             *([f"groups {', '.join(self.groups)}"] if self.groups else []),
             *(f"lane {name} {', '.join(groups)}" for name, groups in self.lanes.items()),
             *(f"{metric} {ratio:g} times a baseline" for metric, ratio in self.tolerances.items()),
@@ -73,6 +78,7 @@ def load(folder: Path, *, of_base: bool = False) -> Team:
         "lanes": _lanes,
         "tolerances": _tolerances,
         "slowdowns": _shares,
+        "ops": partial(_names, of="files of ops"),
     }
     unknown = [key for key in table if key not in parsers]
     if unknown and not of_base:
@@ -82,10 +88,10 @@ def load(folder: Path, *, of_base: bool = False) -> Team:
     )
 
 
-def _names(where: str, value: Any) -> tuple[str, ...]:
+def _names(where: str, value: Any, of: str = "names of groups") -> tuple[str, ...]:
     good = isinstance(value, list) and value and all(isinstance(n, str) and n for n in value)
     if not good or len(set(value)) < len(value):
-        raise ValueError(f"{where} is {value!r}: use a list of different names of groups")
+        raise ValueError(f"{where} is {value!r}: use a list of different {of}")
     return tuple(value)
 
 

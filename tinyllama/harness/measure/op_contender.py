@@ -7,9 +7,9 @@ allowed the first call, over the tensor and in the worst row. A wrong call gives
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -112,13 +112,40 @@ def untimed(provider: Provider, device: torch.device) -> str | None:
     return reason
 
 
-@functools.cache
+def loaded(
+    package: str,
+    files: tuple[str, ...],
+    load: Callable[[str, Registry], ModuleType] = load_file,
+) -> tuple[Registry, dict[str, str]]:
+    """The ops of a package and of files, and the file of each module that these became; kept, since
+    a process can register them once only."""
+    key = package, files
+    if key not in _LOADED:
+        registry = discover(package)
+        _LOADED[key] = registry, {load(file, registry).__name__: file for file in files}
+    return _LOADED[key]
+
+
+_LOADED: dict[tuple[str, tuple[str, ...]], tuple[Registry, dict[str, str]]] = {}
+
+
 def ops_of(package: str, files: tuple[str, ...]) -> Registry:
-    """The ops of a package and of files; cached, since a process can register them once only."""
-    registry = discover(package)
-    for file in files:
-        load_file(file, registry)
-    return registry
+    """The ops of a package and of files."""
+    return loaded(package, files)[0]
+
+
+def declared_by(registry: Registry, modules: Collection[str]) -> dict[str, list[Provider]]:
+    """By op, what some modules declare: each provider of an op of theirs, and of other ops those
+    that they register."""
+    found = {
+        op.name: [
+            provider
+            for provider in op.providers.values()
+            if op.module in modules or provider.module in modules
+        ]
+        for op in registry.values()
+    }
+    return {name: providers for name, providers in found.items() if providers}
 
 
 class OpContender:

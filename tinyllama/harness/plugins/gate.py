@@ -232,7 +232,7 @@ class Gating:
                 results=Path(self.config.option.results_dir or self.root / "results"),
                 version=tinyllama.__version__,
                 watch=watch,
-                candidate_label=results.current_commit(),
+                candidate_label=results.current_commit(self.root),
                 say=self._say,
             )
             with prepared(request) as session:

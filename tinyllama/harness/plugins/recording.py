@@ -18,7 +18,7 @@ import pytest
 
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
-from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
+from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry
 from tinyllama.harness.records.results import Record
@@ -174,7 +174,8 @@ class Recording:
             known = ", ".join(self.expected) or "none"
             raise ValueError(f"group {name!r} is not expected here: expected are {known}")
         device = worker_device(self.config)
-        state.measured = GroupRecord(results.new_record(device, name), self.team.tolerances)
+        record = results.new_record(device, name, self.config.rootpath)
+        state.measured = GroupRecord(record, self.team.tolerances)
         state.disturbed = machine.disturbance(device)
         try:
             yield state.measured
@@ -189,7 +190,7 @@ class Recording:
     def collected(self, items: list[pytest.Item]) -> None:
         """Note which items belong to which group, before anything deselects them."""
         for item in items:
-            name = _group_name(item)
+            name = _group_name(item) if covers(self.config, item) else None
             if name is not None:
                 state = self.groups.setdefault(name, Group(name))
                 state.items.add(item.nodeid)
@@ -251,7 +252,7 @@ class Recording:
         found = {}
         device = worker_device(self.config)
         for name in self.expected:
-            now = results.new_record(device, name)
+            now = results.new_record(device, name, self.config.rootpath)
             if now.dirty or now.commit == "unknown":
                 self.lines.append("--resume skips nothing: the tree is not that of a commit")
                 break
@@ -387,9 +388,9 @@ def _group_name(item: pytest.Item) -> str | None:
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], why: dict[str, str]) -> None:
-    dropped = [item for item in items if _group_name(item) in why]
+    dropped = [item for item in items if covers(config, item) and _group_name(item) in why]
     if dropped:
-        items[:] = [item for item in items if _group_name(item) not in why]
+        items[:] = [item for item in items if item not in dropped]
         config.hook.pytest_deselected(items=dropped)
         config.stash[LEFT_OUT].update(why[str(_group_name(item))] for item in dropped)
 

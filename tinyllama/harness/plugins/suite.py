@@ -18,6 +18,7 @@ import torch
 from tinyllama.harness.machine.device import default_device, device_name
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
+OWN = pytest.StashKey[Path]()  # the folder of the only tests that are ours to change; else: all
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,13 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--soak-base", type=int, help="first seed of a soak, to repeat one (default: drawn)"
-    )
-    group.addoption(
-        "--ops",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="also test the ops declared in a Python file (repeatable)",
     )
 
 
@@ -47,9 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
     if config.option.device:
         worker_device(config)  # refused here: tests may use no device, and -q prints no header
-    for name in config.option.ops:
-        if not Path(name).is_file():
-            raise pytest.UsageError(f"--ops {name}: no such file; name a Python file of ops")
     count = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if count:  # the workers share the cores; torch's threads must not fight over them
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(count)))
@@ -84,7 +75,7 @@ def worker_device(config: pytest.Config) -> torch.device:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``seed`` is 0; in a soak it is each of the fresh seeds."""
-    if "seed" in metafunc.fixturenames:
+    if "seed" in metafunc.fixturenames and covers(metafunc.config, metafunc.definition):
         option = metafunc.config.option
         seeds = [option.soak_base + i for i in range(option.soak_seeds)] or [0]
         metafunc.parametrize("seed", seeds, ids=[f"seed{s}" for s in seeds], scope="session")
@@ -99,7 +90,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(reasons))
 
 
+def covers(config: pytest.Config, node: pytest.Item) -> bool:
+    """Whether a test is of a suite of the harness; in a repository of another's own not all are."""
+    return OWN not in config.stash or config.stash[OWN] == node.path.parent
+
+
 def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
+    if not covers(config, item):
+        return None
     slow = item.get_closest_marker("slow")
     if slow is not None and "slow" not in (config.option.markexpr or ""):
         if not slow.args:

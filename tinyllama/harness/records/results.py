@@ -90,8 +90,8 @@ class Record:
         return self.device == other.device and self.versions == other.versions
 
 
-def new_record(device: torch.device, group: str) -> Record:
-    """An empty record of this process on a device."""
+def new_record(device: torch.device, group: str, tree: Path | None = None) -> Record:
+    """An empty record of this process on a device. tree: see `current_commit`."""
     from tinyllama.harness.machine.facts import describe  # asks drivers, so not for readers
 
     return Record(
@@ -99,7 +99,7 @@ def new_record(device: torch.device, group: str) -> Record:
         device=device_name(device),
         machine=describe(device),
         versions=versions(),
-        commit=current_commit(),
+        commit=current_commit(tree),
         date=now(),
         command=_command(),
     )
@@ -268,8 +268,9 @@ def _command() -> str:
     return folder_of_records.sub("", shlex.join([name, *sys.argv[1:]]))
 
 
-def current_commit() -> str:
-    """The commit of the tree, with ``+dirty`` when tracked files differ from it.
+def current_commit(tree: Path | None = None) -> str:
+    """The commit of a tree, with ``+dirty`` when tracked files differ from it. tree: a folder of
+    it; by default that of this file.
 
     Where the tree was copied without its history, TINYLLAMA_COMMIT says which it is.
     """
@@ -278,7 +279,11 @@ def current_commit() -> str:
 
     def git(*args: str) -> str:
         run = subprocess.run(
-            ["git", *args], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+            ["git", *args],
+            capture_output=True,
+            text=True,
+            cwd=tree or Path(__file__).parent,
+            check=False,
         )
         return run.stdout.strip() if run.returncode == 0 else ""
 

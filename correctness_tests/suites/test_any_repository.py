@@ -1,0 +1,198 @@
+"""A repository of one's own: an installed plugin tests its ops, and its tests stay its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ROOT
+from correctness_tests.support.gated_suite import git, plain_git
+from tinyllama.bench import ceilings
+from tinyllama.harness import Registry, load_file
+from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.machine import facts as machine
+from tinyllama.harness.machine.toml import tomllib
+from tinyllama.harness.measure import op_contender
+from tinyllama.suites import entry, plugin
+
+pytest_plugins = ["pytester"]
+
+OP = """
+import torch
+
+from tinyllama.harness import Case, Op, Tensor
+
+{name} = Op(
+    "{name}",
+    inputs={{"x": Tensor("N D", grad=True)}},
+    outputs={{"y": "N D"}},
+    cases=[Case(N=3, D=8)],
+    timed=[Case(N=16, D=8)],
+    bytes={{"forward": lambda size, N, D: 2 * N * D * size,
+           "backward": lambda size, N, D: 2 * N * D * size}},
+    flops={{"forward": lambda N, D: N * D, "backward": lambda N, D: N * D}},
+)
+
+
+@{name}.reference
+def eager(x):
+    return 2.0 * x
+
+
+@{name}.provider("sum")
+def added(x):
+    return {body}
+"""
+THEIRS = """
+import pytest
+
+
+@pytest.fixture
+def device():
+    return "theirs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["a group"])
+@pytest.mark.parametrize("seed", [7])
+def test_theirs(device, group, seed):
+    assert (device, group, seed) == ("theirs", "a group", 7)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a comparison imports: pytester forgets what a test imported, and torch refuses to be
+    imported twice."""
+    path, registry = tmp_path_factory.mktemp("imported") / "doubled.py", Registry()
+    write(str(path))
+    load_file(path, registry)
+    for case in op_cases(registry.values()):
+        case.compare(torch.device("cpu"), 0)
+
+
+@pytest.fixture
+def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """With the plugin as an installed wheel gives it, a right op and a test of its own."""
+    plain_git(monkeypatch)
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(op_contender, "_LOADED", {})
+    monkeypatch.setattr(machine, "disturbance", lambda device: None)
+    monkeypatch.setattr(ceilings, "copy_rate", lambda device: 1e12)  # these take a second each
+    monkeypatch.setattr(ceilings, "product_rate", lambda name, device: 1e15)
+    pytester.makeini("[pytest]\naddopts = -p tinyllama.suites.entry -p no:cacheprovider\n")
+    (pytester.path / "kernels").mkdir()
+    write("kernels/double.py")
+    pytester.makepyfile(test_theirs=THEIRS)
+    return pytester
+
+
+def write(path: str, name: str = "double", body: str = "x + x") -> None:
+    Path(path).write_text(OP.format(name=name, body=body))
+
+
+def test_the_ops_of_files_are_tested_and_nothing_else(repository: pytest.Pytester) -> None:
+    write("kernels/twice.py", "twice", "x + 1.01 * x")
+    found = repository.runpytest_inprocess("-v", "--ops", "kernels/double.py", "kernels/twice.py")
+    counts = found.parseoutcomes()
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+    assert counts["passed"] > 10
+    assert counts["failed"] > 4
+    text = found.stdout.str()
+    assert "test_theirs" not in text
+    failed = [line for line in text.splitlines() if "FAILED" in line and "::" in line]
+    assert failed
+    assert all("[twice-sum-" in line for line in failed)
+
+
+def test_providers_that_other_files_register_are_not_tested(repository: pytest.Pytester) -> None:
+    repository.makeconftest(
+        "import sys\n\n\ndef pytest_collection():\n"
+        "    op = sys.modules['tinyllama_ops_file_double'].double\n"
+        "    op.provider('wrong')(lambda x: x)\n"
+    )
+    found = repository.runpytest_inprocess("--device=cpu", "--ops=kernels/double.py")
+    assert found.ret == 0
+
+
+def test_a_repository_without_ops_does_not_notice(repository: pytest.Pytester) -> None:
+    found = repository.runpytest_inprocess("-v")
+    found.assert_outcomes(passed=1)
+    assert "left out" not in found.stdout.str()
+    config = repository.parseconfig()
+    loaded = {name for name, _ in config.pluginmanager.list_name_plugin()}
+    assert entry.__name__ in loaded
+    assert not loaded & {*entry.PLUGINS, plugin.__name__}
+
+
+def test_its_own_tests_are_left_as_they_are(repository: pytest.Pytester) -> None:
+    found = repository.runpytest_inprocess(
+        "test_theirs.py", "--ops", "kernels/*.py", "--soak-seeds", "2", "-v"
+    )
+    assert found.ret == 0
+    found.stdout.fnmatch_lines_random(["*test_theirs?7-a group? PASSED*", "*-seed*] PASSED*"])
+
+
+def test_pyproject_names_ops_for_a_run_without_paths(repository: pytest.Pytester) -> None:
+    Path("tox.ini").unlink()
+    Path("pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = "-p tinyllama.suites.entry -p no:cacheprovider"\n'
+        '[tool.tinyllama]\nops = ["kernels/*.py"]\n'
+    )
+    both = repository.runpytest_inprocess("-v")
+    both.stdout.fnmatch_lines_random(["*double-sum-*PASSED*", "*test_theirs*PASSED*"])
+    one = repository.runpytest_inprocess("-v", "test_theirs.py")
+    one.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--ops", "nowhere*.py"], "--ops nowhere*.py: no such file"),
+        (["--ops", "kernels"], "is no file: name Python files of ops, and folders of tests before"),
+        (["--ops", "test_theirs.py"], "test_theirs.py declares no op and no provider"),
+        (["--ops", "wrong.py"], "wrong.py:2: NameError: name 'nobody' is not defined"),
+        (["--ops", "kernels/double.py", "--op", "half"], "--op 'half' is none of the ops: double"),
+    ],
+)
+def test_what_names_no_op_is_refused(
+    repository: pytest.Pytester, args: list[str], message: str
+) -> None:
+    Path("wrong.py").write_text("import torch\nnobody\n")
+    found = repository.runpytest_inprocess(*args)
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines([f"ERROR: *{message.replace('[', '[[]')}*"])
+
+
+def test_the_ops_are_timed_and_compared_with_records_of_that_repository(
+    repository: pytest.Pytester,
+) -> None:
+    git("init", "--quiet", "--initial-branch=main")
+    Path(".gitignore").write_text("results/\n.benchmarks/\n__pycache__/\n")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=all")
+    found = repository.runpytest_inprocess("--ops=kernels/double.py", "--benchmark-compare")
+    assert found.ret == 12  # nothing to compare with yet
+    (path,) = Path("results").glob("*/*-ops-fp32.json")
+    record = json.loads(path.read_text())
+    assert record["commit"] == git("rev-parse", "HEAD")
+    assert {one["op"] for one in record["entries"] if "op" in one} == {"double"}
+
+
+def test_the_plugin_is_loaded_once_and_loads_nothing() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["pytest11"]
+    assert points == {entry.__name__: entry.__name__}  # a conftest's name is the same plugin
+    code = f"import pytest, sys; before = {{*sys.modules}}; import {entry.__name__}; " + (
+        "print(*{*sys.modules} - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    assert loaded == {"tinyllama", "tinyllama.suites", entry.__name__} | (loaded & {"glob"})

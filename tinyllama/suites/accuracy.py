@@ -1,0 +1,71 @@
+"""Every provider of every op is as accurate as eager, in outputs and in every gradient.
+
+The cases follow from the declarations: shapes, dtypes, memory layouts of inputs and of upstream
+gradients, extreme values, and absent upstream gradients. Inputs must stay as they were, and memory
+that a provider asks for holds NaN until it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+
+from tinyllama.harness.correct.cases import OpCase, full_cases, op_cases
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.plugins.suite import worker_device
+from tinyllama.suites.selection import SELECTION
+
+CASES: dict[str, Callable[[Iterable[Op]], Iterable[OpCase]]] = {
+    "case": op_cases,
+    "combination": full_cases,
+}
+
+
+def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
+    """Hold a case of a provider to eager's own error; skipped where the device cannot run it."""
+    for capability in case.provider.requires:
+        reason = cannot(capability, device)
+        if reason:
+            pytest.skip(f"{case.provider.name}: {reason}")
+    comparisons = case.compare(device, seed)
+    assert comparisons, "nothing was compared"
+    wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
+    assert not wrong, "\n".join([str(case), *wrong])
+
+
+def params(cases: Iterable[OpCase]) -> list:
+    """Every case; those that a provider does not support are skipped with its reason."""
+    made = []
+    for case in cases:
+        reason = case.unsupported()
+        marks = [pytest.mark.skip(reason=reason)] if reason else []
+        made.append(pytest.param(case, id=str(case), marks=marks))
+    return made
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    selection = metafunc.config.stash[SELECTION]
+    for name in CASES.keys() & set(metafunc.fixturenames):
+        every = CASES[name](selection.ops)
+        own = (case for case in every if case.provider in selection.own[case.op.name])
+        metafunc.parametrize(name, params(own))
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Not that of a repository's own conftest."""
+    return worker_device(request.config)
+
+
+def test_is_as_accurate_as_eager(case: OpCase, device: torch.device, seed: int) -> None:
+    assert_accurate(case, device, seed)
+
+
+@pytest.mark.slow("every combination of shape, values and layouts")
+def test_is_as_accurate_in_combination(
+    combination: OpCase, device: torch.device, seed: int
+) -> None:
+    assert_accurate(combination, device, seed)

@@ -1,0 +1,116 @@
+"""The pytest plugin of an installed harness: silent until ops are named.
+
+Ops are named by ``--ops FILE``, by ``--op NAME``, by ``[tool.tinyllama] ops`` in pyproject.toml, or
+by the entry points ``tinyllama.ops`` that this pyproject.toml declares. Only then is anything else
+imported. A repository whose conftest loads the harness's plugins has suites of its own: they take
+these ops, and no others are added.
+
+The entry point is named as this module, so that a conftest may name it too without a second copy.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = "tinyllama.harness.plugins.suite"
+PLUGINS = (
+    SUITE,
+    "tinyllama.harness.plugins.benchmarks",
+    "tinyllama.harness.plugins.gate",
+    "tinyllama.suites.plugin",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tinyllama")
+    group.addoption(
+        "--ops",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="test the ops declared in Python files, or in those of a pattern; name folders of "
+        "tests before this option",
+    )
+    group.addoption(
+        "--op", action="append", default=[], metavar="NAME", help="test this op only (repeatable)"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """After the conftests, and before all options are read."""
+    result = yield
+    manager = early_config.pluginmanager
+    if _asked(early_config) and not manager.has_plugin(SUITE):
+        for name in PLUGINS:
+            manager.import_plugin(name)
+    return result
+
+
+def _asked(config: pytest.Config) -> bool:
+    """In a worker of xdist, the options are those of its controller."""
+    for options in (config.known_args_namespace, config.option):
+        if getattr(options, "ops", None) or getattr(options, "op", None):
+            return True
+    declared = project(config.rootpath)
+    return bool(declared_files(declared) or declared_modules(declared))
+
+
+def project(folder: Path) -> dict[str, Any]:
+    """The pyproject.toml of a folder; empty where there is none, or where pytest refuses it."""
+    try:
+        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    if "tinyllama" not in text:  # most have nothing of ours, and are not parsed
+        return {}
+    from tinyllama.harness.machine.toml import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except ValueError:
+        return {}
+
+
+def declared_files(declared: dict[str, Any]) -> Any:
+    """``[tool.tinyllama] ops``; `tinyllama.harness.gate.team` says what it must be."""
+    table = declared.get("tool", {}).get("tinyllama", {})
+    return table.get("ops") if isinstance(table, dict) else None
+
+
+def declared_modules(declared: dict[str, Any]) -> list[str]:
+    """The modules of the entry points ``tinyllama.ops``."""
+    points = declared.get("project", {}).get("entry-points", {}).get("tinyllama.ops", {})
+    return sorted({str(value).partition(":")[0].strip() for value in points.values()})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.ops = expanded("--ops", config.option.ops, config.invocation_params.dir)
+
+
+def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:
+    """The files that paths and patterns in a folder mean, each once and whole.
+
+    Raises pytest.UsageError for one that means none, or a folder.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        path = folder / pattern
+        paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        if not paths:
+            raise pytest.UsageError(f"{where} {pattern}: no such file; name a Python file of ops")
+        for one in paths:
+            if not one.is_file():
+                raise pytest.UsageError(
+                    f"{where} {pattern}: {one} is no file: name Python files of ops, and folders "
+                    "of tests before --ops"
+                )
+        found += [str(one.resolve()) for one in paths]
+    return list(dict.fromkeys(found))
