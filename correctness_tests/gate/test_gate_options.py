@@ -227,7 +227,7 @@ def test_the_instrument_is_all_that_measures() -> None:
     of_ops = {str(p.relative_to(ROOT)) for p in closure(ROOT, ["tinyllama.ops.rms_norm"])}
     timing = {p for p in of_sides - of_ops if p.startswith("tinyllama/harness/")}
     # No time depends on these: the machine's facts, records, and what verifies a result.
-    facts = ("__init__", "device", "errors", "facts", "files", "sensors")
+    facts = ("__init__", "device", "errors", "facts", "files", "sensors", "toml")
     known = {f"machine/{name}" for name in facts}
     known |= {"measure/__init__", "measure/rounds"}
     known |= {f"records/{name}" for name in ("__init__", "entries", "results")}

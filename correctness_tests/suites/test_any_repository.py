@@ -12,6 +12,7 @@ import torch
 
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gated_suite import git, plain_git
+from correctness_tests.support.own_repository import OP
 from tinyllama.bench import ceilings
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
@@ -22,32 +23,6 @@ from tinyllama.suites import entry, plugin
 
 pytest_plugins = ["pytester"]
 
-OP = """
-import torch
-
-from tinyllama.harness import Case, Op, Tensor
-
-{name} = Op(
-    "{name}",
-    inputs={{"x": Tensor("N D", grad=True)}},
-    outputs={{"y": "N D"}},
-    cases=[Case(N=3, D=8)],
-    timed=[Case(N=16, D=8)],
-    bytes={{"forward": lambda size, N, D: 2 * N * D * size,
-           "backward": lambda size, N, D: 2 * N * D * size}},
-    flops={{"forward": lambda N, D: N * D, "backward": lambda N, D: N * D}},
-)
-
-
-@{name}.reference
-def eager(x):
-    return 2.0 * x
-
-
-@{name}.provider("sum")
-def added(x):
-    return {body}
-"""
 THEIRS = """
 import pytest
 

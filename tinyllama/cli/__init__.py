@@ -5,7 +5,7 @@ parser and sets ``run``, a function of the parsed arguments that returns the exi
 
 Exit status: 0 done; 1 the run failed, a parameter received no gradient, or a file could not be
 written; 2 a value that cannot be used, said in one line before anything runs; 10 to 15 what
-``compare`` found; 130 Ctrl-C or SIGTERM.
+``compare`` found, and ``gate``'s own (docs/CI.md); 130 Ctrl-C or SIGTERM.
 
 Commands import torch when they run, so that ``--help`` is quick.
 """
@@ -26,6 +26,7 @@ from tinyllama.cli import (
     check,
     doctor,
     exercise,
+    gate,
     how,
     kernels,
     profile,
@@ -46,6 +47,7 @@ COMMANDS = (
     tune,
     check,
     kernels,
+    gate,
     certify,
     profile,
     how,

@@ -92,7 +92,12 @@ def declared_modules(declared: dict[str, Any]) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.option.ops = expanded("--ops", config.option.ops, config.invocation_params.dir)
+    option = config.option
+    option.ops = expanded("--ops", option.ops, config.invocation_params.dir)
+    gated = getattr(option, "against", None) or getattr(option, "against_env", None)
+    if gated and (option.ops or option.op) and not config.pluginmanager.has_plugin(PLUGINS[-1]):
+        shown = "--ops" if option.ops else "--op"
+        raise pytest.UsageError(f"{shown}: the gate times every benchmark; remove it")
 
 
 def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:

@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
+import tinyllama.ops
 from tinyllama.bench import measure_ops
+from tinyllama.harness.gate.own import Own
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.revision import tree_of
 from tinyllama.harness.plugins.benchmarks import RECORDING, team_of
+from tinyllama.harness.plugins.gate import GATING
 from tinyllama.harness.plugins.suite import OWN, worker_device
 from tinyllama.suites import accuracy, timings
+from tinyllama.suites.entry import project
 from tinyllama.suites.selection import SELECTION, selected
 
 PATHS = pytest.StashKey[bool]()  # whether the command line names paths
@@ -63,9 +69,31 @@ def pytest_make_collect_report(
         module = timings if config.stash[RECORDING].active else accuracy
         path = Path(str(module.__file__))
         suite = Suite.from_parent(collector, path=path, nodeid=f"ops/{path.stem}")
-        others = [] if named and not paths else report.result
+        alone = (named and not paths) or config.stash[GATING] is not None
+        others = [] if alone else report.result
         report.result = [*others, suite]
     return report
+
+
+def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
+    """The gate's side knows files by their place in a tree; patterns of pyproject.toml stay such,
+    since each side has its own files of these. Raises pytest.UsageError for a file elsewhere."""
+    root, selection = config.rootpath, config.stash[SELECTION]
+    if not (top := Path(tree_of(root))).samefile(root):
+        raise pytest.UsageError(
+            f"the gate compares whole repositories, and the root of this session is {root}: add "
+            f"--rootdir {top}"
+        )
+    outside = [file for file in selection.files if not Path(file).is_relative_to(root)]
+    if outside:
+        raise pytest.UsageError(f"--ops {outside[0]}: the gate compares files of {root}: name one")
+    files = (str(Path(file).relative_to(root)) for file in selection.files)
+    patterns = tuple(files) if config.option.ops else team_of(config).ops
+    version = project(root).get("project", {}).get("version", "0")
+    return Registered(
+        tinyllama.ops,
+        own=Own(patterns, selection.modules, tuple(config.option.op), version),
+    )
 
 
 def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from tinyllama.harness.gate.pair import (
     timing_processor,
 )
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.revision import RevisionError, check_out, overlay
+from tinyllama.harness.gate.revision import RevisionError, check_out, files_of, overlay
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
@@ -68,16 +68,22 @@ def prepared(request: Request) -> Iterator[Session]:
 
     Raises RevisionError, and ValueError at the end for a candidate that was edited meanwhile.
     """
-    before = contents(request.root, request.registered)
+    registered = request.registered
+    before = contents(request.root, registered)
     processor = timing_processor(request.device)
     with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
         folder = Path(name)
         base_root = request.root
         if request.commit is not None:
             base_root = check_out(request.commit, request.root, folder / "base")
-            files = instrument(request.root, request.registered)
-            check_base(base_root, request.root, files, request.registered)
-            overlay(request.root, base_root, files)
+            if registered.own is None:
+                files = instrument(request.root, registered)
+                check_base(base_root, request.root, files, registered)
+                overlay(request.root, base_root, files)
+        of_base = team.load(base_root, of_base=True)
+        if registered.own is not None:  # a pattern that the candidate dropped drops no benchmark
+            patterns = dict.fromkeys([*registered.own.files, *of_base.ops])
+            registered = replace(registered, own=replace(registered.own, files=tuple(patterns)))
         allowed = accepted.load(
             request.root / accepted.FILE,
             request.version,
@@ -90,7 +96,7 @@ def prepared(request: Request) -> Iterator[Session]:
             request.python,
             request.label,
             folder / "base-caches",
-            usual=team.load(base_root, of_base=True).slowdowns,
+            usual=of_base.slowdowns,
         )
         candidate = Tree(
             CANDIDATE,
@@ -105,7 +111,7 @@ def prepared(request: Request) -> Iterator[Session]:
                 base=base,
                 candidate=candidate,
                 device=request.device,
-                registered=request.registered,
+                registered=registered,
                 noise=Noise.load(request.results, device_name(request.device)),
                 accepted=allowed,
                 watch=request.watch,
@@ -116,16 +122,20 @@ def prepared(request: Request) -> Iterator[Session]:
                 pairs=pairs,
             )
         )
-    if contents(request.root, request.registered) != before:
+    if contents(request.root, registered) != before:
         raise ValueError(f"{request.root} was edited while it was compared: compare it again")
 
 
 def contents(root: Path, registered: Registered) -> str:
     """A digest of the files of a tree that workers may run."""
     found = hashlib.sha256()
-    modules = (gate.__name__, registered.package, *registered.modules)
-    folders = [root / name for name in sorted({name.partition(".")[0] for name in modules})]
-    for path in sorted(path for folder in folders for path in folder.rglob("*")):
+    if registered.own is not None:
+        paths = files_of(root)
+    else:
+        modules = (gate.__name__, registered.package, *registered.modules)
+        folders = [root / name for name in sorted({name.partition(".")[0] for name in modules})]
+        paths = sorted(path for folder in folders for path in folder.rglob("*"))
+    for path in paths:
         if path.suffix in (".py", ".json", ".toml") and path.is_file():
             found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()

@@ -30,6 +30,7 @@ import torch
 from tinyllama.harness.gate.decision import of_block
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.sources import roots
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
@@ -135,6 +136,9 @@ class Pair:
         env |= {"PYTHONHASHSEED": str(self.hash_seed), **_ALLOCATOR}
         if self.device.type == "cpu":
             env["OMP_NUM_THREADS"] = "1"  # idle threads spin, which slows the other side
+        if self.registered.own is not None:
+            given = filter(None, [os.environ.get("PYTHONPATH")])
+            env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])
         modules = (_MODULE, self.registered.package, *_IMPORTED_LATE, *self.preload)
         return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
 
@@ -308,6 +312,7 @@ def make_side(
         device=str(device),
         package=registered.package,
         more=registered.factory,
+        own=registered.own,
         **more,
     )
 

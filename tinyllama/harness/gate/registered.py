@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 
+from tinyllama.harness.gate.own import Own
 from tinyllama.harness.gate.side import Benchmark
 
 
@@ -21,16 +22,20 @@ class Registered:
 
     ops: the package whose ops are benchmarks. benchmarks: gives the further benchmarks of a device;
     workers import it by its name. instrument: the modules that time those, beside the one in which
-    ``benchmarks`` is defined. Both sides run the candidate's files of these.
+    ``benchmarks`` is defined. Both sides run the candidate's files of these. own: where the trees
+    are another repository's, which of its ops are benchmarks; the package itself is not compared.
 
     Raises ValueError for a function that cannot be imported by its name.
     """
 
     ops: ModuleType
-    benchmarks: Callable[[torch.device], Sequence[Benchmark]]
+    benchmarks: Callable[[torch.device], Sequence[Benchmark]] | None = None
     instrument: tuple[ModuleType, ...] = ()
+    own: Own | None = None
 
     def __post_init__(self) -> None:
+        if self.benchmarks is None:
+            return
         module = sys.modules.get(self.benchmarks.__module__)
         if getattr(module, self.benchmarks.__qualname__, None) is not self.benchmarks:
             raise ValueError(
@@ -44,10 +49,13 @@ class Registered:
 
     @property
     def factory(self) -> str:
-        """``module:name`` of the function."""
+        """``module:name`` of the function; empty where there is none."""
+        if self.benchmarks is None:
+            return ""
         return f"{self.benchmarks.__module__}:{self.benchmarks.__qualname__}"
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The names of the modules that time the further benchmarks."""
-        return (self.benchmarks.__module__, *(module.__name__ for module in self.instrument))
+        found = [] if self.benchmarks is None else [self.benchmarks.__module__]
+        return (*found, *(module.__name__ for module in self.instrument))

@@ -81,6 +81,14 @@ def same_tree(rev: str, repo: Path) -> bool:
     return not _git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", *kinds)[1]
 
 
+def files_of(repo: Path) -> list[Path]:
+    """The files of the checkout that a folder is in: those that git tracks, and those that it would
+    not ignore."""
+    top = Path(tree_of(repo))
+    listed = _git(top, "ls-files", "--cached", "--others", "--exclude-standard", "-z")[1]
+    return sorted({top / name for name in listed.split("\0") if name})
+
+
 def check_out(commit: str, repo: Path, folder: Path) -> Path:
     """Write a commit's tree into a fresh folder, whole or not at all; returns the folder."""
     commit, top = resolve(commit, repo), Path(tree_of(repo))

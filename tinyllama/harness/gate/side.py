@@ -22,11 +22,12 @@ import torch
 import tinyllama
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
+from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.machine.device import cannot, device_name
 from tinyllama.harness.measure.op_contender import (
     Timed,
-    ops_of,
+    loaded,
     passes_of,
     timed_dtype,
     untimed,
@@ -73,22 +74,29 @@ def declared(
     package: str,
     files: Sequence[str] = (),
     usual: Mapping[str, float] | None = None,
+    own: Own | None = None,
 ) -> list[Benchmark]:
-    """The benchmarks of a device: each provider of each op of the tree. usual: `usual_slowdowns`
-    of what a team states.
+    """The benchmarks of a device: each provider of each op of the tree, or of its own ones. usual:
+    `usual_slowdowns` of what a team states.
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
     waits for where calls are short, of the smallest. On a CPU the smallest is timed alone. A
     provider with a backward of its own is timed on the op's slowest layout, too.
     """
     found = []
-    for op, provider, every in _every(device, package, files):
+    named = loaded(package, tuple(files))[1]
+
+    def place(module: str) -> str:
+        """Its name, or in a repository of one's own the path of the file that it is."""
+        return os.path.relpath(named[module]) if own and module in named else module
+
+    for op, provider, every in _every(device, package, files, own):
         slowdowns = _slowdowns(op, provider, device, usual or {})
         covered = [timed for timed in every if _left_out(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
-            own = {metric: slowdowns[metric] for metric in metrics}
-            name = _name(op, timed)
-            found.append(Benchmark(name, timed, op.module, own, registered=provider.module))
+            stated = {metric: slowdowns[metric] for metric in metrics}
+            name, registered = _name(op, timed), place(provider.module)
+            found.append(Benchmark(name, timed, place(op.module), stated, registered=registered))
             if DEVICE in metrics and (laid_out := _laid_out(op, found[-1])):
                 found.append(laid_out)
     return found
@@ -107,10 +115,12 @@ def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
     )
 
 
-def left_out(device: torch.device, package: str, files: Sequence[str] = ()) -> Counter[str]:
+def left_out(
+    device: torch.device, package: str, files: Sequence[str] = (), own: Own | None = None
+) -> Counter[str]:
     """By reason, how many providers of timed ops have no benchmark on a device."""
     why: Counter[str] = Counter()
-    for op, _, every in _every(device, package, files):
+    for op, _, every in _every(device, package, files, own):
         reasons = [_left_out(op, timed, device) for timed in every]
         if None not in reasons:
             why[str(reasons[0])] += 1
@@ -118,14 +128,19 @@ def left_out(device: torch.device, package: str, files: Sequence[str] = ()) -> C
 
 
 def _every(
-    device: torch.device, package: str, files: Sequence[str]
+    device: torch.device, package: str, files: Sequence[str], own: Own | None
 ) -> Iterator[tuple[Op, Provider, list[Timed]]]:
     """Each provider of each op that is timed, on each of its timed cases."""
     dtype = "bf16" if device.type != "cpu" and cannot("bf16", device) is None else "fp32"
-    for op in ops_of(package, tuple(files)).values():
-        own, places = timed_dtype(op, dtype), range(len(op.timed))
-        for provider in op.providers.values() if op.timed else ():
-            yield op, provider, [Timed(op.name, provider.name, place, own) for place in places]
+    registry, named = loaded(package, tuple(files))
+    if own is None:
+        chosen = {op.name: list(op.providers.values()) for op in registry.values()}
+    else:
+        chosen = own.providers(registry, named)
+    for op, providers in ((registry[name], providers) for name, providers in chosen.items()):
+        short, places = timed_dtype(op, dtype), range(len(op.timed))
+        for provider in providers if op.timed else ():
+            yield op, provider, [Timed(op.name, provider.name, place, short) for place in places]
 
 
 def _gated(covered: Sequence[Timed], device: torch.device) -> list[tuple[Timed, list[str]]]:
@@ -174,7 +189,8 @@ class Side:
     package: of the ops. more: ``module:name`` of a function that gives a device's benchmarks beside
     those of ops. slowed: benchmark -> share of its device time that is added to each call as real
     work, to see the gate find it; never used in a comparison. usual: by metric, the smallest
-    slowdown that must not be called SAME, of what states none.
+    slowdown that must not be called SAME, of what states none. own: only these ops of the tree in
+    the current folder are benchmarks; the harness is an installed one.
     """
 
     def __init__(
@@ -185,9 +201,11 @@ class Side:
         slowed: Mapping[str, float] | None = None,
         more: str = "",
         usual: Mapping[str, float] | None = None,
+        own: Own | None = None,
     ) -> None:
         self.device = torch.device(device)
-        self.package, self.files = package, tuple(files)
+        self.package, self.own = package, own
+        self.files = own.found(Path.cwd()) if own else tuple(files)
         self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
@@ -195,21 +213,29 @@ class Side:
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what."""
         return {
-            "root": str(Path(tinyllama.__file__).resolve().parent.parent),
+            "root": self._root(),
             "python": f"{platform.python_version()} {sys.prefix}",
             "versions": versions(),
             "device": device_name(self.device),
         }
 
+    def _root(self) -> str:
+        """The folder of the code; a file of it that is from elsewhere, where there is one."""
+        if self.own is None:
+            return str(Path(tinyllama.__file__).resolve().parent.parent)
+        loaded(self.package, self.files)
+        root = Path.cwd().resolve()
+        return next(iter(strays(root)), str(root))
+
     def benchmarks(self) -> list[Benchmark]:
-        found = declared(self.device, self.package, self.files, self.usual)
+        found = declared(self.device, self.package, self.files, self.usual, self.own)
         further = _imported(self.more)(self.device) if self.more else []
         usual = usual_slowdowns(self.device, self.usual)
         return [*found, *(replace(one, slowdowns=one.slowdowns or usual) for one in further)]
 
     def left_out(self) -> dict[str, int]:
         """By reason, how many providers are not timed here."""
-        return dict(left_out(self.device, self.package, self.files))
+        return dict(left_out(self.device, self.package, self.files, self.own))
 
     def pin(self, processor: int | None) -> None:
         """Pin all threads to one processor, or (None) to those of the start again."""

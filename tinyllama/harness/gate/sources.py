@@ -135,14 +135,21 @@ def _parsed(path: Path) -> ast.Module:
 
 def module_file(root: Path, module: str) -> Path | None:
     """Where a module is; None for one of elsewhere, or a folder without ``__init__``."""
+    if module.endswith(".py"):  # a file of ops, by its path
+        return root / module if (root / module).is_file() else None
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
-    place = root.joinpath(*parts)
-    for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-        if path.is_file():
-            return path
+    for place in (above.joinpath(*parts) for above in roots(root)):
+        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+            if path.is_file():
+                return path
     return None
+
+
+def roots(root: Path) -> list[Path]:
+    """The folders of a tree in which modules are found."""
+    return [root, *(path for path in [root / "src"] if path.is_dir())]
 
 
 def imports_of(root: Path, module: str) -> list[str]:
@@ -224,6 +231,8 @@ def _data(folder: Path) -> Iterator[Path]:
     hidden is an editor's or a tool's."""
     for path in folder.iterdir():
         if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if (path / "pyvenv.cfg").is_file():
             continue
         if path.is_dir() and not (path / "__init__.py").is_file():
             yield from _data(path)

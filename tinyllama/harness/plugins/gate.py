@@ -40,7 +40,6 @@ REFUSED = {
     "groups": "--groups",
     "record": "--record",
     "resume": "--resume",
-    "ops": "--ops",
     "benchmark_autosave": "--benchmark-autosave",
     "benchmark_save": "--benchmark-save",
     "benchmark_json": "--benchmark-json",
@@ -230,7 +229,7 @@ class Gating:
                 python=python,
                 device=self.device,
                 results=Path(self.config.option.results_dir or self.root / "results"),
-                version=tinyllama.__version__,
+                version=own.version if (own := self.registered.own) else tinyllama.__version__,
                 watch=watch,
                 candidate_label=results.current_commit(self.root),
                 say=self._say,
@@ -291,6 +290,9 @@ class Gating:
         ]
         if self.unreadable:
             each.append(f"unwatched, since load and throttling cannot be read: {self.unreadable}")
+        own = self.registered.own if self.ended else None
+        if own and own.names:
+            each.append(f"--op: no other ops than {', '.join(own.names)} were compared")
         return [self.counted(), *self.team.lines(), *each, *map(_effort, self.reports)]
 
     def counted(self) -> str:

@@ -1,0 +1,156 @@
+"""The gate of another repository: the installed harness judges the ops of its files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from correctness_tests.support.gated_suite import git, plain_git
+from correctness_tests.support.own_repository import OP
+from tinyllama import ops
+from tinyllama.cli import gate as command
+from tinyllama.cli import parser
+from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate.own import Own, strays
+from tinyllama.harness.gate.pair import Tree
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.side import Side
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.measure import op_contender
+
+PACKAGE = "tinyllama.ops"
+PATTERN = "kernels/*.py"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With two ops, one of which imports a module of the tree; the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(op_contender, "_LOADED", {})
+    monkeypatch.delitem(sys.modules, "own_helper", raising=False)  # of the test before
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain_git(monkeypatch)
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "own_helper.py").write_text("ONE = 1.0\n")
+    (tmp_path / "kernels/once.py").write_text(OP.format(name="once", body="x + x"))
+    text = OP.format(name="twice", body="x + ONE * x")
+    (tmp_path / "kernels/twice.py").write_text(f"from own_helper import ONE\n{text}")
+    git("init", "--quiet", "--initial-branch=main")
+    git("add", "--all")
+    git("commit", "--quiet", "--message=all")
+    return tmp_path
+
+
+def test_the_benchmarks_are_those_of_the_files_of_a_tree(tree: Path) -> None:
+    side = Side("cpu", PACKAGE, own=Own((PATTERN,)))
+    assert side.identity()["root"] == str(tree)
+    found = {one.name.partition("-N")[0]: one.module for one in side.benchmarks()}
+    assert found == {
+        **dict.fromkeys(("once-eager", "once-sum"), "kernels/once.py"),
+        **dict.fromkeys(("twice-eager", "twice-sum"), "kernels/twice.py"),
+    }
+    assert side.left_out() == {}
+    only = Side("cpu", PACKAGE, own=Own((PATTERN,), names=("once",)))
+    assert {one.timed.op for one in only.benchmarks()} == {"once"}
+
+
+def test_a_side_that_runs_code_from_elsewhere_says_which(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed copy of the tree's package, or the other side's."""
+    assert strays(tree) == []
+    elsewhere = ModuleType("own_helper")
+    elsewhere.__file__ = "/elsewhere/own_helper.py"
+    elsewhere.ONE = 1.0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_helper", elsewhere)
+    side = Side("cpu", PACKAGE, own=Own((PATTERN,)))
+    assert side.identity()["root"] == "/elsewhere/own_helper.py"
+
+
+def test_what_a_file_imports_is_its_source(tree: Path) -> None:
+    benchmarks = {one.name: one for one in Side("cpu", PACKAGE, own=Own((PATTERN,))).benchmarks()}
+    once, twice = (
+        next(b for n, b in benchmarks.items() if n.startswith(o)) for o in ("once", "tw")
+    )
+
+    def read(one: Any) -> set[str]:
+        side = Tree("base", tree, sys.executable, "main", tree / "caches")
+        comparison._sources.cache_clear()
+        return set(comparison.sources(side, one)[0])
+
+    assert read(once) == {"kernels/once.py"}
+    assert read(twice) == {"kernels/twice.py", "own_helper.py"}
+    (tree / "src").mkdir()
+    (tree / "own_helper.py").rename(tree / "src/own_helper.py")
+    assert read(twice) == {"kernels/twice.py", "src/own_helper.py"}
+
+
+def test_any_file_of_the_tree_that_changes_meanwhile_is_seen(tree: Path) -> None:
+    registered = Registered(ops, own=Own((PATTERN,)))
+    before = comparison.contents(tree, registered)
+    assert comparison.contents(tree, registered) == before
+    (tree / "own_helper.py").write_text("ONE = 2.0\n")
+    assert comparison.contents(tree, registered) != before
+
+
+def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "pyproject.toml").write_text(f'[tool.tinyllama]\nops = ["{PATTERN}"]\n')
+    git("add", "--all")
+    git("commit", "--quiet", "--message=ops")
+    commit = git("rev-parse", "HEAD")
+    (tree / "pyproject.toml").write_text('[tool.tinyllama]\nops = ["kernels/once.py"]\n')
+    request = SimpleNamespace(
+        registered=Registered(ops, own=Own(("kernels/once.py",))),
+        root=tree,
+        label="main",
+        commit=commit,
+        python=sys.executable,
+        device=CPU,
+        results=tree / "results",
+        version="0",
+        watch=None,
+        candidate_label="candidate",
+        say=print,
+    )
+    monkeypatch.setattr(comparison, "Session", lambda setting: setting)
+    with comparison.prepared(request) as setting:  # type: ignore[arg-type]
+        own = setting.registered.own  # type: ignore[attr-defined]
+        assert own.files == ("kernels/once.py", PATTERN)
+        assert not (setting.base.root / "tinyllama").exists()  # type: ignore[attr-defined]
+
+
+def test_the_command_is_that_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def main(args: list[str]) -> int:
+        asked.append(args)
+        return 10
+
+    monkeypatch.setattr(pytest, "main", main)
+    line = "gate --against main --ops a.py b.py --op once --gate-json out.json --device cpu"
+    args = parser().parse_args(line.split())
+    assert args.run(args) == 10
+    given = ["--against=main", "--op=once", "--device=cpu", "--gate-json=out.json"]
+    assert asked[0][-7:] == [*given, "--ops", "a.py", "b.py"]
+    with pytest.raises(UsageError, match="name a base"):
+        command.run(parser().parse_args(["gate"]))
+
+
+@pytest.mark.slow("it starts a gate, whose workers import torch")
+def test_equal_files_are_identical(tree: Path) -> None:
+    (tree / "kernels/once.py").write_text((tree / "kernels/once.py").read_text() + "# more\n")
+    argv = ["-m", "tinyllama", "gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"]
+    quiet = "import os; os.getloadavg = lambda: (0.0, 0.0, 0.0)"
+    (tree / "sitecustomize.py").write_text(quiet)
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 IDENTICAL" in done.stdout

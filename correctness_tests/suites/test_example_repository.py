@@ -1,0 +1,133 @@
+"""The example repository with an installed wheel: every command that its README names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support.commands import ROOT
+
+EXAMPLE = ROOT / "docs/examples/repository"
+SOURCES = ("pyproject.toml", "README.md", "LICENSE")
+QUIET = "import os\n\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"  # other tests run beside this one
+README = re.compile(r"`((?:pytest|tinyllama)(?: [^`]+)?)`")
+
+pytestmark = pytest.mark.slow("it builds a wheel, and gates on the CPU for minutes")
+
+
+class Installed:
+    """A copy of the example, committed on ``main``, and an environment with the wheel."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.bin = folder / "repository", folder / "venv/bin"
+        ignored = shutil.ignore_patterns("__pycache__")
+        source = folder / "source"
+        source.mkdir()
+        shutil.copytree(ROOT / "tinyllama", source / "tinyllama", ignore=ignored)
+        for name in SOURCES:
+            shutil.copy(ROOT / name, source / name)
+        pip = [sys.executable, "-m", "pip"]
+        offline = ["--no-deps", "--no-index", "--quiet"]
+        build = ["wheel", *offline, "--no-build-isolation", "-w", str(folder), str(source)]
+        subprocess.run([*pip, *build], check=True)
+        (wheel,) = folder.glob("tinyllama_harness-*.whl")
+        venv.create(folder / "venv", symlinks=True)
+        python = str(self.bin / "python")
+        subprocess.run([*pip, "--python", python, "install", *offline, str(wheel)], check=True)
+        (packages,) = (folder / "venv/lib").glob("python*/site-packages")
+        others = [path for path in sys.path if path.endswith("-packages")]
+        (packages / "others.pth").write_text("\n".join(others))  # torch and pytest are not copied
+        (packages / "sitecustomize.py").write_text(QUIET)
+        shutil.copytree(EXAMPLE, self.root, ignore=ignored)
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.commit()
+
+    def git(self, *args: str) -> None:
+        who = {f"GIT_{r}_{w}": "a@b" for r in ("AUTHOR", "COMMITTER") for w in ("NAME", "EMAIL")}
+        subprocess.run(["git", *args], cwd=self.root, env={**os.environ, **who}, check=True)
+
+    def commit(self) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message=all")
+
+    def run(self, command: str) -> tuple[int, str]:
+        name, *args = command.split()
+        argv = ["tinyllama"] if name == "tinyllama" else ["python", "-m", name]
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHONPATH"))}
+        done = subprocess.run(
+            [str(self.bin / argv[0]), *argv[1:], *args],
+            cwd=self.root,
+            env={**kept, **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def edit(self, before: str, after: str) -> None:
+        path = self.root / "my_kernels/squared_relu.py"
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("installed"))
+
+
+def test_every_command_of_the_readme_runs(installed: Installed) -> None:
+    """In the order of the README; the gate has a test of its own."""
+    commands = README.findall((EXAMPLE / "README.md").read_text(encoding="utf-8"))
+    expected = {"pytest", "pytest --record", "pytest --benchmark-compare", "tinyllama report"}
+    assert expected <= set(commands)
+    where = installed.run("tinyllama --version")
+    assert where[0] == 0
+    for command in commands:
+        if "gate" in command:
+            continue
+        status, text = installed.run(command)
+        if command == "pytest --benchmark-compare":
+            assert status in (0, 10, 11), text  # this machine may be slower or busier than before
+            assert "SAME op/squared_relu-triton-" in text  # which is in both records
+        else:
+            assert status == 0, f"{command}: {status}\n{text}"
+    assert (installed.root / "report.html").stat().st_size > 10_000
+
+
+def test_a_record_that_was_faster_is_compared_with(installed: Installed) -> None:
+    path = next(iter(sorted(installed.root.glob("results/*/*-ops-fp32.json"))))
+    record = json.loads(path.read_text())
+    for entry in record["entries"]:
+        if entry.get("provider") == "torch":
+            entry |= {"seconds": 1e-9, "seconds_quartiles": [1e-9, 1e-9]}
+    for one in installed.root.glob("results/*/*-ops-fp32.json"):
+        one.unlink()
+    path.write_text(json.dumps(record))
+    status, text = installed.run("pytest --benchmark-compare")
+    assert status == 10, text
+    assert re.search(r"SLOWER op/row_max-torch-", text)
+
+
+def test_the_gate_stops_a_slowed_kernel_and_no_other(installed: Installed) -> None:
+    command = "tinyllama gate --against main --gate-json build/gate.json"
+    (installed.root / "build").mkdir(exist_ok=True)
+    installed.edit("def composed", "# a comment\ndef composed")
+    status, text = installed.run(command)
+    assert status == 0, text
+    assert "4 IDENTICAL" in text
+    installed.edit("x.clamp(min=0) * x", "x.clamp(min=0) * x" + " * 1.0" * 10)
+    status, text = installed.run(command)
+    assert status == 10, text
+    verdicts = json.loads((installed.root / "build/gate.json").read_text())["verdicts"]
+    found = {one["name"].partition("-N")[0]: one["outcome"] for one in verdicts}
+    assert found["squared_relu-torch"] == "SLOWER"
+    assert found["row_max-torch"] == found["row_max-eager"] == "IDENTICAL"

@@ -1,0 +1,1 @@
+"""Two kernels with their declarations; importing the package imports neither."""
