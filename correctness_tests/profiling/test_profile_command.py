@@ -198,12 +198,14 @@ def test_a_captured_step_is_mapped_by_order() -> None:
         Work("gemm", 1.0, "layers.1.qkv", backward=True),
     ]
     captured = [("gemm", 2.0), ("gemm", 3.0), ("norm", 4.0), ("gemm", 5.0), ("new", 6.0)]
+    captured.append(("adamw_update", 7.0))  # on a branch, where no operator launched it
     assert by_order(eager, captured) == [
         Work("gemm", 2.0, "layers.0.qkv"),
         Work("gemm", 3.0, "layers.1.qkv", backward=True),
         Work("norm", 4.0, "layers.0.rms_norm"),
         Work("gemm", 5.0, UNKNOWN),
         Work("new", 6.0, UNKNOWN),
+        Work("adamw_update", 7.0, "adamw"),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tinyllama.model.config import PRESETS, TrainConfig
+from tinyllama.model.tiers import TIERS
 from tinyllama.profiling import flops, rates
 from tinyllama.profiling.ranges import Work
 from tinyllama.profiling.rates import Cost, costs
@@ -36,7 +37,7 @@ def test_the_costs_of_a_step_are_those_of_its_ops() -> None:
     assert half["adamw"] == found["adamw"]
 
 
-@pytest.mark.parametrize("tier", ["v1", "v2", "v3"])
+@pytest.mark.parametrize("tier", TIERS)
 def test_operations_add_up_to_those_of_the_declarations(tier: str) -> None:
     """Also where one provider computes a whole block."""
     whole = sum(cost.flops for cost in costs(workload(tier)).values())

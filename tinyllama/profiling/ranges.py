@@ -23,10 +23,12 @@ from tinyllama.training.step import TrainStep
 PREFIX = "op: "
 UNKNOWN = "not mapped"
 STEP = "step"  # what a step does beside its ops: it loads the batch, and checks the loss
-EMBEDDING = "embedding"  # the model looks it up without an op
 COMPILED = "compiled graph"  # where ops are fused with each other
 # What runs outside every range, by a part of the name of the operator that it is in.
-OUTSIDE = {"embedding": EMBEDDING, "compiledfunction": COMPILED, "torch-compiled": COMPILED}
+OUTSIDE = {"compiledfunction": COMPILED, "torch-compiled": COMPILED}
+# Whose kernels are known by their names: they are launched inside the backward pass of other ops,
+# or inside no operator, where the profiler does not tell who launches a kernel.
+BY_NAME = ("adamw",)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def named(step: TrainStep) -> Iterator[None]:
     layers: list[Any] = list(model.layers)
     table = model.tier.providers()
     norm, loss_of, blocks = model.norm, model.loss_of, [layer.compute for layer in layers]
-    stack = model.stack
+    stack, rows = model.stack, model.rows
+    model.rows = within("embedding", rows)
     model.stack = None if stack is None else within("stack", stack)
     model.norm = within("final_norm", norm)
     model.loss_of = within("loss", loss_of)
@@ -69,7 +72,7 @@ def named(step: TrainStep) -> Iterator[None]:
     try:
         yield
     finally:
-        model.norm, model.loss_of, model.stack = norm, loss_of, stack
+        model.norm, model.loss_of, model.stack, model.rows = norm, loss_of, stack, rows
         for layer, block in zip(layers, blocks, strict=True):
             layer.compute = block
         step.optimizer.step = update  # type: ignore[method-assign]
@@ -98,9 +101,15 @@ def attributed(events: Sequence[Any], gpu: bool) -> list[Work]:
         else:
             own = [(event.name, event.self_cpu_time_total)] if event.self_cpu_time_total else []
         found += [
-            Work(name, microseconds * 1e-6, op or UNKNOWN, backward) for name, microseconds in own
+            _work(name, microseconds * 1e-6, op or UNKNOWN, backward) for name, microseconds in own
         ]
     return found
+
+
+def _work(name: str, seconds: float, op: str, backward: bool = False) -> Work:
+    """The work of a kernel that was launched as part of an op, unless its name tells another."""
+    own = next((one for one in BY_NAME if name.startswith(f"{one}_")), None)
+    return Work(name, seconds, own or op, backward and own is None)
 
 
 def _is_backward(event: Any) -> bool:
@@ -146,6 +155,6 @@ def by_order(eager: Sequence[Work], captured: Iterable[tuple[str, float]]) -> li
     found = []
     for name, seconds in captured:
         same = left.get(name)
-        like = same.pop(0) if same else Work(name, 0.0, UNKNOWN)
+        like = same.pop(0) if same else _work(name, 0.0, UNKNOWN)
         found.append(Work(name, seconds, like.op, like.backward))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +45,7 @@ def sizes(model: ModelConfig, samples: int, length: int) -> dict[str, Any]:
         "F": model.ffn_dim,
         "V": model.vocab_size,
         "P": [model.parameters],
+        "L": model.num_layers,
     }
 
 
@@ -60,11 +60,12 @@ def costs(workload: Workload) -> dict[str, Cost]:
 
     def add(shown: str, op: str, times: int = 1, size: int = size, **others: int) -> None:
         declared = OPS[op]
+        dims = {n: d for n, d in {**of, **others}.items() if n in declared.cases[0].dims}
         for passes in ("forward", "backward"):
             moved, done = declared.bytes.get(passes), declared.flops.get(passes)
             cost = Cost(
-                times * _of(moved, {**of, **others, "size": size}),
-                times * _of(done, {**of, **others}),
+                times * float(moved(size, **dims)) if moved else 0.0,
+                times * float(done(**dims)) if done else 0.0,
             )
             name = shown + (BACKWARD if passes == "backward" else "")
             if moved or done:
@@ -81,16 +82,11 @@ def costs(workload: Workload) -> dict[str, Cost]:
             add(part, part, layers)
         add("block", "linear", layers, D=of["Q"], F=of["D"])  # the output projection
         add("block", "linear", layers, D=of["F"], F=of["D"])  # the down projection
+    add("embedding", "embedding", size=4)
     add("final_norm", "rms_norm")
     add("loss", "linear_cross_entropy")
     add("adamw", "adamw", size=4)
     return found
-
-
-def _of(cost: Callable[..., float] | None, known: Mapping[str, Any]) -> float:
-    if cost is None:
-        return 0.0
-    return float(cost(**{name: known[name] for name in inspect.signature(cost).parameters}))
 
 
 def table(
