@@ -13,7 +13,7 @@ from tools.model_tables import table
 from tools.result_tables import ROOT, newest
 
 GROUPS = ("small-tf32", "small-bf16")
-SHOWN = ("v1", "v2", "v3", "fastest peer", "floor")
+SHOWN = ("v1", "v2", "v3", "v4", "fastest peer", "floor")
 
 
 def ladder() -> str:
@@ -27,8 +27,14 @@ def _ladder(records: dict[str, Record]) -> str:
     columns = [_column(records[group]) for group in GROUPS]
     headers = ["step", *(f"{g}: {what}" for g in GROUPS for what in ("ms", "speed over V1"))]
     rows = ([name, *(cell for column in columns for cell in column[name])] for name in SHOWN)
-    sources = dict.fromkeys(_source(records[group]) for group in GROUPS)
-    return f"{table(headers, rows)}\n\nMeasured on {'; '.join(sources)}."
+    sources: dict[str, list[str]] = {}
+    for group in GROUPS:
+        where, when = _source(records[group])
+        sources.setdefault(where, []).append(when)
+    measured = "; ".join(
+        f"{where}, {', '.join(dict.fromkeys(when))}" for where, when in sources.items()
+    )
+    return f"{table(headers, rows)}\n\nMeasured on {measured}."
 
 
 def _column(record: Record) -> dict[str, tuple[str, str]]:
@@ -41,7 +47,7 @@ def _column(record: Record) -> dict[str, tuple[str, str]]:
 
     def cells(row: str) -> tuple[str, str]:
         if row not in by_row:
-            return "", ""
+            return "not measured", ""
         entry = by_row[row]
         named = f" ({entry.contender})" if row == "fastest peer" else ""
         over_v1 = f"{entry.over_baseline.median:.1f}" if entry.over_baseline else ""
@@ -50,9 +56,10 @@ def _column(record: Record) -> dict[str, tuple[str, str]]:
     return {row: cells(row) for row in SHOWN}
 
 
-def _source(record: Record) -> str:
+def _source(record: Record) -> tuple[str, str]:
+    """On what a record was measured, and its commit and date."""
     named = ", ".join(f"{name} {record.versions[name]}" for name in ("torch", "triton"))
-    return f"{record.device}, {named}, commit {record.commit[:10]}, {record.date[:10]}"
+    return f"{record.device}, {named}", f"commit {record.commit[:10]} ({record.date[:10]})"
 
 
 def released_bugs() -> str:

@@ -83,7 +83,7 @@ def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
     assert result_tables.op_bars() == "Nothing is recorded yet."
 
 
-def test_the_short_ladder_leaves_a_cell_empty_for_what_was_not_timed(
+def test_the_short_ladder_says_what_was_not_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def found(peer: str) -> list[str]:
@@ -97,7 +97,7 @@ def test_the_short_ladder_leaves_a_cell_empty_for_what_was_not_timed(
     assert any(
         line.startswith("| fastest peer | ") and "(hf-eager)" in line for line in found("hf-eager")
     )
-    assert "| fastest peer |  |  |  |  |" in found("v2")
+    assert "| fastest peer | not measured |  | not measured |  |" in found("v2")
     monkeypatch.setattr(readme_tables, "newest", lambda kind: [])
     assert readme_tables.ladder() == "Nothing is recorded yet."
 
