@@ -9,13 +9,18 @@ WORKERS := -n auto --dist worksteal
 SET_UP_FROM := pyproject.toml tools/set_up.py $(wildcard constraints/*)
 SET_UP := .venv/made-by$(subst /,-,-$(PYTHON))
 
-.PHONY: help test test-slow test-checks soak bench bench-full mutants sanitize counters lint floor clean bootstrap
+.PHONY: help test quick test-slow test-checks soak bench bench-full mutants sanitize counters lint floor clean bootstrap
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 test: bootstrap ## the correctness tests
 	$(RUN) pytest correctness_tests $(WORKERS)
+
+QUICK := ops/test_ops.py ops/test_references.py harness/test_compare.py project/test_imports.py
+
+quick: bootstrap ## under a minute: each provider's first case, the references, the comparison
+	$(RUN) pytest $(addprefix correctness_tests/,$(QUICK)) -m quick -q
 
 test-slow: bootstrap ## the correctness tests that `test` leaves out
 	$(RUN) pytest correctness_tests $(WORKERS) -m slow

@@ -214,6 +214,20 @@ def test_a_run_that_expects_or_collects_nothing_is_15(suite: Suite, option: str)
     ends(suite.run(option), 15, "MISSING groups: no groups are declared")
 
 
+def test_a_group_that_cannot_be_measured_is_one_error(suite: Suite) -> None:
+    """Not one for each of its tests, which share the fixture that measures."""
+    path = suite.pytester.path / "test_timed.py"
+    text = path.read_text().replace(
+        "        for name,", "        assert request.param != 'one', 'late'\n        for name,"
+    )
+    path.write_text(text + "\n\ndef test_it_is_small(group):\n    pass\n")
+    found = suite.run("--record")
+    found.assert_outcomes(errors=1, skipped=2, passed=3, failed=2)
+    lines(found, r"^MISSING one: it could not be measured: .*test_it_is_right\[one\] says why$")
+    assert str(found.stdout).count("E           AssertionError: late") == 1
+    assert [record["group"] for record in suite.records() if record["complete"]] == ["two"]
+
+
 def test_a_group_nobody_expects_is_an_error(suite: Suite) -> None:
     suite.expect("one")
     assert suite.run(COMPARE).ret == 1

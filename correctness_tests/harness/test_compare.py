@@ -7,6 +7,8 @@ import torch
 
 from tinyllama.harness.correct.compare import Reference, compare
 
+pytestmark = pytest.mark.quick
+
 
 def rounded(
     seed: int = 0, dtype: torch.dtype = torch.float32, eager_error: float = 1.0

@@ -27,6 +27,8 @@ from tinyllama.ops.adamw import adamw
 from tinyllama.ops.attention import attention
 from tinyllama.ops.rope import rope_tables
 
+pytestmark = pytest.mark.quick
+
 
 def references() -> list:
     return [

@@ -19,6 +19,8 @@ import pytest
 import tinyllama
 from tinyllama.ops import OPS
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(tinyllama.__file__).parents[1]
 # Each may import those before it.
 PACKAGE = ("harness", "ops", "model", "training", "bench", "profiling", "workshop", "suites", "cli")

@@ -127,6 +127,39 @@ def test_pyproject_names_ops_for_a_run_without_paths(repository: pytest.Pytester
     one.assert_outcomes(passed=1)
 
 
+def test_one_op_by_its_name_and_its_quick_cases(repository: pytest.Pytester) -> None:
+    write("kernels/twice.py", "twice")
+    both = ("--device=cpu", "--ops=kernels/*.py", "-m", "quick")
+    repository.runpytest_inprocess(*both).assert_outcomes(passed=4, deselected=152)
+    found = repository.runpytest_inprocess(*both, "--op=twice", "-v")
+    assert found.parseoutcomes()["passed"] == 2
+    assert "[double-" not in found.stdout.str()
+
+
+def test_a_suite_of_a_conftest_takes_one_op_by_its_name(repository: pytest.Pytester) -> None:
+    """As that of this repository: a conftest loads the plugins, and the tests are its own."""
+    repository.makeconftest("pytest_plugins = ['tinyllama.harness.plugins.suite']\n")
+    Path("test_theirs.py").unlink()
+    repository.makepyfile(
+        test_half="def test_all(): pass",
+        test_others="import pytest\n"
+        "@pytest.mark.parametrize('name', ['half', 'third'])\ndef test_one(name): pass\n",
+    )
+    found = repository.runpytest_inprocess("--op=half", "--device=cpu")
+    found.assert_outcomes(passed=2, deselected=1)
+    refused = [
+        (["--op", "fourth"], "--op fourth: no collected test is about it"),
+        (
+            ["--ops", "kernels/double.py"],
+            "--ops */kernels/double.py: no collected test is about it",
+        ),
+    ]
+    for args, message in refused:
+        found = repository.runpytest_inprocess(*args)
+        assert found.ret == pytest.ExitCode.USAGE_ERROR
+        found.stderr.fnmatch_lines([f"ERROR: {message}"])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -135,6 +168,7 @@ def test_pyproject_names_ops_for_a_run_without_paths(repository: pytest.Pytester
         (["--ops", "test_theirs.py"], "test_theirs.py declares no op and no provider"),
         (["--ops", "wrong.py"], "wrong.py:2: NameError: name 'nobody' is not defined"),
         (["--ops", "kernels/double.py", "--op", "half"], "--op 'half' is none of the ops: double"),
+        (["--op", "rms_norm", "--record"], "--op: a record is of every op"),
     ],
 )
 def test_what_names_no_op_is_refused(

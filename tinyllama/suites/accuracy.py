@@ -37,11 +37,15 @@ def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
 
 
 def params(cases: Iterable[OpCase]) -> list:
-    """Every case; those that a provider does not support are skipped with its reason."""
-    made = []
+    """Every case; those that a provider does not support are skipped with its reason, and of the
+    others the first one of each provider is quick."""
+    made, begun = [], set()
     for case in cases:
-        reason = case.unsupported()
+        reason, provider = case.unsupported(), str(case.provider)
         marks = [pytest.mark.skip(reason=reason)] if reason else []
+        if not reason and provider not in begun:
+            begun.add(provider)
+            marks = [pytest.mark.quick]
         made.append(pytest.param(case, id=str(case), marks=marks))
     return made
 

@@ -11,6 +11,7 @@ The entry point is named as this module, so that a conftest may name it too with
 from __future__ import annotations
 
 import glob
+import sys
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,39 @@ def declared_modules(declared: dict[str, Any]) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the suites of a conftest, leave out what is about no op of ``--op``.
+
+    Raises pytest.UsageError for a file or an op that no test is about.
+    """
+    if config.pluginmanager.has_plugin(PLUGINS[-1]):
+        return  # its tests are of the ops that are meant
+    names, about = config.option.op, [_about(item) for item in items]
+    for option, given in (("--ops", config.option.ops), ("--op", names)):
+        for one in given:
+            if not any(one in each for each in about):
+                raise pytest.UsageError(f"{option} {one}: no collected test is about it")
+    if names:
+        others = [item for item, each in zip(items, about, strict=True) if not each & {*names}]
+        items[:] = [item for item in items if item not in {*others}]
+        config.hook.pytest_deselected(items=others)
+
+
+def _about(item: pytest.Item) -> set[str]:
+    """The names of the ops that a test is about, and the files in which these and their providers
+    are declared: by its parameters, and by the name of its file."""
+    found = {item.path.stem.removeprefix("test_")}
+    for value in getattr(getattr(item, "callspec", None), "params", {}).values():
+        op = getattr(value, "op", value)
+        name = getattr(op, "name", op)
+        found |= {name} if isinstance(name, str) else set()
+        for one in (op, getattr(value, "provider", None)):
+            module = sys.modules.get(str(getattr(one, "module", "")))
+            found.add(str(getattr(module, "__file__", "")))
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     option.ops = expanded("--ops", option.ops, config.invocation_params.dir)
@@ -98,6 +132,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if gated and (option.ops or option.op) and not config.pluginmanager.has_plugin(PLUGINS[-1]):
         shown = "--ops" if option.ops else "--op"
         raise pytest.UsageError(f"{shown}: the gate times every benchmark; remove it")
+    if option.op and not gated and _recorded(option):
+        raise pytest.UsageError(
+            "--op: a record is of every op; remove it, or --record and the like"
+        )
+
+
+def _recorded(option: Any) -> bool:
+    return bool(getattr(option, "record", False) or getattr(option, "benchmark_compare", False))
 
 
 def expanded(where: str, patterns: Iterable[str], folder: Path) -> list[str]:

@@ -28,6 +28,7 @@ from tinyllama.suites.selection import SELECTION, selected
 PATHS = pytest.StashKey[bool]()  # whether the command line names paths
 MARKERS = (
     "slow(reason): left out, unless -m asks for it",
+    "quick: the first case of each provider; -m quick runs these alone",
     "target: holds a measurement to a bar",
 )
 

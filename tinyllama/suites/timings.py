@@ -40,8 +40,9 @@ def timed(config: pytest.Config) -> tuple[list[Op], tuple[str, ...]]:
     if SELECTION in config.stash:
         selection = config.stash[SELECTION]
         return [op for op in selection.ops if op.timed], selection.files
-    files = (*PEER_FILES, *config.option.ops)
-    return list(ops_of(PACKAGE, files).values()), files
+    files, names = (*PEER_FILES, *config.option.ops), config.option.op
+    every = ops_of(PACKAGE, files).values()
+    return [op for op in every if not names or op.name in names], files
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,7 @@ class Group:
     reports: dict[str, list[pytest.TestReport]] = field(default_factory=lambda: defaultdict(list))
     measured: GroupRecord | None = None
     disturbed: str | None = None
+    broken: str | None = None  # the test that reports why it could not be measured
     left: bool = False
     finished: bool = False
 
@@ -123,8 +124,12 @@ class Group:
             for item, reports in self.reports.items()
             for report in reports
             if report.skipped and not self._without_bars(report)
+            if not getattr(report, "unmeasured", False)
         ]
-        if self.unrun:
+        if self.broken:
+            text = f"it could not be measured: {self.broken} says why"
+            found.append(Verdict(self.name, Outcome.MISSING, text))
+        elif self.unrun:
             text = f"{len(self.unrun)} of its {len(self.items)} tests did not run: {self.unrun[0]}"
             found.append(Verdict(self.name, Outcome.MISSING, text))
         if self.disturbed:
@@ -280,7 +285,23 @@ class Recording:
             report.without_bars = True  # type: ignore[attr-defined]
         if call.when == "call" and call.excinfo and call.excinfo.type is AssertionError:
             report.missed = str(call.excinfo.value)  # type: ignore[attr-defined]
+        state = self.groups.get(self.group_of.get(report.nodeid, ""))
+        if state is not None and call.when == "setup" and report.failed:
+            self._once(state, report)
         return report
+
+    @staticmethod
+    def _once(state: Group, report: pytest.TestReport) -> None:
+        """All tests of a group that could not be measured fail in one fixture: the first of them
+        says why, and the others are skipped."""
+        if state.measured is not None and not state.left:
+            return  # it is measured, and this test failed by itself
+        if state.broken is None:
+            state.broken = report.nodeid
+            return
+        why = f"Skipped: {state.name} could not be measured: see {state.broken}"
+        report.outcome, report.longrepr = "skipped", (report.location[0], 0, why)
+        report.unmeasured = True  # type: ignore[attr-defined]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a phase of a test went."""
