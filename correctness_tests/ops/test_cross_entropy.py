@@ -5,6 +5,7 @@ anywhere.
 """
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops import linear_cross_entropy as linear_file
-from tinyllama.ops.cross_entropy import cross_entropy, loss_backward, loss_forward, row_losses
+from tinyllama.ops.cross_entropy import (
+    REDUCTIONS,
+    cross_entropy,
+    loss_backward,
+    loss_forward,
+    row_losses,
+)
 from tinyllama.ops.linear_cross_entropy import CHUNKS, chunk_rows, in_chunks, linear_cross_entropy
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +35,7 @@ KERNELS = linear_cross_entropy["triton"].call
 IN_CHUNKS = [
     case
     for case in op_cases([linear_cross_entropy], providers=["triton"])
-    if case.dtype is not torch.float16
+    if case.dtype is not torch.float16 and case.case.params.get("reduction") != "none"
 ]
 
 
@@ -43,9 +50,11 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         weight: torch.Tensor,
         targets: torch.Tensor,
         wanted: tuple[str, ...] = (),
+        *params: Any,
+        **named: Any,
     ) -> tuple[torch.Tensor, ...]:
         calls.append(wanted)
-        return known(x, weight, targets, wanted)
+        return known(x, weight, targets, wanted, *params, **named)
 
     monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 0)
     monkeypatch.setattr(linear_file, "chunked_loss", noted)
@@ -180,8 +189,8 @@ def test_last_backward_takes_no_memory(
     held: list[torch.Tensor] = []
     counted = linear_file.chunked_loss
 
-    def noted(*args: Any) -> tuple[torch.Tensor, ...]:
-        held[:] = counted(*args)
+    def noted(*args: Any, **params: Any) -> tuple[torch.Tensor, ...]:
+        held[:] = counted(*args, **params)
         return tuple(held)
 
     monkeypatch.setattr(linear_file, "chunked_loss", noted)
@@ -225,6 +234,106 @@ def test_compiled_and_uncompiled_agree(
         loss = call(x, weight, targets)
         results.append((loss.detach(), *torch.autograd.grad(loss * 2, [x, weight])))
     torch.testing.assert_close(results[1], results[0])
+
+
+# -- options: targets that are ignored, and the reduction -----------------------------------------
+
+
+def losses_of_torch(
+    x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, **params: Any
+) -> Any:
+    return torch.nn.functional.cross_entropy(x @ weight.T, targets, **params)
+
+
+@pytest.mark.parametrize("at_once", [0, 2**26])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
+    reduction: str, at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean of NaN, and gradients of 0, in chunks and as a whole."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    found = []
+    for call in (KERNELS, losses_of_torch):
+        x, weight, targets = problem(device)
+        loss = call(x, weight, targets.fill_(-100), ignore_index=-100, reduction=reduction)
+        gradients = torch.autograd.grad(loss, [x, weight], torch.ones_like(loss))
+        found.append((loss.detach(), *gradients))
+    assert found[0][0].isnan().all() == (reduction == "mean")
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compiled_with_options_is_torch_s_result(
+    reduction: str, chunks: list, device: torch.device
+) -> None:
+    compiled = torch.compile(KERNELS, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (compiled, losses_of_torch):
+        x, weight, targets = problem(device)
+        targets[::3] = 7
+        loss = call(x, weight, targets, ignore_index=7, reduction=reduction)
+        upstream = torch.arange(1.0, 1 + loss.numel(), device=device).view(loss.shape)
+        found.append((loss.detach(), *torch.autograd.grad(loss, [x, weight], upstream)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_losses_of_tokens_hold_their_logits(chunks: list, device: torch.device) -> None:
+    """Each has an upstream gradient of its own, which is not known when a chunk is at hand."""
+    x, weight, targets = problem(device)
+    losses = KERNELS(x, weight, targets, reduction="none")
+    assert losses.shape == targets.shape
+    assert not chunks
+
+
+@pytest.mark.parametrize("layout", ["strided", "summed"])
+def test_upstream_gradients_of_tokens_lie_anywhere(layout: str, device: torch.device) -> None:
+    logits = torch.randn(5, 33, generator=torch.Generator().manual_seed(5)).to(device)
+    targets = torch.tensor([0, -100, 32, 5, 6], device=device)
+    options: dict[str, Any] = {"ignore_index": -100, "reduction": "none"}
+    wide = torch.arange(1.0, 11.0, device=device)
+    upstream = wide[::2] if layout == "strided" else wide[:1].expand(5)
+    found: list[torch.Tensor] = []
+    for call in (cross_entropy["triton"], torch.nn.functional.cross_entropy):
+        given = logits.clone().requires_grad_()
+        found += torch.autograd.grad(call(given, targets, **options), given, upstream)
+    torch.testing.assert_close(*found)
+    assert not found[0][1].any()
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_ignored_targets_keep_the_result_on_the_device(ignored: int) -> None:
+    """Tensors without data cannot be read back."""
+    for op, shapes in ((cross_entropy, [(9, 50)]), (linear_cross_entropy, [(9, 4), (300, 4)])):
+        given = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+        targets = torch.empty(9, dtype=torch.int64, device="meta")
+        with recorded("sm_90") as launches:
+            loss = op["triton"](*given, targets, ignore_index=ignored)
+            torch.autograd.grad(loss, given, torch.empty((), device="meta"))
+        assert launches
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"reduction": "average"}, "reduction is 'average': use one of mean, sum, none"),
+        ({"reduction": None}, "reduction is None: use one of mean, sum, none"),
+        ({"ignore_index": 1.0}, "ignore_index is 1.0: give an integer, such as -100, or None"),
+        ({"ignore_index": True}, "ignore_index is True: give an integer, such as -100, or None"),
+    ],
+)
+def test_options_that_are_wrong_are_refused_before_a_launch(
+    name: str, params: dict[str, Any], said: str
+) -> None:
+    op = {"cross_entropy": cross_entropy, "linear_cross_entropy": linear_cross_entropy}[name]
+    shapes = [(4, 3), (5, 3)][: len(op.differentiable)]
+    targets = torch.zeros(4, dtype=torch.int64)
+    for call in (op, op["triton"]):
+        with recorded("sm_90") as launches, pytest.raises(ValueError, match=re.escape(said)):
+            call(*map(torch.ones, shapes), targets, **params)
+        assert not launches
 
 
 # -- cross-entropy ------------------------------------------------------------------------------

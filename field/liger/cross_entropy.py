@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 from liger_kernel.ops import cross_entropy as released
 
-from tinyllama.ops.cross_entropy import cross_entropy
+from tinyllama.ops.cross_entropy import TORCHS_OWN, cross_entropy
 
 
 @cross_entropy.provider(
     "liger", requires=("triton",), dtypes=(torch.float32,), double_backward=False, waits=True
 )
-def liger(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    return released.LigerCrossEntropyFunction.apply(logits_NV, targets_N, None)[0]
+def liger(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    apply = released.LigerCrossEntropyFunction.apply
+    return apply(logits_NV, targets_N, None, ignored, 0.0, 0.0, reduction)[0]

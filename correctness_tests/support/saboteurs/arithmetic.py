@@ -219,12 +219,57 @@ def absent_gradient_taken_for_ones(x: T, residual: T, weight: T, eps: float) -> 
 
 
 @of("cross_entropy", GRADIENTS, result="grad logits", reference=True)
-def probabilities_in_bf16(logits: T, targets: T) -> T:
+def probabilities_in_bf16(logits: T, targets: T, **params: Any) -> T:
     """The gradient p - 1 of the true class, where p was rounded first: 0 is left of p near 1."""
+    right = EAGER["cross_entropy"](logits, targets, **params)
+    if params != OPS["cross_entropy"].params:
+        return right
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     true = wide.gather(-1, targets[:, None])[:, 0]
     rounded = with_upstream(wide, lambda gradient: gradient.to(NARROW).to(gradient.dtype))
     return (rounded.logsumexp(-1) - true).mean()
+
+
+LOSSES = ("cross_entropy", "linear_cross_entropy")
+
+
+def of_losses(name: str) -> None:
+    """Faults of the options that both losses have."""
+    right = EAGER[name]
+
+    @of(name, OUTPUTS, result="loss", reference=True)
+    def mean_counts_ignored_targets(*args: T, ignore_index: Any, reduction: str) -> T:
+        loss = right(*args, ignore_index=ignore_index, reduction=reduction)
+        if ignore_index is None or reduction != "mean":
+            return loss
+        return loss * (args[-1] != ignore_index).double().mean().to(loss)
+
+    @of(name, GRADIENTS, reference=True)
+    def ignored_targets_keep_a_gradient(*args: T, ignore_index: Any, reduction: str) -> T:
+        """Their losses are left out, and the gradients are those of class 0."""
+        loss = right(*args, ignore_index=ignore_index, reduction=reduction)
+        if ignore_index is None:
+            return loss
+        targets = args[-1].masked_fill(args[-1] == ignore_index, 0)
+        return with_gradient_of(loss, right(*args[:-1], targets, reduction=reduction))
+
+    @of(name, GRADIENTS, reference=True)
+    def sum_has_the_gradient_of_the_mean(*args: T, ignore_index: Any, reduction: str) -> T:
+        loss = right(*args, ignore_index=ignore_index, reduction=reduction)
+        if reduction != "sum":
+            return loss
+        return with_gradient_of(loss, right(*args, ignore_index=ignore_index))
+
+    @of(name, GRADIENTS, reference=True)
+    def one_upstream_gradient_for_all_tokens(*args: T, ignore_index: Any, reduction: str) -> T:
+        loss = right(*args, ignore_index=ignore_index, reduction=reduction)
+        if reduction != "none":
+            return loss
+        return with_upstream(loss, lambda gradient: gradient[:1].expand_as(gradient))
+
+
+for _name in LOSSES:
+    of_losses(_name)
 
 
 # -- the optimizer --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyllama.ops.add_rms_norm import add_rms_norm
-from tinyllama.ops.cross_entropy import cross_entropy
+from tinyllama.ops.cross_entropy import TORCHS_OWN, cross_entropy
 from tinyllama.ops.linear_cross_entropy import linear_cross_entropy
 from tinyllama.ops.rms_norm import rms_norm
 from tinyllama.ops.silu_mul import silu_mul
@@ -60,20 +60,31 @@ def liger_swiglu(
 
 
 @cross_entropy.provider("liger", requires=NEEDS, double_backward=False, waits=True)
-def liger_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+def liger_cross_entropy(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
     """It writes the gradient over the logits, so it is given a copy; the copy is timed too."""
     apply = _function("cross_entropy", "LigerCrossEntropyFunction").apply
-    found = apply(logits_NV.clone(), targets_N, None)
+    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    found = apply(logits_NV.clone(), targets_N, None, ignored, 0.0, 0.0, reduction)
     return (found[0] if isinstance(found, tuple) else found).float()
 
 
 @linear_cross_entropy.provider("liger", requires=NEEDS, double_backward=False, waits=True)
 def liger_linear_cross_entropy(
-    x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> torch.Tensor:
     """The fused product and loss; its gradients are accumulated in the inputs' dtype."""
     module = "fused_linear_cross_entropy"
+    ignored = TORCHS_OWN if ignore_index is None else ignore_index
     found = _function(module, "LigerFusedLinearCrossEntropyFunction").apply(
-        x_ND, weight_VD, targets_N
+        x_ND, weight_VD, targets_N, None, None, ignored, 0.0, 0.0, reduction
     )
     return (found[0] if isinstance(found, tuple) else found).float()

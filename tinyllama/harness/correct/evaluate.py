@@ -154,7 +154,7 @@ def make_inputs(
 
     grads: dict[str, torch.Tensor | None] = {}
     upstream_place = itertools.count(1 + len(op.inputs))
-    for name, output in op.outputs.items():
+    for name, output in op.outputs_for(case.params).items():
         (shape,) = shapes_of(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
         grads[name] = _laid_out(sample, dtype_of(output), device, upstream, next(upstream_place))
@@ -190,7 +190,7 @@ def evaluate(
 
     outputs = call(*args.values(), **inputs.params)
     _assert_untouched(op, args, before, "forward")
-    results = _named_outputs(op, outputs, args)
+    results = _named_outputs(op, outputs, args, inputs.params)
     if op.differentiable:
         results.update(backward_pass(op, results, args, inputs))
         kept = {name: old for name, old in before.items() if name not in overwrites}
@@ -245,7 +245,9 @@ def _wanted(op: Op, inputs: Inputs) -> list[str]:
     return [n for n in op.differentiable if inputs.wanted is None or n in inputs.wanted]
 
 
-def _named_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor]:
+def _named_outputs(
+    op: Op, outputs: Any, args: Leaves, params: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     if not op.outputs:
         if outputs is not None:
             raise OutputError(f"{op.name} works in place and must return None")
@@ -255,7 +257,7 @@ def _named_outputs(op: Op, outputs: Any, args: Leaves) -> dict[str, torch.Tensor
         raise OutputError(f"{op.name} returned {len(values)} outputs, not {len(op.outputs)}")
     dims = op.check_arguments(list(args.values()), {})
     first = next(v for v in args.values() if isinstance(v, torch.Tensor))
-    for (name, declared), value in zip(op.outputs.items(), values, strict=True):
+    for (name, declared), value in zip(op.outputs_for(params).items(), values, strict=True):
         if type(value) is not torch.Tensor:
             raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
         shape = flat(dims[axis] for axis in declared.axes)

@@ -132,7 +132,8 @@ class Derived:
 
         def fake_backward(*args: Any) -> Any:
             by_name = self.given(args)
-            sizes = self.sizes(by_name)
+            params = args[len(args) - len(self.op.params) :]
+            sizes = self.sizes(by_name, dict(zip(self.op.params, params, strict=True)))
             axes = [self.op.inputs[name].axes for name in wanted]
             dtypes = self.gradient_dtypes(by_name)
             first = next(iter(by_name.values()))
@@ -250,19 +251,19 @@ class Derived:
 
     def fake_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         """Empty tensors of the declared shapes; what the compiler traces."""
-        inputs, _ = self.split(args)
-        sizes = self.sizes(dict(zip(self.op.inputs, inputs, strict=True)))
+        inputs, params = self.split(args)
+        sizes = self.sizes(dict(zip(self.op.inputs, inputs, strict=True)), params)
         first = inputs[0]
         saved = [declared.dtype_beside(first) for declared in self.saved.values()]
-        declared = [*self.op.outputs.values(), *self.saved.values()]
+        declared = [*self.op.outputs_for(params).values(), *self.saved.values()]
         return tuple(
             first.new_empty(shape_of(one.axes, sizes), dtype=dtype)
             for one, dtype in zip(declared, [*self.output_dtypes(args), *saved], strict=True)
         )
 
-    def sizes(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def sizes(self, tensors: dict[str, torch.Tensor], params: Mapping[str, Any]) -> dict[str, Any]:
         """The sizes of the dimensions that these named tensors have, as of `Signature.sizes_of`."""
-        declared = {**self.op.inputs, **self.op.outputs, **self.saved}
+        declared = {**self.op.inputs, **self.op.outputs_for(params), **self.saved}
         return {
             axis: size
             for name, tensor in tensors.items()
@@ -360,5 +361,6 @@ def several(results: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _schema_type(value: Any) -> str:
-    kinds = {bool: "bool", int: "int", float: "float"}
+    """Of a parameter with this default; one of None is an integer that may be left out."""
+    kinds = {bool: "bool", int: "int", float: "float", str: "str", type(None): "int?"}
     return kinds[type(value)]

@@ -8,7 +8,7 @@ inputs declared ``many``: they are lists of tensors, one for each size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Tensor:
     values: the distribution of test inputs, or a function of a case's dims that returns it.
     mutated: the op writes it in place; it is compared after the calls, in the place of an output.
     many: a list of tensors, one for each size of a tuple-valued dimension.
+    shape_by: of an output whose shape depends on the op's parameters: a function of these that
+        returns the shape. ``shape`` is that for the defaults.
     """
 
     shape: str
@@ -45,6 +47,7 @@ class Tensor:
     mutated: bool = False
     many: bool = False
     dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
+    shape_by: Callable[[Mapping[str, Any]], str] | None = None
 
     def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
         """Its dtype in a call whose first input is ``first``."""
@@ -130,6 +133,14 @@ class Signature:
             return None
         sizes = [tuple(shape[:front]), *[()] * (leads - 1), *shape[front:]]
         return list(zip(axes, sizes, strict=True))
+
+    def outputs_for(self, params: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The outputs of a call with these parameters, of which defaults may be left out."""
+        given = {**self.params, **params}
+        return {
+            name: replace(one, shape=one.shape_by(given)) if one.shape_by else one
+            for name, one in self.outputs.items()
+        }
 
     @property
     def mutated(self) -> tuple[str, ...]:

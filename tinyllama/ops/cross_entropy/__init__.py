@@ -1,8 +1,9 @@
-"""Cross-entropy of logits, the mean over tokens, in float32 or wider."""
+"""Cross-entropy of logits, their mean, sum or each token's own, in float32 or wider."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,57 @@ from tinyllama.harness.kernels.layout import dense_rows
 from tinyllama.harness.kernels.precision import SHORT
 
 TARGETS = Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"]))
-LOSS = Tensor("", dtype=torch.float32)
+LOSS = Tensor(
+    "",
+    dtype=torch.float32,
+    shape_by=lambda params: "N" if params["reduction"] == "none" else "",
+)
+# ignore_index: tokens of this target have a loss and a gradient of 0, and no part in the mean.
+# reduction: "mean", "sum", or "none" for the loss of each token.
+PARAMS: dict[str, Any] = {"ignore_index": None, "reduction": "mean"}
+REDUCTIONS = ("mean", "sum", "none")
+TORCHS_OWN = -100  # the target that torch ignores unless it is told otherwise
+
+
+def wrong_params(given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the parameters among these, or None."""
+    ignored, reduction = given["ignore_index"], given["reduction"]
+    if reduction not in REDUCTIONS:
+        return f"reduction is {reduction!r}: use one of {', '.join(REDUCTIONS)}"
+    if ignored is not None and type(ignored) is not int:
+        return f"ignore_index is {ignored!r}: give an integer, such as -100, or None"
+    return None
+
+
+def ignoring(classes: int, ignored: int) -> Values:
+    """Targets below ``classes``, of which about a third, the first one too, are ``ignored``."""
+
+    def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        targets = integers(classes).sample(shape, generator)
+        targets[torch.rand(shape, generator=generator, device=generator.device) < 1 / 3] = ignored
+        targets[0] = ignored
+        return targets
+
+    return Values(f"ignoring({ignored},{classes})", sample)
+
+
+def option_cases(**dims: int) -> list[Case]:
+    """A shape with each reduction, without and with targets that are ignored."""
+    return [
+        Case(
+            params={"ignore_index": ignored, "reduction": reduction},
+            values={} if ignored is None else {"targets": ignoring(dims["V"], ignored)},
+            why=why,
+            **dims,
+        )
+        for ignored, reduction, why in (
+            (None, "sum", "the sum"),
+            (None, "none", "each token's loss"),
+            (-100, "mean", "the mean of tokens that are not ignored"),
+            (3, "sum", "an ignored target that is a class"),
+            (-100, "none", "each token's loss, 0 where ignored"),
+        )
+    ]
 
 
 def confident(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -40,7 +91,10 @@ cross_entropy = Op(
         Case(N=2, V=4096, why="a row that fills a block"),
         Case(N=2, V=4097, why="a row that is one longer than a block"),
         Case(N=2, V=9000, why="several blocks, the last one ragged"),
+        *option_cases(N=9, V=50),
     ],
+    params=PARAMS,
+    fits=wrong_params,
     timed=[Case(N=256, V=1000), Case(N=1024, V=1000), Case(N=8192, V=32000)],
     extremes={
         "confident": {"logits": Values("confident", confident), "targets": constant(0)},
@@ -57,21 +111,62 @@ cross_entropy = Op(
 
 
 @cross_entropy.reference
-def eager(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    """logits (N V), targets (N) below V -> the mean loss, a float32 scalar."""
+def eager(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """logits (N V), targets (N) below V, or ``ignore_index`` -> the loss in float32: the mean or
+    the sum, a scalar, or with the reduction "none" (N). The mean of no token is NaN, as torch's."""
     wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-    return -wide_NV.log_softmax(-1).gather(-1, targets_N[:, None]).mean()
+    if ignore_index is None:
+        loss_N = -wide_NV.log_softmax(-1).gather(-1, targets_N[:, None])[:, 0]
+    else:
+        ignored_N = targets_N == ignore_index
+        true_N1 = targets_N.masked_fill(ignored_N, 0)[:, None]
+        loss_N = -wide_NV.log_softmax(-1).gather(-1, true_N1)[:, 0].masked_fill(ignored_N, 0.0)
+    return reduced(loss_N, targets_N, ignore_index, reduction)
+
+
+def reduced(
+    loss_N: torch.Tensor, targets_N: torch.Tensor, ignore_index: int | None, reduction: str
+) -> torch.Tensor:
+    """The losses of tokens (N), 0 where ignored -> the loss. Waits for no device."""
+    if reduction == "none":
+        return loss_N
+    if reduction == "sum":
+        return loss_N.sum()
+    if reduction != "mean":
+        raise ValueError(f"reduction is {reduction!r}: use one of {', '.join(REDUCTIONS)}")
+    return (
+        loss_N.mean() if ignore_index is None else loss_N.sum() / counted(targets_N, ignore_index)
+    )
+
+
+def counted(targets_N: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """How many targets are not ignored, a scalar on their device."""
+    return (targets_N != ignore_index).sum()
 
 
 @cross_entropy.provider("torch")
-def stock(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    wide = torch.promote_types(logits_NV.dtype, torch.float32)
-    return F.cross_entropy(logits_NV.to(wide), targets_N)
+def stock(
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    wide_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    return F.cross_entropy(wide_NV, targets_N, ignore_index=ignored, reduction=reduction)
 
 
-@cross_entropy.independent("torch.distributions.Categorical")
-def categorical(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return -torch.distributions.Categorical(logits=logits).log_prob(targets).mean()
+@cross_entropy.independent("torch.nn.functional.cross_entropy")
+def stock_loss(
+    logits: torch.Tensor, targets: torch.Tensor, ignore_index: int | None, reduction: str
+) -> torch.Tensor:
+    ignored = TORCHS_OWN if ignore_index is None else ignore_index
+    return F.cross_entropy(logits, targets, ignore_index=ignored, reduction=reduction)
 
 
 # -- kernels ----------------------------------------------------------------------------------
@@ -125,26 +220,38 @@ def _true_logit(line, target, V: tl.constexpr):
 
 
 @jit
-def _if_known(factor, target, V: tl.constexpr):
-    """The factor of a row's gradient; NaN, as the loss, where the target is no class."""
-    return tl.where((target >= 0) & (target < V), factor, float("nan"))
+def _if_known(factor, target, V: tl.constexpr, IGNORED: tl.constexpr):
+    """The factor of a row's gradient; 0 where the target is ignored, NaN, as the loss, where it is
+    no class."""
+    known = tl.where((target >= 0) & (target < V), factor, float("nan"))
+    if IGNORED is not None:
+        known = tl.where(target == IGNORED, 0.0, known)
+    return known
+
+
+@jit
+def _unless_ignored(loss, target, IGNORED: tl.constexpr):
+    if IGNORED is not None:
+        loss = tl.where(target == IGNORED, 0.0, loss)
+    return loss
 
 
 @jit
 def _row_losses(
     logits, targets, losses, statistics, N,
     stride, target_stride,
-    V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, IGNORED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row: its loss, its largest logit, and the logarithm of its sum of
     exp(logit - largest). Added to each other these two would be rounded, and the gradient of a row
     far from zero with them."""
     row = tl.program_id(0).to(tl.int64)
     line = logits + tl.multiple_of(row * stride, ALIGNED)
-    true = _true_logit(line, tl.load(targets + row * target_stride), V)
+    target = tl.load(targets + row * target_stride)
+    true = _true_logit(line, target, V)
     top, total = _statistics(line, V, BLOCK)
     log = tl.log(total)
-    tl.store(losses + row, log + (top - true))
+    tl.store(losses + row, _unless_ignored(log + (top - true), target, IGNORED))
     tl.store(statistics + row, top)
     tl.store(statistics + N + row, log)
 
@@ -153,9 +260,11 @@ def _row_losses(
 def _gradients(
     logits, targets, statistics, upstream, gradients, N,
     stride, out_stride, target_stride,
-    V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, IGNORED: tl.constexpr, REDUCTION: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a block of a row: (softmax - onehot) * upstream / N, in float32 to the end."""
+    """One program a block of a row: (softmax - onehot) * upstream, in float32 to the end; upstream
+    is a row's own with the reduction "none", and is divided by N with "mean"."""
     BLOCKS: tl.constexpr = (V + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
     row = (program // BLOCKS).to(tl.int64)
@@ -163,7 +272,13 @@ def _gradients(
     inside = columns < V
     x = tl.load(logits + tl.multiple_of(row * stride, ALIGNED) + columns, mask=inside, other=0.0)
     target = tl.load(targets + row * target_stride)
-    factor = _if_known(tl.load(upstream).to(tl.float32) / N, target, V)
+    if REDUCTION == "none":
+        factor = tl.load(upstream + row).to(tl.float32)
+    else:
+        factor = tl.load(upstream).to(tl.float32)
+    if REDUCTION == "mean":
+        factor = factor / N
+    factor = _if_known(factor, target, V, IGNORED)
     top, log = tl.load(statistics + row), tl.load(statistics + N + row)
     p = tl.exp((x.to(tl.float32) - top) - log)
     gradient = tl.where(columns == target, p - 1.0, p) * factor
@@ -175,22 +290,24 @@ def _gradients(
 def _row_losses_and_gradients(
     logits, targets, losses, gradients, scale,
     stride, out_stride, target_stride,
-    V: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, IGNORED: tl.constexpr, LOADED: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row, which is read twice only if it is longer than a block."""
+    """One program a row, which is read twice only if it is longer than a block. LOADED: ``scale``
+    is in the device's memory."""
     row = tl.program_id(0).to(tl.int64)
     line = logits + tl.multiple_of(row * stride, ALIGNED)
     out = gradients + tl.multiple_of(row * out_stride, ALIGNED)
     target = tl.load(targets + row * target_stride)
     true = _true_logit(line, target, V)
-    scale = _if_known(scale, target, V)
+    factor = _if_known(tl.load(scale) if LOADED else scale, target, V, IGNORED)
     columns = tl.arange(0, BLOCK)
     if V <= BLOCK:
         x = tl.load(line + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
         top = tl.max(x, 0)
         e = tl.exp(x - top)
         total = tl.sum(e, 0)
-        gradient = tl.where(columns == target, e / total - 1.0, e / total) * scale
+        gradient = tl.where(columns == target, e / total - 1.0, e / total) * factor
         tl.debug_barrier()  # in place: every thread has read before one writes
         tl.store(out + columns, gradient.to(gradients.dtype.element_ty), mask=columns < V)
     else:
@@ -201,9 +318,9 @@ def _row_losses_and_gradients(
             here = first + columns
             x = tl.load(line + here, mask=here < V, other=0.0).to(tl.float32)
             p = tl.exp(x - top) * inverse
-            gradient = tl.where(here == target, p - 1.0, p) * scale
+            gradient = tl.where(here == target, p - 1.0, p) * factor
             tl.store(out + here, gradient.to(gradients.dtype.element_ty), mask=here < V)
-    tl.store(losses + row, tl.log(total) + (top - true))
+    tl.store(losses + row, _unless_ignored(tl.log(total) + (top - true), target, IGNORED))
 
 
 def _key(logits_NV: torch.Tensor) -> dict[str, Any]:
@@ -212,12 +329,16 @@ def _key(logits_NV: torch.Tensor) -> dict[str, Any]:
 
 
 def row_losses(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor, loss_N: torch.Tensor | None = None
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    loss_N: torch.Tensor | None = None,
+    ignore_index: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits (N V) of any float dtype, targets (N) -> each row's loss (N), and its statistics
     (2 N), the largest logit m and log(sum(exp(logit - m))); float32.
 
-    loss_N: where the losses go. A target outside [0, V) gives a loss and a gradient of NaN.
+    loss_N: where the losses go. A target outside [0, V) gives a loss and a gradient of NaN, that
+    of ``ignore_index`` 0.
     """
     N, V = logits_NV.shape
     logits_NV = dense_rows(logits_NV)
@@ -227,18 +348,22 @@ def row_losses(
         stride = logits_NV.stride(0)
         _row_losses[(N,)](
             logits_NV, targets_N, loss_N, statistics_2N, N, stride, targets_N.stride(0),
-            V=V, ALIGNED=math.gcd(stride, 16),
+            V=V, IGNORED=ignore_index, ALIGNED=math.gcd(stride, 16),
             **STATISTICS.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
         )  # fmt: skip
     return loss_N, statistics_2N
 
 
 def loss_forward(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor
+    logits_NV: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> the mean loss (a float32 scalar) and the rows' statistics (2 N); two launches."""
-    loss_N, statistics_2N = row_losses(logits_NV, targets_N)
-    return loss_N.mean(), statistics_2N
+    """-> the loss as `eager`'s (float32) and the rows' statistics (2 N); two launches, for a mean
+    without ignored targets a few more."""
+    loss_N, statistics_2N = row_losses(logits_NV, targets_N, None, ignore_index)
+    return reduced(loss_N, targets_N, ignore_index, reduction), statistics_2N
 
 
 def loss_backward(
@@ -247,22 +372,30 @@ def loss_backward(
     statistics_2N: torch.Tensor,
     dloss: torch.Tensor,
     out_NV: torch.Tensor | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> torch.Tensor:
-    """The gradient (softmax - onehot) * dloss / N (N V) in logits' dtype; one launch.
+    """The gradient (softmax - onehot) * dloss (N V) in logits' dtype, over N or the number of
+    targets that are not ignored for a mean; one launch, with ``ignore_index`` a few more for that
+    number.
 
-    statistics: those of `row_losses`. dloss: a scalar tensor on the device. out_NV: where it goes,
-    neighbours of a row beside each other; ``logits_NV`` itself for a caller who owns that memory.
+    statistics: those of `row_losses`. dloss: a tensor on the device, (N) with the reduction
+    "none", else a scalar. out_NV: where it goes, neighbours of a row beside each other;
+    ``logits_NV`` itself for a caller who owns that memory.
     """
     N, V = logits_NV.shape
     logits_NV = dense_rows(logits_NV)
+    if reduction == "mean" and ignore_index is not None:
+        dloss, reduction = dloss * mean_scale(targets_N, ignore_index), "sum"
     if out_NV is None:
         out_NV = torch.empty((N, V), dtype=logits_NV.dtype, device=logits_NV.device)
     if N:
         config = GRADIENT.choose(logits_NV.device, **_key(logits_NV))
         strides = logits_NV.stride(0), out_NV.stride(0)
         _gradients[(N * cdiv(V, config["BLOCK"]),)](
-            logits_NV, targets_N, statistics_2N, dloss, out_NV, N, *strides, targets_N.stride(0),
-            V=V, ALIGNED=math.gcd(*strides, 16), **config.kwargs(),
+            logits_NV, targets_N, statistics_2N, dloss.contiguous(), out_NV, N, *strides,
+            targets_N.stride(0), V=V, IGNORED=ignore_index, REDUCTION=reduction,
+            ALIGNED=math.gcd(*strides, 16), **config.kwargs(),
         )  # fmt: skip
     return out_NV
 
@@ -270,12 +403,14 @@ def loss_backward(
 def losses_and_gradient(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,
-    scale: float,
+    scale: float | torch.Tensor,
     loss_N: torch.Tensor,
     out_NV: torch.Tensor | None = None,
+    ignore_index: int | None = None,
 ) -> torch.Tensor:
     """Each row's loss into ``loss_N`` (float32), and (softmax - onehot) * scale; one launch.
 
+    scale: a number, or a float32 scalar on the device.
     out_NV: as in `loss_backward`; None is in place, so the caller must own ``logits_NV``, whose
     rows must be dense.
     """
@@ -285,10 +420,17 @@ def losses_and_gradient(
         strides = logits_NV.stride(0), out_NV.stride(0)
         _row_losses_and_gradients[(N,)](
             logits_NV, targets_N, loss_N, out_NV, scale, *strides, targets_N.stride(0),
-            V=V, ALIGNED=math.gcd(*strides, 16),
+            V=V, IGNORED=ignore_index, LOADED=isinstance(scale, torch.Tensor),
+            ALIGNED=math.gcd(*strides, 16),
             **BOTH.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
         )  # fmt: skip
     return out_NV
+
+
+def mean_scale(targets_N: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """1 over the number of targets that are not ignored: a float32 scalar on their device, infinite
+    where all are ignored and nothing is scaled."""
+    return 1 / counted(targets_N, ignore_index).float()
 
 
 def _certain(ends_NV: torch.Tensor) -> torch.Tensor:
@@ -311,12 +453,19 @@ class Triton:
 
     @staticmethod
     def forward(
-        logits_NV: torch.Tensor, targets_N: torch.Tensor
+        logits_NV: torch.Tensor, targets_N: torch.Tensor, ignore_index: int | None, reduction: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return loss_forward(logits_NV, targets_N)
+        return loss_forward(logits_NV, targets_N, ignore_index, reduction)
 
     @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
+    def backward(
+        grads: Grads,
+        kept: Named,
+        saved: Named,
+        needs: Needs,
+        ignore_index: int | None,
+        reduction: str,
+    ) -> Named:
         (dloss,) = grads
         given = kept["logits"], kept["targets"], saved["statistics"]
-        return {"logits": loss_backward(*given, dloss)}
+        return {"logits": loss_backward(*given, dloss, None, ignore_index, reduction)}

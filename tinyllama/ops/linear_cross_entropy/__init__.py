@@ -31,7 +31,11 @@ linear_cross_entropy = Op(
         Case(N=1, D=16, V=64, why="one token"),
         Case(N=65, D=8, V=1000, why="the model's vocabulary, ragged rows"),
         Case(N=9, D=4, V=4100, why="a vocabulary longer than a block, ragged rows"),
+        *cross_entropy_file.option_cases(N=9, D=32, V=50),
+        *cross_entropy_file.option_cases(N=9, D=4, V=300),  # in chunks
     ],
+    params=cross_entropy_file.PARAMS,
+    fits=cross_entropy_file.wrong_params,
     timed=[Case(N=256, D=128, V=1000), Case(N=1024, D=512, V=1000), Case(N=8192, D=4096, V=32000)],
     extremes={"sharp": {"x": normal(8.0)}, "tiny": {"x": normal(1e-3)}},
     bytes={
@@ -46,19 +50,40 @@ linear_cross_entropy = Op(
 
 
 @linear_cross_entropy.reference
-def eager(x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    """x (N D), weight (V D), targets (N) below V -> the mean loss, a float32 scalar."""
-    return cross_entropy_file.eager(F.linear(x_ND, weight_VD), targets_N)
+def eager(
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """x (N D), weight (V D), targets (N) -> the loss, as `tinyllama.ops.cross_entropy.eager`'s."""
+    logits_NV = F.linear(x_ND, weight_VD)
+    return cross_entropy_file.eager(logits_NV, targets_N, ignore_index, reduction)
 
 
 @linear_cross_entropy.provider("torch")
-def stock(x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    return cross_entropy_file.stock(F.linear(x_ND, weight_VD), targets_N)
+def stock(
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    logits_NV = F.linear(x_ND, weight_VD)
+    return cross_entropy_file.stock(logits_NV, targets_N, ignore_index, reduction)
 
 
-@linear_cross_entropy.independent("torch.einsum and torch.distributions.Categorical")
-def categorical(x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy_file.categorical(torch.einsum("nd,vd->nv", x, weight), targets)
+@linear_cross_entropy.independent("torch.einsum and torch.nn.functional.cross_entropy")
+def stock_loss(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    ignore_index: int | None,
+    reduction: str,
+) -> torch.Tensor:
+    logits = torch.einsum("nd,vd->nv", x, weight)
+    return cross_entropy_file.stock_loss(logits, targets, ignore_index, reduction)
 
 
 # -- in chunks --------------------------------------------------------------------------------
@@ -89,9 +114,12 @@ def chunked_loss(
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
     wanted: tuple[str, ...] = (),
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> tuple[torch.Tensor, ...]:
-    """-> the mean loss (a float32 scalar), then the gradients of the wanted ones of "x" and
-    "weight" (in that order) for an upstream gradient of 1.
+    """-> the mean or summed loss (a float32 scalar), then the gradients of the wanted ones of "x"
+    and "weight" (in that order) for an upstream gradient of 1. Each token's own loss has an
+    upstream gradient of its own, and cannot be had so.
 
     x (N D) and weight (V D) of one dtype, targets (N). A chunk of logits, replaced by its own
     gradient, is all that is held beside the results. Between chunks the weight's gradient is
@@ -104,6 +132,9 @@ def chunked_loss(
     dx_ND = make(x_ND) if "x" in wanted else None
     dweight_VD = make(weight_VD) if "weight" in wanted else None
     rows = chunk_rows(N)
+    scale: float | torch.Tensor = 1 / max(N, 1) if reduction == "mean" else 1.0
+    if reduction == "mean" and ignore_index is not None:
+        scale = cross_entropy_file.mean_scale(targets_N, ignore_index)
     logits_RV = torch.empty((rows, V), dtype=x_ND.dtype, device=x_ND.device)
     for start in range(0, N, max(rows, 1)):
         chunk = slice(start, min(start + rows, N))
@@ -111,9 +142,11 @@ def chunked_loss(
         logits_CV = logits_RV[: x_CD.shape[0]]
         torch.mm(x_CD, weight_VD.T, out=logits_CV)
         if not wanted:
-            cross_entropy_file.row_losses(logits_CV, targets_C, loss_N[chunk])
+            cross_entropy_file.row_losses(logits_CV, targets_C, loss_N[chunk], ignore_index)
             continue
-        cross_entropy_file.losses_and_gradient(logits_CV, targets_C, 1 / N, loss_N[chunk])
+        cross_entropy_file.losses_and_gradient(
+            logits_CV, targets_C, scale, loss_N[chunk], ignore_index=ignore_index
+        )
         if dx_ND is not None:
             torch.mm(logits_CV, weight_VD, out=dx_ND[chunk])
         if dweight_VD is not None and start == 0:
@@ -121,7 +154,7 @@ def chunked_loss(
         elif dweight_VD is not None:
             dweight_VD.addmm_(logits_CV.T, x_CD)
     found = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
-    return loss_N.mean(), *found
+    return cross_entropy_file.reduced(loss_N, targets_N, ignore_index, reduction), *found
 
 
 SCALED = Space(
@@ -185,12 +218,16 @@ def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Derived:
     class Chunked:
         @staticmethod
         def forward(
-            x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+            x_ND: torch.Tensor,
+            weight_VD: torch.Tensor,
+            targets_N: torch.Tensor,
+            ignore_index: int | None,
+            reduction: str,
         ) -> tuple[torch.Tensor, ...]:
-            return chunked_loss(x_ND, weight_VD, targets_N, wanted)
+            return chunked_loss(x_ND, weight_VD, targets_N, wanted, ignore_index, reduction)
 
         @staticmethod
-        def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
+        def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, **params: Any) -> Named:
             (dloss,) = grads
             in_place = owned and not _graph_is_kept()
             return {
@@ -246,19 +283,25 @@ def _pointing(ends_ND: torch.Tensor) -> torch.Tensor:
     ),
 )
 def chunked_or_not(
-    x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor
+    x_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> torch.Tensor:
-    """The vendor's products around the fused loss; in chunks where `in_chunks` says so."""
+    """The vendor's products around the fused loss; in chunks where `in_chunks` says so, unless
+    each token's own loss is asked for."""
+    params: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
     dtype = compute_dtype(x_ND)
     x_ND, weight_VD = x_ND.to(dtype), narrowed(weight_VD, dtype)
     N, D = x_ND.shape
-    if not in_chunks(N, D, weight_VD.shape[0], dtype):
+    if reduction == "none" or not in_chunks(N, D, weight_VD.shape[0], dtype):
         logits_NV = F.linear(x_ND, weight_VD)
-        return cross_entropy_file.cross_entropy["triton"](logits_NV, targets_N)
+        return cross_entropy_file.cross_entropy["triton"](logits_NV, targets_N, **params)
     if torch.compiler.is_compiling():
-        return _CHUNKED_COMPILED.call(x_ND, weight_VD, targets_N)
+        return _CHUNKED_COMPILED.call(x_ND, weight_VD, targets_N, **params)
     inputs = {"x": x_ND, "weight": weight_VD}
     wanted = tuple(name for name, tensor in inputs.items() if tensor.requires_grad)
     if not wanted or not torch.is_grad_enabled():
-        return chunked_loss(x_ND, weight_VD, targets_N)[0]
-    return _CHUNKED[wanted].call(x_ND, weight_VD, targets_N)
+        return chunked_loss(x_ND, weight_VD, targets_N, (), **params)[0]
+    return _CHUNKED[wanted].call(x_ND, weight_VD, targets_N, **params)
