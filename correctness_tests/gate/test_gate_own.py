@@ -128,21 +128,32 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
         assert not (setting.base.root / "tinyllama").exists()  # type: ignore[attr-defined]
 
 
-def test_the_command_is_that_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
 
-    def main(args: list[str]) -> int:
-        asked.append(args)
+    def ended(line: list[str]) -> int:
+        asked[:] = line
         return 10
 
-    monkeypatch.setattr(pytest, "main", main)
-    line = "gate --against main --ops a.py b.py --op once --gate-json out.json --device cpu"
+    monkeypatch.setattr(command, "ended", ended)
+    report = tmp_path / "out.json"
+    line = f"gate --against main --ops a.py b.py --op once --gate-json {report} --device cpu"
     args = parser().parse_args(line.split())
     assert args.run(args) == 10
-    given = ["--against=main", "--op=once", "--device=cpu", "--gate-json=out.json"]
-    assert asked[0][-7:] == [*given, "--ops", "a.py", "b.py"]
+    given = ["--against=main", "--op=once", "--device=cpu", f"--gate-json={report}"]
+    assert asked[-7:] == [*given, "--ops", "a.py", "b.py"]
     with pytest.raises(UsageError, match="name a base"):
         command.run(parser().parse_args(["gate"]))
+
+
+@pytest.mark.parametrize("where", ["conftest.py", "kernels/once.py"])
+def test_a_process_that_ends_with_0_before_anything_is_compared_is_not_green(
+    tree: Path, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tree / where).write_text("import os\n\nos._exit(0)\n")
+    args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
+    assert args.run(args) == 15
+    assert "MISSING: pytest ended with 0, but " in capfd.readouterr().err
 
 
 @pytest.mark.slow("it starts a gate, whose workers import torch")

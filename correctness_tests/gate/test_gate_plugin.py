@@ -3,6 +3,7 @@ there is no green that was not measured."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from correctness_tests.support.gate_fakes import CPU, Script, died
 from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import lines
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.plugins import gate as plugin
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
@@ -260,3 +263,56 @@ def test_a_report_of_an_earlier_run_does_not_stay(gated: GatedSuite) -> None:
     assert not any(one["outcome"] in ("SAME", "IDENTICAL") for one in report["verdicts"])
     assert gated.run("--gate-json", "out.json", against="nobody").ret == 4
     assert not (gated.path / "out.json").exists()
+
+
+# -- what proves a green ----------------------------------------------------------------------
+
+
+def verified(gated: GatedSuite, *against: str) -> str:
+    return verify(gated.path / "out.json", gated.path, against)
+
+
+def test_a_green_report_is_of_this_tree_and_this_base(gated: GatedSuite) -> None:
+    assert gated.run("--gate-json", "out.json").ret == 0
+    assert verified(gated, "main~1") == "2 verdicts against main~1, all green, of this tree"
+    with pytest.raises(UsageError, match=r"compares with .*, not with main "):
+        verified(gated, "main")
+    gated.write("tinyllama/changed.py", "x = 4\n")
+    with pytest.raises(UsageError, match="is of another tree"):
+        verified(gated)
+
+
+def test_a_report_that_is_not_green_or_not_whole_proves_nothing(gated: GatedSuite) -> None:
+    gated.script.slower("a", **SLOWER)
+    assert gated.run("--gate-json", "out.json").ret == 10
+    with pytest.raises(UsageError, match="is not green: status 10, SLOWER"):
+        verified(gated)
+    report = gated.report()
+    changes: list[dict[str, Any]] = [
+        {"verdicts": []},
+        {"comparisons": []},
+        {"comparisons": [{"against": "main~1", "ended": False}]},
+    ]
+    for change in changes:
+        green = {"status": 0, "verdicts": [{"outcome": "SAME"}]}
+        gated.write("out.json", json.dumps({**report, **green, **change}))
+        with pytest.raises(UsageError, match="is not green"):
+            verified(gated)
+    for text in ("", "[]", "{}", "no"):
+        gated.write("out.json", text)
+        with pytest.raises(UsageError, match="is no report of a gate that ended"):
+            verified(gated)
+
+
+@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test", "--markers"])
+def test_an_option_that_compares_nothing_is_refused(gated: GatedSuite, option: str) -> None:
+    assert gated.run("--gate-json", "out.json", option).ret == 4
+    assert not (gated.path / "out.json").exists()
+
+
+def test_a_tree_that_changed_meanwhile_is_15(gated: GatedSuite) -> None:
+    digests = iter(["before", "after"])
+    gated.monkeypatch.setattr(plugin, "tree_digest", lambda *args: next(digests))
+    found = gated.run("--gate-json", "out.json")
+    assert found.ret == 15
+    lines(found, "was edited while it was compared")

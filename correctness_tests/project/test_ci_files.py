@@ -177,6 +177,7 @@ echo "$@" >> "$CALLS"
 case "$*" in
     *correctness_tests*) exit "${CORRECTNESS:-0}" ;;
     *perf_tests*) echo verdicts; exit "${GATE:-0}" ;;
+    *--verify*) exit "${VERIFY:-0}" ;;
     *report*) exit "${REPORT:-0}" ;;
 esac
 """
@@ -222,11 +223,12 @@ def shell(tmp_path: Path) -> Shell:
 @pytest.mark.parametrize(
     ("variables", "status", "calls"),
     [
-        ({}, 0, 3),
+        ({}, 0, 4),
         ({"CORRECTNESS": "1"}, 1, 1),
         ({"GATE": "10"}, 10, 3),
         ({"GATE": "17", "REPORT": "2"}, 17, 3),
-        ({"REPORT": "2"}, 2, 3),
+        ({"VERIFY": "2"}, 2, 4),
+        ({"REPORT": "2"}, 2, 4),
     ],
 )
 def test_the_scripts_of_the_page_hand_the_status_on(
@@ -235,7 +237,7 @@ def test_the_scripts_of_the_page_hand_the_status_on(
     ended, called = shell(block(script), **variables)
     assert (ended, len(called)) == (status, calls)
     assert all(" --device cuda " in call for call in called[:2]), "the CPU must not stand in"
-    if calls == 3:
+    if calls > 1:
         assert "--against BASE " in called[1]
         assert (tmp_path / "build/gate.txt").read_text() == "verdicts\n"
 
@@ -260,6 +262,9 @@ def test_a_lane_is_held_to_the_merge_base_and_a_gpu_to_an_earlier_release(
     assert status == 10
     assert re.findall(r"--against (\S+)", called[0]) == expected
     assert f"--device {'cpu' if job == 'cpu' else 'cuda'} " in called[0]
+    status, called = shell(step["run"], *STEP, AGAINST="origin/main", LANE="amd", VERIFY="2")
+    assert status == 2
+    assert re.findall(r"--against (\S+)", called[-1]) == expected
     summary = tmp_path / "summary.md"
     said = "no release" in summary.read_text() if summary.exists() else False
     assert said == (job == "gate" and not tagged)

@@ -124,6 +124,7 @@ def test_the_gate_stops_a_slowed_kernel_and_no_other(installed: Installed) -> No
     status, text = installed.run(command)
     assert status == 0, text
     assert "4 IDENTICAL" in text
+    assert "verified: 4 verdicts against main, all green, of this tree" in text
     installed.edit("x.clamp(min=0) * x", "x.clamp(min=0) * x" + " * 1.0" * 10)
     status, text = installed.run(command)
     assert status == 10, text

@@ -1,13 +1,26 @@
-"""``tinyllama gate``: this tree against a revision, by the command line of pytest's plugin."""
+"""``tinyllama gate``: this tree against a revision, by the command line of pytest's plugin.
+
+pytest runs in a process of its own, which imports the candidate. It may end with any status at any
+time, so that a green status counts only with the report that the gate writes last.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tinyllama.cli.options import file_path
+from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_writable
+
+UNPROVEN = 15  # as MISSING
 
 
 def add(subparsers: Any) -> None:
@@ -32,23 +45,61 @@ def add(subparsers: Any) -> None:
     option("--gate-json", type=file_path, metavar="FILE", help="write all that was measured")
     option("--junit", type=file_path, metavar="FILE", help="write the verdicts as JUnit XML")
     option("--unwatched", action="store_true", help="on a GPU whose load cannot be read")
+    option(
+        "--verify",
+        type=file_path,
+        metavar="FILE",
+        help="compare nothing; say whether this report is green, of this tree, and of --against",
+    )
     gate.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status of pytest, which runs no test."""
+    """The exit status of pytest, which runs no test; 0 only with a report that is green."""
+    if args.verify is not None:
+        print(f"{args.verify}: {verified(args.verify, args)}")
+        return 0
     if not (args.against or args.against_env):
         raise UsageError("name a base: --against REV, or --against-env PYTHON")
+    if importlib.util.find_spec("pytest") is None:
+        raise UsageError(f"the gate is a plugin of pytest: {install('test')}")
+    with tempfile.TemporaryDirectory() as folder:
+        report = args.gate_json or Path(folder) / "gate.json"
+        check_writable(report, "--gate-json")
+        report.unlink(missing_ok=True)  # else it could be taken for this run's
+        status = ended([sys.executable, "-m", "pytest", *command_line(args, report)])
+        if status == 0:
+            try:
+                print(f"verified: {verified(report, args)}")
+            except UsageError as error:
+                print(f"tinyllama: MISSING: pytest ended with 0, but {error}", file=sys.stderr)
+                return UNPROVEN
+        return status
+
+
+def verified(report: Path, args: argparse.Namespace) -> str:
+    """As `verify` says of the checkout of the current folder. Raises UsageError."""
+    from tinyllama.harness.gate.proof import verify
+    from tinyllama.harness.gate.revision import RevisionError, tree_of
+
     try:
-        import pytest
-    except ImportError:
-        from tinyllama.harness.machine.distribution import install
-
-        raise UsageError(f"the gate is a plugin of pytest: {install('test')}") from None
-    return int(pytest.main(command_line(args)))
+        return verify(report, Path(tree_of(Path.cwd())), args.against)
+    except RevisionError as error:
+        raise UsageError(str(error)) from error
 
 
-def command_line(args: argparse.Namespace) -> list[str]:
+def ended(command: Sequence[str]) -> int:
+    """The status with which a command ends. Ctrl-C and SIGTERM are passed on."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def command_line(args: argparse.Namespace, report: Path) -> list[str]:
     """Of pytest. The plugin is named, so that a checkout that is not installed has it too."""
     given = ["-p", "tinyllama.suites.entry", "-p", "no:cacheprovider", *args.paths]
     for name in ("against", "against_env", "op"):
@@ -56,10 +107,9 @@ def command_line(args: argparse.Namespace) -> list[str]:
     for name, option in (
         ("device", "--device"),
         ("results_dir", "--results-dir"),
-        ("gate_json", "--gate-json"),
         ("junit", "--junitxml"),
     ):
         value: str | Path | None = getattr(args, name)
         given += [] if value is None else [f"{option}={value}"]
-    given += ["--unwatched"] * args.unwatched
+    given += [f"--gate-json={report}", *["--unwatched"] * args.unwatched]
     return [*given, *(["--ops", *args.ops] if args.ops else [])]

@@ -16,6 +16,7 @@ decision.py     the rule: block statistics -> SLOWER, SAME, FASTER, or more bloc
 figures.py      a metric over its blocks; exact.py: what has no noise
 attribution.py  which kernels of a slower benchmark moved
 accepted.py     slowdowns that a committed file allows; team.py: what pyproject.toml sets
+proof.py        the file that says a gate was green, held to the tree
 watch.py        the device's lock; others on it, and throttled clocks
 noise.py        the device's own A/A blocks; certify.py: the error rates that follow from them
 certificates.py certificates as they are stored

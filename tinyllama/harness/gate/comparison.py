@@ -30,7 +30,13 @@ from tinyllama.harness.gate.pair import (
     timing_processor,
 )
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.revision import RevisionError, check_out, files_of, overlay
+from tinyllama.harness.gate.revision import (
+    RevisionError,
+    check_out,
+    overlay,
+    tracked_files,
+    untracked_code,
+)
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
@@ -130,7 +136,7 @@ def contents(root: Path, registered: Registered) -> str:
     """A digest of the files of a tree that workers may run."""
     found = hashlib.sha256()
     if registered.own is not None:
-        paths = files_of(root)
+        paths = [*tracked_files(root), *untracked_code(root)]
     else:
         modules = (gate.__name__, registered.package, *registered.modules)
         folders = [root / name for name in sorted({name.partition(".")[0] for name in modules})]

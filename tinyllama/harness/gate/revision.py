@@ -77,16 +77,23 @@ def same_tree(rev: str, repo: Path) -> bool:
             shutil.copy2(index, copy)  # with its time, by which it trusts those of files
         if _git(top, "diff", *plainly, commit, "--", fails=(1,), GIT_INDEX_FILE=str(copy))[0]:
             return False
-    kinds = ("*.py", "*.json", "*.toml")
-    return not _git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", *kinds)[1]
+    return not untracked_code(top)
 
 
-def files_of(repo: Path) -> list[Path]:
-    """The files of the checkout that a folder is in: those that git tracks, and those that it would
-    not ignore."""
+def tracked_files(repo: Path) -> list[Path]:
+    """The files that git tracks of the checkout that a folder is in."""
+    return _listed(repo, "--cached")
+
+
+def untracked_code(repo: Path) -> list[Path]:
+    """The files that git neither tracks nor ignores, and that a benchmark could run."""
+    return _listed(repo, "--others", "--exclude-standard", "--", "*.py", "*.json", "*.toml")
+
+
+def _listed(repo: Path, *args: str) -> list[Path]:
     top = Path(tree_of(repo))
-    listed = _git(top, "ls-files", "--cached", "--others", "--exclude-standard", "-z")[1]
-    return sorted({top / name for name in listed.split("\0") if name})
+    names = _git(top, "ls-files", "-z", *args)[1].split("\0")
+    return sorted({top / name for name in names if name})
 
 
 def check_out(commit: str, repo: Path, folder: Path) -> Path:

@@ -40,6 +40,9 @@ REFUSED = {
     "benchmark_histogram": "--benchmark-histogram draws no records: remove it",
     "collectonly": "--collect-only measures nothing: remove it",
     "setuponly": "--setup-only measures nothing: remove it",
+    "showfixtures": "--fixtures measures nothing: remove it",
+    "show_fixtures_per_test": "--fixtures-per-test measures nothing: remove it",
+    "markers": "--markers measures nothing: remove it",
 }
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import tinyllama
 from tinyllama.harness.gate.comparison import Request, prepared
+from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
@@ -182,10 +183,12 @@ class Gating:
         self.reports: list[dict[str, Any]] = []
         self.unreadable: str | None = None  # why the load cannot be read
         self.ended = False
+        self.judged = ""  # a digest of the candidate's tree
 
     def run(self) -> None:
         """Compare with one base after another while holding the device."""
         self.registered = self._registered()
+        self.judged = tree_digest(self.root, self.json)
         try:
             with device_lock(self.device, WAIT):
                 for rev, commit in self.commits.items():
@@ -255,6 +258,10 @@ class Gating:
         if not self.ended or not self.verdicts:
             text = "the run did not end" if not self.ended else "nothing was compared"
             self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
+        green = self.ended and all(verdict.outcome.green for _, verdict in self.verdicts)
+        if green and tree_digest(self.root, self.json) != self.judged:
+            text = f"{self.root} was edited while it was compared: compare it again"
+            self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
         ours = status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         try:
             self._write(None if ours else int(status))
@@ -279,6 +286,8 @@ class Gating:
                 for label, v in self.verdicts
             ],
             "comparisons": self.reports,
+            "candidate": self.judged,
+            "bases": {**self.commits, **{str(path): str(path) for path in self.interpreters}},
         }
         replace_text(self.json, json.dumps(content, indent=1) + "\n")
 

@@ -1,0 +1,65 @@
+"""That a gate was green is said by the file that it wrote last, and not by an exit status.
+
+A process can end with status 0 before anything was compared: an op or a conftest may call
+`os._exit(0)` when it is imported. So the file names what was judged, and is held to the tree. It
+does not prove anything against code that writes the file itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinyllama.harness.gate.revision import resolve, tracked_files, untracked_code
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.records.verdict import Outcome
+
+GREEN = {outcome.title for outcome in Outcome if outcome.green}
+
+
+def tree_digest(root: Path, report: Path | None) -> str:
+    """Of the files of a checkout that git tracks, and of untracked ones that a benchmark could run;
+    without the report itself."""
+    found = hashlib.sha256()
+    for path in sorted({*tracked_files(root), *untracked_code(root)}):
+        if report is not None and path.resolve() == report.resolve():
+            continue
+        if path.is_symlink():
+            content = os.readlink(path).encode()
+        else:
+            content = path.read_bytes() if path.is_file() else b""
+        name = path.relative_to(root).as_posix()
+        found.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def verify(report: Path, root: Path, against: Sequence[str] = ()) -> str:
+    """What a green report says, in one line. against: revisions that must have been bases.
+
+    Raises UsageError for a report that is not green, or of another tree or base.
+    """
+    try:
+        content = json.loads(report.read_text(encoding="utf-8"))
+        verdicts, status = content["verdicts"], content["status"]
+        outcomes = [one["outcome"] for one in verdicts]
+        judged, bases = content["candidate"], dict(content["bases"])
+        ended = {one["against"] for one in content["comparisons"] if one["ended"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{report} is no report of a gate that ended ({type(error).__name__}: {error}): gate "
+            "again"
+        ) from error
+    bad = sorted({str(outcome) for outcome in outcomes} - GREEN)
+    if status != 0 or bad or not outcomes or not bases or ended != set(bases):
+        said = ", ".join(bad) or "a comparison did not end"
+        raise UsageError(f"{report} is not green: status {status}, {said}")
+    if judged != tree_digest(root, report):
+        raise UsageError(f"{report} is of another tree than {root}: gate this one")
+    for rev in against:
+        if (commit := resolve(rev, root)) not in bases.values():
+            compared = ", ".join(map(str, bases.values()))
+            raise UsageError(f"{report} compares with {compared}, not with {rev} ({commit})")
+    return f"{len(outcomes)} verdicts against {', '.join(bases)}, all green, of this tree"
