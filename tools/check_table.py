@@ -20,6 +20,7 @@ LANES = {  # check -> what of it `make test` has, what the slow lane adds
     "determinism": (QUICK, "every case, every configuration of each kernel"),
     "autocast": (QUICK, "nothing more: rows that are zero have no bound under autocast"),
     "empty batch": (QUICK, "nothing more: it has no rows to differ in"),
+    "large offsets": ("the smallest case that fits, in bf16", "nothing more: only offsets grow"),
     "resources": ("the largest case for each chip", "every case for each chip"),
     "compiled": (f"{QUICK}, by `aot_eager`", "every case, by `inductor`"),
 }
@@ -34,7 +35,9 @@ IN_PLACE = {
     "autocast": "it works in place, which autocast leaves alone",
     "compiled": "it works in place, and no compiled step contains it",
     "empty batch": "it has no batch",
+    "large offsets": "it takes no bfloat16",
 }
+INTERPRETED = ("races", "large offsets")
 OF_GRADIENTS = ("scaled upstream", "backward twice", "two consumers", "second derivative")
 
 
@@ -45,12 +48,12 @@ def tree() -> list[tuple[Op, Provider]]:
 
 def gap(op: Op, provider: Provider, check: str, device: torch.device) -> str | None:
     """Why a check has nothing to try on a provider; None where it is tried."""
+    if check in INTERPRETED and device.type != "cpu":
+        return "it is seen where kernels of Triton's are interpreted"
     if op.mutated and check in IN_PLACE:
         return IN_PLACE[check]
     if not op.differentiable and check in OF_GRADIENTS:
         return "it has no gradients"
-    if check == "races" and device.type != "cpu":
-        return "it is seen where kernels of Triton's are interpreted"
     if check in ("captured", "side stream"):
         reason = cannot("capture" if check == "captured" else "gpu", device)
         if reason is not None:

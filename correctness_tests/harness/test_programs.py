@@ -1,4 +1,4 @@
-"""What only shows among many programs: races, and the sums of many processors."""
+"""What only shows among many programs: races, offsets, the sums of many processors."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def first_elements(x, y, BLOCK: tl.constexpr, STEP: tl.constexpr):  # type: igno
     """Programs that store STEP elements apart; BLOCK elements each."""
     at = tl.program_id(0) * STEP + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at))
+
+
+@jit
+def copy_rows(x, y, stride, D, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    start = row.to(tl.int64) * stride if WIDE else row * stride
+    tl.store(y + row * D + at, tl.load(x + start + at, mask=at < D), mask=at < D)
 
 
 @jit
@@ -62,6 +70,24 @@ def test_an_address_stored_by_two_programs_is_a_race() -> None:
 def test_programs_apart_and_atomics_are_no_race() -> None:
     finding = finding_of("races", launching(4))
     assert finding.outcome is Outcome.PASSED, finding
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_an_offset_of_32_bits_is_found(wide: bool) -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        B, T, D = x.shape
+        plain = x.detach()
+        for t in range(T):
+            row = plain[:, t]
+            copy = torch.empty(B, D, dtype=x.dtype)
+            copy_rows[(B,)](row, copy, x.stride(0), D, WIDE=wide, BLOCK=2 ** D.bit_length())
+            x = x + torch.zeros_like(x, memory_format=torch.contiguous_format).index_copy(
+                1, torch.tensor([t]), (copy - row)[:, None]
+            )
+        return EAGER["rms_norm"](x, weight, eps)
+
+    finding = finding_of("large offsets", call)
+    assert (finding.outcome is Outcome.PASSED) is wide, finding
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tools.check_table import ELSEWHERE, HERE, LANES, gap, tree
 EVERY = tree()
 CPU = torch.device("cpu")
 LONG = pytest.mark.timeout(3600)  # seconds, of an interpreter
-ALONE = ("out of bounds", "autocast", "empty batch")
+ALONE = ("out of bounds", "autocast", "empty batch", "large offsets")
 EVERY_CASE = [name for name in HERE if name not in ALONE]  # see docs/CHECK.md for why
 CONFIGURED = ("out of bounds", "determinism")
 each_provider = pytest.mark.parametrize(
@@ -94,9 +94,12 @@ KERNELS = [(op, one) for op, one in EVERY if programs(op, one, op.cases[0])]  # 
 def test_a_provider_of_the_tree_passes(
     op: Op, provider: Provider, check: str, device: torch.device
 ) -> None:
-    """In float32: every case where memory is guarded, elsewhere one of several blocks."""
-    cases = op.cases if check == "out of bounds" else [several_blocks(op.name, provider.name)]
-    held(narrowed(op, cases, [torch.float32]), provider, check, device)
+    """In float32, offsets in bfloat16: every case where memory is guarded or offsets are large,
+    elsewhere one of several blocks."""
+    every = check in ("out of bounds", "large offsets")
+    cases = op.cases if every else [several_blocks(op.name, provider.name)]
+    dtype = torch.bfloat16 if check == "large offsets" else torch.float32
+    held(narrowed(op, cases, [dtype]), provider, check, device)
 
 
 @pytest.mark.parametrize("access", ["load", "store"])

@@ -39,6 +39,7 @@ _COMPARING: dict[str, Callable[[Candidate], Problem]] = {
     "captured": frameworks.captured,
     "side stream": frameworks.side_stream,
     "empty batch": frameworks.empty_batch,
+    "large offsets": programs.large_offsets,
 }
 _OTHERS: dict[str, Callable[[Candidate], Problem]] = {
     "out of bounds": guards.out_of_bounds,

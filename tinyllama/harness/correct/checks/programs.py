@@ -1,15 +1,23 @@
-"""What only shows among several programs: races."""
+"""What only shows among many programs: races, and offsets past 2^31 elements."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported
 from tinyllama.harness.correct.checks.graph import Graph
-from tinyllama.harness.correct.checks.guards import watched
+from tinyllama.harness.correct.checks.guards import KnownMemory, watched
+from tinyllama.harness.correct.offsets import BF16, Far, NoAddressesError
+from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.launch import identity
+
+APART = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
 
 
 class Stores:
@@ -50,8 +58,7 @@ class Stores:
 
 def races(candidate: Candidate) -> Problem:
     """No two programs of a launch store to one address without an atomic, in any plain case."""
-    if not candidate.interpreted:
-        raise Unsupported("it is seen where kernels of Triton's are interpreted: use --device cpu")
+    _interpreted(candidate)
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
@@ -65,3 +72,68 @@ def races(candidate: Candidate) -> Problem:
             if kernel not in candidate.provider.races:
                 return case, f"{kernel}: two programs of a launch store to {seen}"
     return None
+
+
+def large_offsets(candidate: Candidate) -> Problem:
+    """Results are right for inputs and upstream gradients whose rows lie 2^30 elements apart."""
+    _interpreted(candidate)
+    if BF16 not in candidate.dtypes:
+        raise Unsupported("it takes no bfloat16, of which 2^31 elements have addresses here")
+    case = _with_entries(candidate, APART, BF16)
+    op, inputs, memory = candidate.op, candidate.inputs(case), KnownMemory()
+    axis = _first_axis(candidate)
+
+    def is_placed(value: Any, declared: Tensor) -> bool:
+        has_rows = isinstance(value, torch.Tensor) and declared.axes[:1] == (axis,)
+        return has_rows and value.dtype is BF16
+
+    def apart(values: Mapping[str, Any], declared: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {
+            name: far(value) if is_placed(value, declared[name]) else value
+            for name, value in values.items()
+        }
+
+    if not any(is_placed(value, op.inputs[name]) for name, value in inputs.args.items()):
+        raise Unsupported(f"no input that it takes in bfloat16 has the first axis {axis}")
+    with memory, watched(memory.watch):
+        try:
+            far = Far()
+        except NoAddressesError as error:
+            raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
+        placed = replace(
+            inputs,
+            args=apart(inputs.args, op.inputs),
+            upstream=apart(inputs.upstream, op.outputs),
+        )
+        graph = Graph(candidate, placed, prepare=lambda value: value.detach())
+        results = {name: value.detach() for name, value in graph.outputs.items()}
+        if op.differentiable:
+            gradients = graph.gradients(lambda gradient: gradient)
+            results |= {f"grad {name}": value for name, value in gradients.items()}
+    wrong = candidate.wrong(case, results, inputs)
+    return (case, str(wrong[0])) if wrong else None
+
+
+def _interpreted(candidate: Candidate) -> None:
+    if not candidate.interpreted:
+        raise Unsupported("it is seen where kernels of Triton's are interpreted: use --device cpu")
+
+
+def _first_axis(candidate: Candidate) -> str:
+    return next(iter(candidate.op.inputs.values())).axes[0]
+
+
+def _with_entries(candidate: Candidate, entries: int, dtype: torch.dtype) -> OpCase:
+    """The smallest case of rows that are not trivial, with so many entries along the first axis.
+
+    Raises Unsupported where the provider covers none.
+    """
+    axis = _first_axis(candidate)
+    for case in candidate.plain():
+        size = case.case.dims[axis]
+        if candidate.op.mutated or not isinstance(size, int) or case.dtype is not dtype:
+            continue
+        resized = replace(case, case=case.case.resized(**{axis: entries}))
+        if elements(candidate.op, case.case) >= 16 * size and resized.unsupported() is None:
+            return resized
+    raise Unsupported(f"no case that it covers can have {entries} entries along {axis}")
