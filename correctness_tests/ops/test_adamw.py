@@ -253,11 +253,14 @@ def test_tensors_that_adjoin_are_updated_as_one(device: torch.device) -> None:
     for beside in (False, True):
         lists = [[*torch.cat(tensors).split(sizes)] for tensors in given]
         mine = State(*lists, *scalars(device))
+        low = [*torch.full((sum(sizes),), torch.nan, dtype=torch.bfloat16).to(device).split(sizes)]
         with recorded("sm_90") as launches:
-            update(mine, **rates, eps=1e-3, beside=beside)
+            update(mine, **rates, eps=1e-3, low=low, beside=beside)
         assert launches[-1].arguments["table"] is None
         with processors(1):
-            update(mine, **rates, eps=1e-3, beside=beside)
+            update(mine, **rates, eps=1e-3, low=low, beside=beside)
+        for copy, p in zip(low, mine.param, strict=True):
+            assert torch.equal(copy, p.to(torch.bfloat16))
         for ours, theirs in zip(mine[:4], plain[:4], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

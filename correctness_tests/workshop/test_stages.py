@@ -128,8 +128,9 @@ def test_a_stage_of_kernels_is_right_interpreted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_prints_the_table_and_leaves_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(running, "TEXT_STEPS", 4)
     folder = tmp_path / "stages"
     status = main(["stages", "6", "1", "6", "--device", "cpu", "--output", str(folder)])
     printed = capsys.readouterr().out
