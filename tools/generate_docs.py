@@ -3,7 +3,7 @@
     python -m tools.generate_docs            rewrite them
     python -m tools.generate_docs --check    exit 1 and name those that are stale
 
-A table stands in any ``*.md`` of the root or of docs/, between the lines
+A table stands in any ``*.md`` of the root, docs/ or docs/workshop/, between the lines
 ``<!-- generated: NAME -->`` and ``<!-- end -->``. NAME is a key of `GENERATORS`.
 """
 
@@ -20,11 +20,13 @@ from tinyllama.profiling import documents as from_documents
 from tools import (
     check_table,
     gate_tables,
+    guide_table,
     model_tables,
     mutant_record,
     readme_tables,
     result_figures,
     result_tables,
+    roofline_table,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +43,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "op-costs": model_tables.op_costs,
     "op-costs-small": model_tables.op_costs_small,
     "counted": result_tables.counted,
+    "roofline": roofline_table.table,
+    "guide": guide_table.table,
     "longest": result_tables.longest,
     "state": model_tables.state,
     "activations": model_tables.activations,
@@ -70,7 +74,8 @@ class DocumentError(ValueError):
 
 def documents() -> list[Path]:
     """Every document that may hold tables."""
-    return [path for folder in (ROOT, ROOT / "docs") for path in sorted(folder.glob("*.md"))]
+    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "workshop")
+    return [path for folder in folders for path in sorted(folder.glob("*.md"))]
 
 
 def fill(text: str, document: str) -> tuple[str, list[str]]:

@@ -116,7 +116,8 @@ def test_both_kernels_of_swiglu_are_right() -> None:
 
 def commands() -> list[str]:
     """Every fenced command of the pages, in order."""
-    pages = [PAGES / f"{name}.md" for name in ("README", "EXERCISES", "ANSWERS", "TROUBLESHOOTING")]
+    names = ("README", "VERSIONS", "EXERCISES", "ANSWERS", "TROUBLESHOOTING")
+    pages = [PAGES / f"{name}.md" for name in names]
     assert sorted(pages) == sorted(PAGES.glob("*.md")), "a page is not read"
     blocks = [b for page in pages for b in COMMANDS.findall(page.read_text(encoding="utf-8"))]
     return [line for block in blocks for line in block.splitlines()]

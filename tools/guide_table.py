@@ -1,0 +1,66 @@
+"""What each tier gains and costs, for the guide of the workshop."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tinyllama.harness.records.entries import StepEntry
+from tinyllama.model.tiers import TIERS, Tier
+from tools.model_tables import table as markdown
+from tools.result_tables import ROOT, newest
+
+OPS = ROOT / "tinyllama" / "ops"
+GROUP = "small-bf16"
+
+
+def table() -> str:
+    """For each tier: its own kernels' lines, and of the newest record of `GROUP` on each device the
+    time, launches and peak of a step."""
+    found = [
+        next((one for one in records if one.group == GROUP), None) for records in newest(StepEntry)
+    ]
+    headers = ["tier", "lines of kernels", "ms a step", "over V1", "kernels a step", "peak, MiB"]
+    tables = []
+    for record in filter(None, found):
+        entries = {entry.contender: entry for entry in record.of(StepEntry) if entry.ran}
+        rows = [
+            [
+                name.upper(),
+                kernel_lines(tier),
+                f"{entry.time * 1e3:.2f}",
+                f"{entry.over_baseline.median:.1f}" if entry.over_baseline else "1",
+                entry.kernels,
+                f"{(entry.peak_bytes or 0) / 2**20:.0f}",
+            ]
+            for name, tier in TIERS.items()
+            if (entry := entries.get(name)) is not None
+        ]
+        source = f"{record.device}, `{GROUP}`, commit {record.commit[:10]}, {record.date[:10]}"
+        tables.append(f"{markdown(headers, rows)}\n\nMeasured on {source}.")
+    return "\n\n".join(tables) or "Nothing is recorded yet."
+
+
+def kernel_lines(tier: Tier) -> int:
+    """Lines of the functions under ``@jit`` of the ops whose kernels a tier launches. An op that no
+    tier names is part of one that V3 names."""
+    own = {op for op, provider in tier.table.items() if provider in ("triton", "fused")}
+    if not own:
+        return 0
+    later = {op for other in TIERS.values() for op in other.table} - {*tier.table}
+    others = {op for op in tier.table if op not in own}
+    return sum(
+        _jit_lines(path)
+        for path in OPS.rglob("*.py")
+        if path.relative_to(OPS).parts[0].removesuffix(".py") not in later | others
+    )
+
+
+def _jit_lines(path: Path) -> int:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(one, ast.Name) and one.id == "jit" for one in node.decorator_list)
+    )
