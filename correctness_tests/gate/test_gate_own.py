@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gated_suite import git, plain_git
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
@@ -157,11 +159,17 @@ def test_a_process_that_ends_with_0_before_anything_is_compared_is_not_green(
 
 
 @pytest.mark.slow("it starts a gate, whose workers import torch")
-def test_equal_files_are_identical(tree: Path) -> None:
+def test_equal_files_are_identical(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    beside = tmp_path_factory.mktemp("beside")
+    (beside / "sitecustomize.py").write_text(
+        "import os\n\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{beside}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("TMPDIR", str(beside))  # where devices are locked
     (tree / "kernels/once.py").write_text((tree / "kernels/once.py").read_text() + "# more\n")
     argv = ["-m", "tinyllama", "gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"]
-    quiet = "import os; os.getloadavg = lambda: (0.0, 0.0, 0.0)"
-    (tree / "sitecustomize.py").write_text(quiet)
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 IDENTICAL" in done.stdout
