@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.cli.options import file_path, whole_within
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_results_dir
 
 
@@ -23,6 +24,12 @@ def add(subparsers: Any) -> None:
     option(
         "stage", nargs="*", type=whole_within(1, 6), metavar="N", help="stages 1 to 6 (default all)"
     )
+    option(
+        "--tier",
+        choices=["v4"],
+        help="v4: the open exercise, an ultra-fused block with the faults of the published one",
+    )
+    option("--file", type=file_path, metavar="FILE", help="with --tier v4: your file")
     option("--list", action="store_true", help="print the stages, and run nothing")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option(
@@ -39,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Run and print; 0 when each check was red as it is and green when fixed, else 1."""
     from tinyllama.workshop.stages import STAGES
 
+    if args.tier or args.file:
+        return _open_exercise(args)
     if args.list:
         for stage in STAGES.values():
             print(f"{stage.number}  {stage.title} (check: {stage.check})")
@@ -65,3 +74,18 @@ def run(args: argparse.Namespace) -> int:
     for path in running.save(args.output, found, device):
         print(f"wrote {path}")
     return 0 if all(running.as_promised(seen) for seen in found[1:]) else 1
+
+
+def _open_exercise(args: argparse.Namespace) -> int:
+    """Print what is still wrong with a file of the exercise; 0 when nothing is, else 1."""
+    if not (args.tier and args.file):
+        raise UsageError(
+            "the exercise needs both --tier v4 and --file FILE: "
+            "copy docs/workshop/starters/ultra.py, and name the copy"
+        )
+    from tinyllama.harness.machine.device import usable_device
+    from tinyllama.workshop.ultra import judge
+
+    held, of, found = judge(args.file, usable_device(args.device))
+    print(f"{held} of {of} hold. {found}")
+    return 0 if held == of else 1

@@ -1,0 +1,63 @@
+"""The open exercise of V4: each fault is found in turn, and the solution has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tinyllama.cli import main
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "workshop"
+STARTER = (PAGES / "starters" / "ultra.py").read_text(encoding="utf-8")
+SOLUTION = (PAGES / "solutions" / "ultra.py").read_text(encoding="utf-8")
+LAUNCHED = ("n, total, D, BLOCK=block", "n, total, D, eps, BLOCK=block")
+ABSENT = ("if grads[1] is not None:", "if grads[1] is not None and grads[0] is None:")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (STARTER.replace("s = a + b", "s = a - b").replace(*LAUNCHED), "0 of 4 hold. outputs: "),
+        (STARTER, "1 of 4 hold. fused_kernel: never launched"),
+        (STARTER.replace(*LAUNCHED), "2 of 4 hold. gradients: "),
+        (SOLUTION.replace(*ABSENT), "2 of 4 hold. gradients: "),
+        (SOLUTION.replace("ds = torch.zeros_like(total)", "ds = grads[0].float() * 0"), "3 of 4"),
+        (SOLUTION, "4 of 4 hold. all that is asked holds"),
+    ],
+    ids=["wrong", "idle", "no gradient", "lost gradient", "absent gradient", "solution"],
+)
+def test_what_is_wrong_is_said(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text, encoding="utf-8")
+    status = main(["stages", "--tier", "v4", "--file", str(file), "--device", "cpu"])
+    assert capsys.readouterr().out.startswith(said)
+    assert status == (0 if text == SOLUTION else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tier", "v4"], "copy docs/workshop/starters/ultra.py"),
+        (["--file", "mine.py"], "copy docs/workshop/starters/ultra.py"),
+        (["--tier", "v4", "--file", "absent.py"], "no file"),
+        (["--tier", "v4", "--file", "broken.py"], "cannot be imported: SyntaxError"),
+        (["--tier", "v4", "--file", "empty.py"], "declares no provider 'lesson' of add_rms_norm"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.py").write_text("", encoding="utf-8")
+    (tmp_path / "broken.py").write_text("def", encoding="utf-8")
+    assert main(["stages", "--device", "cpu", *options]) == 2
+    assert said in capsys.readouterr().err
