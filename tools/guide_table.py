@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+import re
 
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.model.tiers import TIERS, Tier
@@ -12,6 +12,7 @@ from tools.result_tables import ROOT, newest
 
 OPS = ROOT / "tinyllama" / "ops"
 GROUP = "small-bf16"
+IMPORTED = re.compile(r"^from tinyllama\.ops(?:\.(\w+)\S*| import (\w+))", re.M)
 
 
 def table() -> str:
@@ -42,25 +43,28 @@ def table() -> str:
 
 
 def kernel_lines(tier: Tier) -> int:
-    """Lines of the functions under ``@jit`` of the ops whose kernels a tier launches. An op that no
-    tier names is part of one that V3 names."""
-    own = {op for op, provider in tier.table.items() if provider in ("triton", "fused")}
-    if not own:
-        return 0
-    later = {op for other in TIERS.values() for op in other.table} - {*tier.table}
-    others = {op for op in tier.table if op not in own}
-    return sum(
-        _jit_lines(path)
-        for path in OPS.rglob("*.py")
-        if path.relative_to(OPS).parts[0].removesuffix(".py") not in later | others
-    )
+    """Lines of the functions under ``@jit`` of the ops whose kernels a tier launches, and of those
+    that these import."""
+    waiting = [op for op, provider in tier.table.items() if provider in ("triton", "fused")]
+    seen: set[str] = set()
+    lines = 0
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        alone = OPS / f"{op}.py"
+        for path in [alone] if alone.is_file() else (OPS / op).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            lines += _jit_lines(text)
+            waiting += [first or second for first, second in IMPORTED.findall(text)]
+    return lines
 
 
-def _jit_lines(path: Path) -> int:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def _jit_lines(text: str) -> int:
     return sum(
         (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef)
         and any(isinstance(one, ast.Name) and one.id == "jit" for one in node.decorator_list)
     )
