@@ -44,6 +44,15 @@ def add(subparsers: Any) -> None:
     )
     option("--json", type=file_path, metavar="PATH", help="write the result as JSON")
     option(
+        "--curve",
+        type=file_path,
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="write the loss curve: .csv, .png, .svg, .pdf, or without a suffix a folder for "
+        "TensorBoard; repeatable",
+    )
+    option(
         "--diagnose",
         action="store_true",
         help="show the output of every op, and its gradient, in the first and the last step",
@@ -110,16 +119,20 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.cli.summary import ProgressBar, console, print_diagnosis, print_summary
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
+    from tinyllama.training.curve import check_curve, write_curve
     from tinyllama.training.data import RandomTokens, TextBytes
     from tinyllama.training.train import NotSavedError, train
 
     tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
-    check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json))
-    check_apart(("--resume", args.resume), ("--json", args.json))
+    curves = [("--curve", path) for path in args.curve]
+    check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json), *curves)
+    check_apart(("--resume", args.resume), ("--json", args.json), *curves)
     resumed = checkpoint.load(args.resume) if args.resume else None
     model, config = settings(args, resumed)
     check_writable(args.json, "--json")
     check_writable(args.save, "--save")
+    for path in args.curve:
+        check_curve(path)
     batches: Batches
     if args.data:
         batches = TextBytes(args.data, model.vocab_size, config)
@@ -152,6 +165,8 @@ def run(args: argparse.Namespace) -> int:
     print_summary(result, out)
     if args.json:
         write_json(args.json, result.as_dict())
+    for path in args.curve:
+        write_curve(path, result)
     if not_saved:
         raise not_saved
     return STATUS[result.status] or (NO_GRADIENT if result.lost else 0)
