@@ -157,14 +157,14 @@ def test_each_block_is_updated_once_its_gradients_are_final(device: torch.device
     step, seen = make_step(device, StepPlan()), []
     tokens = TOKENS.to(device)
 
-    def receive(gradients: dict[tuple[int, str], torch.Tensor]) -> None:
-        seen.append({at: gradient.clone() for at, gradient in gradients.items()})
+    def receive(layer: int, gradients: dict[str, torch.Tensor]) -> None:
+        seen.append((layer, {name: gradient.clone() for name, gradient in gradients.items()}))
 
     with receiving(receive):
         step(tokens[:, :-1], tokens[:, 1:])
-    assert [sorted({layer for layer, _ in gradients}) for gradients in seen] == [[2], [1], [0]]
-    for gradients in seen:
-        for (layer, name), gradient in gradients.items():
+    assert [layer for layer, _ in seen] == [2, 1, 0]
+    for layer, gradients in seen:
+        for name, gradient in gradients.items():
             found = step.model.get_parameter(f"layers.{layer}.{name}").grad
             assert found is not None
             assert torch.equal(gradient, found)

@@ -323,13 +323,12 @@ class TrainStep:
             self.scaler.scale(self._graph_loss).backward(self._one)
         del self._graph_loss
 
-    def _receive(self, gradients: dict[tuple[int, str], torch.Tensor]) -> None:
-        """Update some blocks beside the rest of the backward pass. After block 0 no product is left
+    def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
+        """Update a block beside the rest of the backward pass. After block 0 no product is left
         that needs room on the processors."""
-        room = all(layer > 0 for layer, _ in gradients)
         with self._side.branch():
-            mine = {self._index[at]: gradient for at, gradient in gradients.items()}
-            self.optimizer.update_with(mine, beside=room)
+            mine = {self._index[layer, name]: grad for name, grad in gradients.items()}
+            self.optimizer.update_with(mine, beside=layer > 0)
 
     def _update(self) -> None:
         if self.plan.overlap:

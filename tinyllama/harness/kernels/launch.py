@@ -246,15 +246,33 @@ def shown_name(function: Callable[..., Any]) -> str:
     return re.sub(r"\W", "_", op if does == op else f"{op}_{does}")
 
 
+_SHOWN: dict[str, Callable[..., Any]] = {}
+
+
+def multiplies(shown: str) -> bool | None:
+    """Whether the kernel that profilers show by this name has a matrix product, in itself or in a
+    function that it calls; None for a kernel that is not ours."""
+    return _has_product(_SHOWN[shown]) if shown in _SHOWN else None
+
+
+def _has_product(function: Callable[..., Any]) -> bool:
+    names = function.__code__.co_names
+    called = (function.__globals__.get(name) for name in names)
+    inner = [kernel.fn for kernel in called if HAS_TRITON and isinstance(kernel, Kernel)]
+    return "dot" in names or any(map(_has_product, inner))
+
+
 def identity(kernel: Any) -> str:
     """The name of a kernel in limits, records and messages: ``op.function``."""
     return f"{_op_of(kernel.fn.__module__)}.{kernel.fn.__name__}"
 
 
 def _op_of(module: str) -> str:
-    """The op whose kernels a module holds: its file, or the folder of a file ``kernels.py``."""
+    """The op whose kernels a module holds: its file, or the folder of a file ``kernels.py`` or
+    ``*_kernels.py``."""
     folder, _, file = module.rpartition(".")
-    return folder.rpartition(".")[2] if file == "kernels" and folder else file
+    inside = folder and (file == "kernels" or file.endswith("_kernels"))
+    return folder.rpartition(".")[2] if inside else file
 
 
 if HAS_TRITON and not TYPE_CHECKING:
@@ -287,6 +305,7 @@ if HAS_TRITON and not TYPE_CHECKING:
         """Make a kernel of a function (or of one that kernels call). Profilers show it by its
         file and function: ``rms_norm_backward``."""
         name = shown_name(function)
+        _SHOWN[name] = function
         return Kernel(function, repr=lambda specialization: name)
 
     class _Tuned(KernelInterface):

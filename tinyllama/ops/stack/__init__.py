@@ -25,6 +25,8 @@ from tinyllama.ops.block import Inputs as Block
 from tinyllama.ops.rms_norm import sum_rows
 from tinyllama.ops.rope import COS, SIN
 from tinyllama.ops.stack import launches
+from tinyllama.ops.stack.in_one import attend as attend_in_one
+from tinyllama.ops.stack.in_one import chosen
 from tinyllama.ops.stack.launches import ATTENTION_GRADIENT, DOWN, MLP_GRADIENT, OUT
 
 
@@ -191,17 +193,17 @@ class Fused:
         saved = (narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd)
         if not layers or not x.numel():
             return x.clone(), *saved
-        options = dependent(x.device)
+        options, in_one = dependent(x.device), chosen(qkv[0], width)
         x_ND = contiguous(x).flatten(0, 1)
         squares = launches.fold(x_ND, attention_norm[0], low_1[0])
         for i, w in enumerate(matrices):
-            launches.project(
-                *(low_1[i], w.qkv, squares, rstd[i, 0], cos, sin, qkv[i].flatten(0, 1)),
-                rotated=rotated,
-                eps=eps,
-            )
-            q, k, v = heads_of(qkv[i], given.w_q.shape[1], width)
-            attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]), options=options)
+            projected = (low_1[i], w.qkv, squares, rstd[i, 0], cos, sin)
+            if in_one is not None:
+                attend_in_one(in_one, *projected, qkv[i], o[i], lse[i], eps)
+            else:
+                launches.project(*projected, qkv[i].flatten(0, 1), rotated=rotated, eps=eps)
+                q, k, v = heads_of(qkv[i], given.w_q.shape[1], width)
+                attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]), options=options)
             o_NQ = o[i].flatten(0, 1)
             squares = launches.add_product(OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i])
             launches.gate(low_2[i], w.gate_up, squares, rstd[i, 1], gate_up[i], h[i], eps)
@@ -225,7 +227,7 @@ class Fused:
         x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
         if not layers or not x.numel():
             nothing = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
-            return _named(grads[0].to(x.dtype), nothing, weights, flat.zero_())
+            return _named(grads[0].to(x.dtype), nothing, _split(weights, flat.zero_()))
         heads = (rows_q + weights[1].shape[1]) // width
         per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
         if not rows_q:
@@ -244,67 +246,55 @@ class Fused:
         low = None if x.dtype is dtype else dtype
         dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
         dlow[-1].copy_(dx_ND)
-        for group in _groups(layers):
-            some = slice(group.start, group.stop)
-            dgate_up, dqkv = (torch.empty_like(saved[name][some]) for name in ("gate_up", "qkv"))
-            dout = torch.empty_like(dlow[some])
-            for at, i in reversed(list(enumerate(group))):
-                w, names = matrices[i], ("qkv", "o", "lse", "sum", "gate_up")
-                qkv, o, lse, total, gate_up = (saved[name][i] for name in names)
-                rstd_1, rstd_2 = saved["rstd"][i]
-                parts = launches.hidden_gradient(dlow[i], w.down, gate_up, rstd_2, dgate_up[at])
-                dsum_ND = dout[at] if low is None else torch.empty_like(dx_ND)
-                launches.norm_gradient(
-                    *(MLP_GRADIENT, dgate_up[at], w.gate_up, parts, rstd_2, total, mlp_norm[i]),
-                    *(dx_ND, dsum_ND, None if low is None else dout[at], gains[1][i]),
-                )
-                o_BTHK = o.unflatten(-1, (-1, width))
-                attend_backward(
-                    launches.input_product(dout[at], w.out).view_as(o_BTHK),
-                    *(*heads_of(qkv, rows_q, width), o_BTHK, lse),
-                    *(*heads_of(dqkv[at], rows_q, width), *tables),
-                    scaled=(rstd_1, per_head),
-                    options=options,
-                )
-                before_ND = saved["between"][i - 1] if i else x_ND
-                below_ND = dlow[i - 1] if i else None
-                apart = low is not None or below_ND is None
-                dx_ND = torch.empty_like(dx_ND) if apart else dlow[i - 1]
-                launches.norm_gradient(
-                    *(ATTENTION_GRADIENT, dqkv[at].flatten(0, 1), w.qkv, per_head, rstd_1),
-                    *(before_ND, attention_norm[i], dsum_ND, dx_ND),
-                    *(None if low is None else below_ND, gains[0][i]),
-                )
-            dys = dqkv.flatten(1, 2), dout, dgate_up, dlow[some]
-            xs = saved["low_1"], saved["o"].flatten(1, 2), saved["low_2"], saved["h"]
-            dws = _products(weights, flat[some])
-            launches.weight_gradients(list(zip(dys, (x[some] for x in xs), dws, strict=True)))
+        dmatrices, dweights = _views(weights, flat), _split(weights, flat)
+        for i in reversed(range(layers)):
+            w, names = matrices[i], ("qkv", "o", "lse", "sum", "gate_up")
+            qkv, o, lse, total, gate_up = (saved[name][i] for name in names)
+            dgate_up, dqkv, dout = (torch.empty_like(like) for like in (gate_up, qkv, dlow[i]))
+            rstd_1, rstd_2 = saved["rstd"][i]
+            parts = launches.hidden_gradient(dlow[i], w.down, gate_up, rstd_2, dgate_up)
+            dsum_ND = dout if low is None else torch.empty_like(dx_ND)
+            launches.norm_gradient(
+                *(MLP_GRADIENT, dgate_up, w.gate_up, parts, rstd_2, total, mlp_norm[i]),
+                *(dx_ND, dsum_ND, None if low is None else dout, gains[1][i]),
+            )
+            o_BTHK = o.unflatten(-1, (-1, width))
+            attend_backward(
+                launches.input_product(dout, w.out).view_as(o_BTHK),
+                *(*heads_of(qkv, rows_q, width), o_BTHK, lse),
+                *(*heads_of(dqkv, rows_q, width), *tables),
+                scaled=(rstd_1, per_head),
+                options=options,
+            )
+            before_ND = saved["between"][i - 1] if i else x_ND
+            below_ND = dlow[i - 1] if i else None
+            apart = low is not None or below_ND is None
+            dx_ND = torch.empty_like(dx_ND) if apart else dlow[i - 1]
+            launches.norm_gradient(
+                *(ATTENTION_GRADIENT, dqkv.flatten(0, 1), w.qkv, per_head, rstd_1),
+                *(before_ND, attention_norm[i], dsum_ND, dx_ND),
+                *(None if low is None else below_ND, gains[0][i]),
+            )
+            dys = dqkv.flatten(0, 1), dout, dgate_up, dlow[i]
+            xs = saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]
+            dw = dmatrices[i]
+            dws = dw.qkv, dw.out, dw.gate_up, dw.down
+            launches.weight_gradients(list(zip(dys, xs, dws, strict=True)))
             for receive in _RECEIVERS:
-                mine = _split(weights, flat[some])
-                receive({(i, n): dw[at] for n, dw in mine.items() for at, i in enumerate(group)})
+                receive(i, {name: gradient[i] for name, gradient in dweights.items()})
         summed = sum_rows(gains.flatten(0, 1), given.mlp_norm.dtype).unflatten(0, (2, -1))
-        return _named(dx_ND.view_as(x), list(summed), weights, flat)
+        return _named(dx_ND.view_as(x), list(summed), dweights)
 
 
-def _groups(layers: int) -> Iterator[range]:
-    """Blocks whose weights' gradients are one launch, from the last block down: two, but one at the
-    start, so that updates begin early, and one at the end, after which nothing hides an update."""
-    stop = layers
-    while stop:
-        start = stop - 2 if 2 < stop < layers else stop - 1
-        yield range(start, stop)
-        stop = start
-
-
-Receiver = Callable[[dict[tuple[int, str], torch.Tensor]], None]
+Receiver = Callable[[int, dict[str, torch.Tensor]], None]
 _RECEIVERS: list[Receiver] = []
 
 
 @contextlib.contextmanager
 def receiving(receive: Receiver) -> Iterator[None]:
-    """Meanwhile, call ``receive`` in each backward pass with the gradients of some blocks' weights,
-    by the index of the block and the weight's name, as soon as the kernels that make them are
-    queued. The pass then does not read these weights again. The last call has those of block 0."""
+    """Meanwhile, call ``receive`` in each backward pass with the index of a block and the gradients
+    of its weights by name, as soon as the kernels that make them are queued. The pass then does not
+    read these weights again. The last block comes first."""
     _RECEIVERS.append(receive)
     try:
         yield
@@ -312,15 +302,10 @@ def receiving(receive: Receiver) -> Iterator[None]:
         _RECEIVERS.pop()
 
 
-def _named(
-    dx: torch.Tensor,
-    gains: list[torch.Tensor],
-    weights: list[torch.Tensor],
-    flat_LP: torch.Tensor,
-) -> Named:
-    """The gradients by name, those of the weights as views of one buffer."""
+def _named(dx: torch.Tensor, gains: list[torch.Tensor], dweights: Named) -> Named:
+    """The gradients by name."""
     norms = dict(zip(("attention_norm", "mlp_norm"), gains, strict=True))
-    return {"x": dx, **norms, **_split(weights, flat_LP)}
+    return {"x": dx, **norms, **dweights}
 
 
 def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -334,16 +319,6 @@ def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torc
 def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
     """The matrices of each block in a buffer that has all seven side by side."""
     return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
-
-
-def _products(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[torch.Tensor]:
-    """The matrices of the four products (L out in) in such a buffer."""
-    first = Matrices.of([w[0] for w in weights], flat_LP[0])
-    return [
-        flat_LP.as_strided((len(flat_LP), *m.shape), (flat_LP.stride(0), *m.stride()), start)
-        for m in (first.qkv, first.out, first.gate_up, first.down)
-        for start in [m.storage_offset()]
-    ]
 
 
 def _where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:

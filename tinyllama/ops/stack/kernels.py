@@ -368,19 +368,16 @@ def product_kernel(
 @jit
 def weight_gradients_kernel(
     dqkv, low_1, dw_qkv, dout, o, dw_out, dgate_up, low_2, dw_gate_up, dy, h, dw_down,
-    n_rows, width, n_columns, n_heads, n_hidden, apart,
-    after_qkv, after_out, after_gate_up, after_all,
+    n_rows, width, n_columns, n_heads, n_hidden, after_qkv, after_out, after_gate_up,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """The gradients of the four matrices of some blocks, (E D), (D Q), (2F D) and (D F), in one
-    launch: each program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out,
-    after_gate_up, after_all: a block's programs up to the end of each. The operands of the next
-    block follow at once, its gradients ``apart`` elements later. One loop serves all four, so that
-    shared memory is taken once."""
+    """The gradients of the four matrices of a block, (E D), (D Q), (2F D) and (D F), in one launch:
+    each program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out,
+    after_gate_up: the programs up to the end of each. One loop serves all four, so that shared
+    memory is taken once."""
     begin(PDL)
-    tile = tl.program_id(0) % after_all
-    block = (tl.program_id(0) // after_all).to(tl.int64)
+    tile = tl.program_id(0)
     if tile < after_qkv:
         left, right, dw, n_out, n_in = dqkv, low_1, dw_qkv, n_columns, width
     elif tile < after_out:
@@ -392,9 +389,6 @@ def weight_gradients_kernel(
     else:
         tile -= after_gate_up
         left, right, dw, n_out, n_in = dy, h, dw_down, width, n_hidden
-    left += block * n_rows * n_out
-    right += block * n_rows * n_in
-    dw += block * apart
     across = tl.cdiv(n_in, BN)
     row, column = tile // across * BM, tile % across * BN
     i, j, k = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :], tl.arange(0, BK)[:, None]

@@ -250,16 +250,16 @@ def input_product(dy_NO: torch.Tensor, w_OD: torch.Tensor) -> torch.Tensor:
 
 
 def weight_gradients(threes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
-    """Write dW (L out in) = dy^T x for each of the four products of L blocks, given (dy, x, dW): dy
-    (L N out) and x (L N in) dense, in the order qkv, out, gate and up, down. One launch."""
-    (dqkv, low, first), (_, o, _), _, (_, h, _) = threes
-    blocks, n_rows, columns = dqkv.shape
-    width, heads, hidden = (x.shape[-1] for x in (low, o, h))
-    config = _chosen(WEIGHT_GRADIENTS, low[0], hidden)
+    """Write dW (out in) = dy^T x for each of the four products of a block, given (dy, x, dW): dy
+    (N out) and x (N in) dense, in the order qkv, out, gate and up, down. One launch."""
+    (dqkv, low, _), (_, o, _), _, (_, h, _) = threes
+    n_rows, columns = dqkv.shape
+    width, heads, hidden = (x.shape[1] for x in (low, o, h))
+    config = _chosen(WEIGHT_GRADIENTS, low, hidden)
     tiles = [
-        cdiv(dw.shape[1], config["BM"]) * cdiv(dw.shape[2], config["BN"]) for _, _, dw in threes
+        cdiv(dw.shape[0], config["BM"]) * cdiv(dw.shape[1], config["BN"]) for _, _, dw in threes
     ]
-    ends = list(itertools.accumulate(tiles))
+    *ends, programs = itertools.accumulate(tiles)
     sides = (columns, width, 2 * hidden)
     even = not (
         n_rows % config["BK"]
@@ -267,8 +267,8 @@ def weight_gradients(threes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor
         or any(side % config["BN"] for side in (width, heads, hidden))
     )
     options = {name: value for name, value in config.kwargs().items() if name != "GROUP"}
-    kernels.weight_gradients_kernel[(blocks * ends[-1],)](
+    kernels.weight_gradients_kernel[(programs,)](
         *(tensor for three in threes for tensor in three),
-        n_rows, width, columns, heads, hidden, first.stride(0), *ends,
+        n_rows, width, columns, heads, hidden, *ends,
         EVEN=even, PRECISION=input_precision(low), **options, **dependent(low.device),
     )  # fmt: skip

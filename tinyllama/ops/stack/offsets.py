@@ -11,6 +11,7 @@ from tinyllama.harness.declare.offsets import Ends, Pairs, Results, randn
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import launches, stack
+from tinyllama.ops.stack.in_one import attend
 
 EPS, WIDTH = 1e-5, 32
 ROWS = 2**31 // WIDTH + 2
@@ -46,6 +47,16 @@ def many_rows(ends: Ends) -> Pairs:
         product = launches.input_product(dy, w)
         return [qkv, gate_up, h, sums, total, low, dgate_up, parts, dx, product]
 
+    def attended(x: torch.Tensor) -> Results:
+        n, tokens = x.shape[:2]  # one head
+        squares = x.new_ones((n * tokens, 1), dtype=PARTS)
+        rstd = x.new_empty(n * tokens, dtype=PARTS)
+        qkv, o = x.new_empty((n, tokens, 48)), x.new_empty((n, tokens, 16))
+        matrices, tables = randn(48, WIDTH), rope_tables(tokens, 16)
+        lse = x.new_empty((n, 1, tokens), dtype=PARTS)
+        attend(Config(BK=32), x.flatten(0, 1), matrices, squares, rstd, *tables, qkv, o, lse, EPS)
+        return [qkv, o, lse]
+
     def folded(x: torch.Tensor) -> Results:
         low = torch.empty_like(x)
         return [launches.fold(x, randn(x.shape[1]), low), low]
@@ -53,7 +64,8 @@ def many_rows(ends: Ends) -> Pairs:
     far = (ends.room(ROWS * WIDTH).view(ROWS, -1) for _ in range(2))
     few = ends.room(2**31 + 2**15).view(-1, 2**14)
     with _tiles(BM=2**14, BN=64, BK=32):
-        return [*ends(call, 1, *far), *ends(folded, 1, few)]
+        sequences = ends.room(2**31 + 2**15).view(-1, 2**10, WIDTH)
+        return [*ends(call, 1, *far), *ends(folded, 1, few), *ends(attended, 1, sequences)]
 
 
 @stack.many_programs(narrow_fails=False)
@@ -68,8 +80,8 @@ def many_tokens(ends: Ends) -> Pairs:
     ) -> Results:
         shapes = (hidden, 2), (2, 2), (2 * hidden, 2), (2, hidden)
         dws = [torch.empty(shape) for shape in shapes]
-        threes = zip((dqkv, low, gates, low), (low, low, low, h), dws, strict=True)
-        launches.weight_gradients([(dy[None], x[None], dw[None]) for dy, x, dw in threes])
+        threes = list(zip((dqkv, low, gates, low), (low, low, low, h), dws, strict=True))
+        launches.weight_gradients(threes)
         return [dws[0][[0, 1]], dws[3][:, -64:]]
 
     far = (ends.room(tokens * n).view(tokens, n) for n in (hidden, hidden, 2, 2 * hidden))
