@@ -27,6 +27,7 @@ from tools import (
     result_figures,
     result_tables,
     roofline_table,
+    stage_table,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +46,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "counted": result_tables.counted,
     "roofline": roofline_table.table,
     "guide": guide_table.table,
+    "stages": stage_table.table,
     "longest": result_tables.longest,
     "state": model_tables.state,
     "activations": model_tables.activations,

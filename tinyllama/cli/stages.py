@@ -39,6 +39,8 @@ def add(subparsers: Any) -> None:
         metavar="DIR",
         help="logs, profiles and the comparison (default %(default)s)",
     )
+    option("--keep", action="store_true", help="keep the comparison below --results-dir")
+    option("--results-dir", type=file_path, default=Path("results"), metavar="DIR")
     parser.set_defaults(run=run)
 
 
@@ -60,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     device = usable_device(args.device)
     numbers = sorted(set(args.stage)) or list(STAGES)
     check_results_dir(args.output, "--output")
+    if args.keep:
+        check_results_dir(args.results_dir)
     try:
         found = running.run(numbers, device, lambda what: print(what, file=sys.stderr, flush=True))
     except WorkerError as error:
@@ -73,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     print(running.comparison(found, device), end="")
     for path in running.save(args.output, found, device):
         print(f"wrote {path}")
+    if args.keep:
+        print(f"kept {running.keep(args.results_dir, found, device)}")
     return 0 if all(running.as_promised(seen) for seen in found[1:]) else 1
 
 

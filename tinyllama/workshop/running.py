@@ -15,13 +15,16 @@ import torch
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import device_name
-from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.machine.worker import Worker, close_all
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
+from tinyllama.harness.records.results import current_commit, now, versions
+from tinyllama.harness.records.results import folder as folder_of
 from tinyllama.training.diagnose import Diagnosis
 from tinyllama.workshop.stages import STAGES, Stage
 
 BASELINE = "v1"
+KIND = "stages"  # of what is kept, and its folder
 COLUMNS = ("Name", "Calls", "TotalDurationNs", "AverageNs", "Percentage")
 TEXT_STEPS = 60
 TURN = {"cpu": 0.05, "cuda": 0.2}  # seconds of a turn; at least one step
@@ -209,8 +212,8 @@ def memory(seen: Seen) -> str:
     return f"{seen.memory['peak_bytes'] / 2**20:,.1f} MB (process)"
 
 
-def comparison(found: Sequence[Seen], device: torch.device) -> str:
-    """The documents' table, with their figure in brackets, and the order by interval."""
+def table(found: Sequence[Seen], device: torch.device) -> list[tuple[str, ...]]:
+    """The rows of the documents' table, headings first, with their figures in brackets."""
     samples = group_for(device).shape.batch_size
     base, stages = found[0], found[1:]
     rows = [("", "Loss", "Speed (samples/s)", "vs Baseline", "Key issue", "Memory")]
@@ -232,13 +235,19 @@ def comparison(found: Sequence[Seen], device: torch.device) -> str:
                 f"{memory(seen)} ({stage.memory})",
             )
         )
+    return rows
+
+
+def comparison(found: Sequence[Seen], device: torch.device) -> str:
+    """The documents' table as text, and the order by interval."""
+    rows = table(found, device)
     wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)).rstrip() for row in rows]
     lines += ["", f"{device_name(device)}, {group_for(device)}; in brackets: the documents.", ""]
-    return "\n".join([*lines, *_order(found, device)]) + "\n"
+    return "\n".join([*lines, *order(found, device)]) + "\n"
 
 
-def _order(found: Sequence[Seen], device: torch.device) -> list[str]:
+def order(found: Sequence[Seen], device: torch.device) -> list[str]:
     """Whether the stages stand in the documents' order: each ratio with its interval of 99%."""
     if device.type == "cpu":
         return ["The order of the stages by speed needs a GPU: a CPU interprets the kernels."]
@@ -267,3 +276,21 @@ def save(folder: Path, found: Sequence[Seen], device: torch.device) -> list[Path
     for name, text in texts.items():
         replace_text(folder / name, text)
     return [folder / name for name in texts]
+
+
+def keep(root: Path, found: Sequence[Seen], device: torch.device) -> Path:
+    """Write the comparison below the results of the device, with where it is from; its path."""
+    facts: dict[str, Any] = {
+        "kind": KIND,
+        "device": device_name(device),
+        "group": str(group_for(device)),
+        "versions": versions(),
+        "commit": current_commit(),
+        "date": now(),
+    }
+    rows, lines = table(found, device), order(found, device)
+    stamp = facts["date"].translate(str.maketrans("", "", "-:"))
+    path = folder_of(root, device_name(device)) / KIND / f"{stamp}-{facts['commit'][:10]}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**facts, "rows": rows, "order": lines})
+    return path

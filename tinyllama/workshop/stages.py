@@ -126,7 +126,7 @@ def tier_of(parts: Parts, device: torch.device) -> Tier:
         return replace(V1, name="stage", table=V1.table)
     table = {op: name for op, name in V3.table.items() if op != "block"}
     table["swiglu"] = "triton" if parts.blas else "naive"
-    return replace(V3, name="stage", table=table, gpu=StepPlan(), cpu=StepPlan())
+    return replace(V3, name="stage", table=table, gpu=StepPlan(capture=True))
 
 
 def attention_of(parts: Parts, device: torch.device) -> Callable[..., torch.Tensor]:
@@ -187,7 +187,8 @@ def default_initialise(model: TinyLlama, seed: int) -> None:
 
 @dataclass
 class Trained:
-    """A stage's step, uncaptured as the documents' programs run, and the parameters it updates."""
+    """A stage's step and the parameters it updates. On a GPU it is captured: there the host would
+    otherwise take longer than the kernels, and hide what they cost."""
 
     parts: Parts
     model: ModelConfig
@@ -198,7 +199,7 @@ class Trained:
 
     def __post_init__(self) -> None:
         model = model_of(self.parts, self.model, self.device, self.config.seed)
-        self.step = TrainStep(model, self.config, StepPlan())
+        self.step = TrainStep(model, self.config)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not self.only or name in self.only)
         if not self.parts.differentiable:
