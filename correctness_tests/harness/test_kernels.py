@@ -25,7 +25,7 @@ from tinyllama.harness.kernels.launch import (
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.kernels.resources import CHIPS, lacking
 from tinyllama.harness.measure.launches import kind_of
-from tinyllama.model.tiers import V3
+from tinyllama.model.tiers import V3, V4
 
 needs_triton = pytest.mark.skipif(not kernels.HAS_TRITON, reason="triton is not installed")
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -274,8 +274,13 @@ def test_a_profile_tells_the_kernels_of_the_tree_apart() -> None:
     assert found["attention.backward_kernel"] == "attention_backward"
     assert found["transpose.transpose_kernel"] == "transpose"
     assert len(set(found.values())) == len(found)
-    used = {launch.kernel.repr(None) for launch in every_launch(V3.table)}
-    assert {name for name in used if kind_of(name) == "other"} == set()
+    for tier in (V3, V4):
+        used = {launch.kernel.repr(None) for launch in every_launch(tier.table)}
+        assert {name for name in used if kind_of(name) == "other"} == set()
+    kinds = {name: kind_of(name) for name in found.values()}
+    assert kinds["stack_norm_gradient"] == "products"  # the product is in a function that it calls
+    assert kinds["stack_fold"] == kinds["rms_norm_forward"] == "elementwise"
+    assert kinds["attention_forward"] == "attention"
 
 
 def test_a_file_of_any_name_gives_a_symbol() -> None:

@@ -8,6 +8,7 @@ WAY is a function of this file; what it finds is written into the folder.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
+from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.profiling.ranges import PREFIX, STEP, Work, attributed, by_order, named
 from tinyllama.profiling.rates import costs
 from tinyllama.profiling.workload import Workload
@@ -44,6 +46,7 @@ def kernels(folder: Path, workload: Workload) -> None:
     """
     with workload.step(capture=False) as (step, once):
         gpu = step.device.type != "cpu"
+        once()  # what was restored after the warm-up is rounded again in the first step
         with (
             named(step),
             profile(activities=_activities(step.device), acc_events=True) as seen,
@@ -52,6 +55,8 @@ def kernels(folder: Path, workload: Workload) -> None:
             once()
         eager = attributed(list(seen.events()), gpu)
     with workload.step() as (step, once):
+        once()
+        unprofiled = statistics.median(wall_seconds(once, queue_of(step.device)) for _ in range(9))
         with profile(
             activities=_activities(step.device),
             acc_events=True,
@@ -82,6 +87,7 @@ def kernels(folder: Path, workload: Workload) -> None:
             "left_out": step.left_out,
             "device": str(step.device),
             "steps": workload.train.num_steps,
+            "unprofiled_seconds": unprofiled,
             "costs": {name: asdict(cost) for name, cost in costs(workload).items()},
             "ceilings": {
                 "bytes_per_second": copy_rate(step.device),

@@ -64,6 +64,8 @@ def show(facts: dict[str, Any], work: Sequence[Work], top: int) -> None:
         at_once = sum(end - start for start, end in spans) - covered(spans)
         busy = f"a kernel runs in {covered(spans) * 1e6:.0f} of {of_all * 1e6:.0f} us"
         out.print(f"{busy}; {at_once * 1e6:.0f} us are of kernels that overlap others")
+        if alone := facts.get("unprofiled_seconds"):
+            out.print(f"without the profiler the host waits {alone * 1e6:.0f} us for a step")
     for number, (saves, text) in enumerate(advice(facts, work), 1):
         out.print(f"{number}. {text} ({saves * 1e6:.0f} us, {saves / whole:.0%} of that time)")
 

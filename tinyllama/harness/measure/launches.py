@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from tinyllama.harness.kernels.launch import multiplies
+
 # A captured copy is a kernel (memcpy32_post, memcpy128) where a profiler was attached before the
 # capture, and a Memcpy where it was attached later (pytorch 191284).
 _COPY = re.compile(r"^[Mm]em(cpy|set)")
@@ -65,7 +67,13 @@ class Launches:
 
 
 def kind_of(name: str) -> str:
-    return next((kind for kind, pattern in KINDS.items() if pattern.search(name)), "other")
+    """The kind of a kernel or operator. Our own kernels with products are products, whatever else
+    is in their prologues and epilogues."""
+    kind = next((kind for kind, pattern in KINDS.items() if pattern.search(name)), "other")
+    product = multiplies(name)
+    if product is None or kind not in ("elementwise", "other"):
+        return kind
+    return "products" if product else "elementwise"
 
 
 def launches(call: Callable[[], object], device: torch.device) -> Launches:
