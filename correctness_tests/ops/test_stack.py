@@ -30,13 +30,10 @@ def inputs(tokens: int, heads: int, groups: int, width: int, device: torch.devic
 
     attention = [drawn(LAYERS, n, HIDDEN) for n in (columns, rows, rows)]
     mlp = [drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, HIDDEN, FFN)]
-    tables = (table.to(device) for table in rope_tables(tokens, width))
-    gains = (
-        torch.linspace(0.5, 1.5, LAYERS * HIDDEN, device=device).view(LAYERS, -1) for _ in "ab"
-    )
-    one, other = gains
+    cos, sin = (table.to(device) for table in rope_tables(tokens, width))
+    gains = torch.linspace(0.5, 1.5, 2 * LAYERS * HIDDEN, device=device).view(2, LAYERS, -1)
     x, out = drawn(3, tokens, HIDDEN), drawn(LAYERS, HIDDEN, columns)
-    return Inputs(x, *tables, one, *attention, out, other, *mlp)
+    return Inputs(x, cos, sin, gains[0], *attention, out, gains[1], *mlp)
 
 
 def key(tokens: int, width: int) -> dict[str, int]:

@@ -216,7 +216,9 @@ def table(found: Sequence[Seen], device: torch.device) -> list[tuple[str, ...]]:
     """The rows of the documents' table, headings first, with their figures in brackets."""
     samples = group_for(device).shape.batch_size
     base, stages = found[0], found[1:]
-    rows = [("", "Loss", "Speed (samples/s)", "vs Baseline", "Key issue", "Memory")]
+    rows: list[tuple[str, ...]] = [
+        ("", "Loss", "Speed (samples/s)", "vs Baseline", "Key issue", "Memory")
+    ]
     own = (f"{base.first_loss:.1f}", f"{speed(base, base.seconds, samples)} ({BASELINE_SPEED})")
     rows.append(("V1", *own, "1", "", f"{memory(base)} ({BASELINE_MEMORY})"))
     for seen in stages:
