@@ -27,7 +27,7 @@ needs_plots = pytest.mark.skipif(not PLOTS, reason="needs the extra 'report'")
 def test_the_page_shows_what_the_gate_holds_on_each_device() -> None:
     text = render(sample_records(), certificates=[certificate(SECOND)])
     words = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
-    first, second = re.split(rf"{re.escape(SECOND)} Ladder", words)
+    first, second = re.split(rf"{re.escape(SECOND)} Claimed", words)
     assert "Not certified. This does it: python -m tinyllama certify" in first
     assert "Not certified" not in second
     assert "20 A/A blocks, 100,000 simulated merges" in second

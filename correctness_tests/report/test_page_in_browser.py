@@ -1,4 +1,4 @@
-"""The page in a real browser: on a phone and on a desktop, in light and in dark.
+"""The page in a real browser: 400, 800 and 1400 pixels wide, in light and in dark.
 
 Each check of what a reader sees is itself checked, on a page that is broken in that respect.
 """
@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.sample_records import record, sample_records, sample_targets, steps
+from correctness_tests.support.sample_records import (
+    ops,
+    record,
+    sample_records,
+    sample_targets,
+    steps,
+)
 from tinyllama.harness.page import NEEDS, render
 from tinyllama.harness.records.results import Record
 
@@ -22,7 +28,7 @@ PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-SCREENS = {"phone": (360, 740), "desktop": (1280, 900)}
+SCREENS = {"phone": (400, 740), "tablet": (800, 1100), "desktop": (1400, 900)}
 MEASURE = Path(__file__).parents[1] / "support" / "page_measure.js"
 
 
@@ -88,6 +94,16 @@ def cut(seen: dict[str, Any]) -> list[str]:
     return list(seen["cut"])
 
 
+def hidden(seen: dict[str, Any]) -> list[str]:
+    """What is wider than its room, and cannot be scrolled to."""
+    return list(seen["hidden"])
+
+
+def uncued(seen: dict[str, Any]) -> list[str]:
+    """What scrolls, without a shadow that says so."""
+    return list(seen["uncued"])
+
+
 def faint(seen: dict[str, Any]) -> list[str]:
     """Text with a contrast below 4.5 to what lies behind it (WCAG 2.1, AA)."""
     return [f"{t['text']}: {t['contrast']:.2f}" for t in seen["texts"] if t["contrast"] < 4.5]
@@ -104,6 +120,8 @@ CHECKS: list[Callable[[dict[str, Any]], list[str]]] = [
     small,
     overlaps,
     cut,
+    hidden,
+    uncued,
     faint,
     pale,
 ]
@@ -124,8 +142,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One group of one device, for what needs no more."""
-    few = [record("small-bf16", steps("small-bf16"))]
+    """One group and the ops of one device, for what needs no more."""
+    few = [record("small-bf16", steps("small-bf16")), record("ops-bf16", ops())]
     return page_of(few, tmp_path_factory.mktemp("page"))
 
 
@@ -148,7 +166,15 @@ CSP = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], list[str]], Callable[[str], str]]] = {
     "a wide table": (
         overflow,
-        lambda text: text.replace(".scroll { overflow-x: auto;", ".scroll {"),
+        lambda text: text.replace("overflow-x: auto;", ""),
+    ),
+    "a table whose end is out of reach": (
+        hidden,
+        lambda text: text.replace("overflow-x: auto;", "overflow-x: hidden;"),
+    ),
+    "a table without a shadow": (
+        uncued,
+        lambda text: text.replace("100% local", "100% scroll"),
     ),
     "an image": (
         loads,
@@ -165,7 +191,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], list[str]], Callable[[str], s
     ),
     "plots that leave their figure": (
         cut,
-        lambda text: text.replace("text-anchor: end", "text-anchor: start"),
+        lambda text: text.replace('viewBox="0 0 312', 'viewBox="60 0 312'),
     ),
     "grey on grey": (faint, lambda text: re.sub(r"--muted: #\w+", "--muted: #9a9a9a", text)),
     "text of plots that stays black": (
@@ -191,3 +217,66 @@ def test_a_check_sees_a_broken_page(
     path.write_text(broken)
     scheme = "dark" if name == "text of plots that stays black" else "light"
     assert check(look(browser, path, "phone", scheme))
+
+
+def opened(browser: Any, path: Path, anchor: str = "") -> Any:
+    page = browser.new_page(viewport={"width": 800, "height": 900}, reduced_motion="reduce")
+    page.goto(path.as_uri() + anchor)
+    return page
+
+
+def unfold(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+
+
+def test_a_click_on_a_header_sorts_and_a_second_one_turns_it_round(
+    browser: Any, small_page: Path
+) -> None:
+    page = opened(browser, small_page)
+    unfold(page)
+    table = page.locator("#d0-ladder table").first
+    names = table.locator("tbody th").all_inner_texts()
+    header = table.locator("thead th", has_text="ms / step").first
+    times: list[list[str]] = []
+    for direction in ("ascending", "descending"):
+        header.locator("button").click()
+        assert header.get_attribute("aria-sort") == direction
+        cells = table.locator("tbody tr td:nth-child(2)").all_inner_texts()
+        times.append([cell.split("\n")[0] for cell in cells])
+    up, down = ([float(text) for text in each if text[0].isdigit()] for each in times)
+    assert up == sorted(up) == down[::-1]
+    assert len(up) == len(set(up)) == len(names) - 1
+    assert all(each[-1].startswith("cannot run") for each in times)
+    page.close()
+
+
+def test_words_filter_the_rows_of_a_table(browser: Any, small_page: Path) -> None:
+    page = opened(browser, small_page)
+    unfold(page)
+    section = page.locator("#d0-benchmarks")
+    rows, words = section.locator("tbody tr:visible"), section.locator("input[type=search]")
+    every = rows.count()
+    words.fill("/ROPE-triton b=8,")
+    names = rows.locator("th").all_inner_texts()
+    assert len(names) == 2  # both passes
+    assert all("op/rope-triton-B=8" in name for name in names)
+    words.fill("")
+    assert rows.count() == every > 100
+    page.close()
+
+
+def test_an_address_opens_the_row_that_it_names(browser: Any, small_page: Path) -> None:
+    page = opened(browser, small_page, "#d0-step/small-bf16/v3")
+    row = page.locator("[id='d0-step/small-bf16/v3']")
+    row.wait_for(state="visible", timeout=5000)
+    assert 0 <= row.bounding_box()["y"] < 900
+    page.close()
+
+
+def test_without_the_script_everything_is_there(browser: Any, small_page: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(small_page.as_uri())
+    assert page.locator("input").count() == page.locator("thead button").count() == 0
+    assert page.locator("#d0-benchmarks tbody tr").count() > 100
+    context.close()

@@ -49,6 +49,29 @@ def test_it_prints_tables_and_writes_the_page(
     assert any("1 of 74 parameters" in line for line in lines)
 
 
+def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ops may have the names of ours; there is no step of our tiers among its records."""
+    every = [replace(r, device="NVIDIA H200") for r in sample_records() if "ops" in r.group]
+    save(every[0], tmp_path / "results")
+    page = tmp_path / "page.html"
+    asked = ["report", "--results-dir", str(tmp_path / "results"), "--html", str(page)]
+    assert main([*asked, "--markdown", "-"]) == 0
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "of the roof" in shown
+    for text in (shown, page.read_text()):
+        assert "MI325X" not in text
+        assert "Documented" not in text
+    assert "No target is about what was measured on this device." in page.read_text()
+    own = next(r for r in sample_records() if r.group == "small-bf16")
+    save(own, tmp_path / "results")
+    assert main([*asked, "--device", "NVIDIA H200"]) == 0
+    assert "MI325X (never run on MI325X hardware)" in capsys.readouterr().out
+    assert "triton</a>" in page.read_text().split('id="d0-ladder"')[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

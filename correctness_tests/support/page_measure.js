@@ -86,16 +86,31 @@
     }
   }
 
+  // What is wider than its room: it must scroll, with a shadow that stays while the table moves.
+  const hidden = [];
+  const uncued = [];
+  for (const element of document.body.querySelectorAll("*")) {
+    if (element.scrollWidth <= element.clientWidth + 1 || element.clientWidth === 0) continue;
+    if (element.closest("svg, caption.hidden")) continue;
+    const style = getComputedStyle(element);
+    const name = `${element.tagName} ${element.className}: ${element.textContent.trim().slice(0, 60)}`;
+    if (style.overflowX === "hidden" || style.overflowX === "clip") hidden.push(name);
+    if (!/auto|scroll/.test(style.overflowX)) continue;
+    const fixed = style.backgroundAttachment.split(", ").filter((kind) => kind === "scroll").length;
+    const local = style.backgroundAttachment.split(", ").filter((kind) => kind === "local").length;
+    if (local < 2 || fixed < 2) uncued.push(name);
+  }
+
   const root = getComputedStyle(document.documentElement);
   const card = rgba(root.getPropertyValue("--card"));
   const colours = {};
-  for (const name of ["floor", "peer", "ceiling", ...[0, 1, 2, 3, 4, 5, 6, 7].map((i) => `series-${i}`)]) {
+  for (const name of ["floor", "ceiling", "good", "bad", ...[0, 1, 2, 3, 4, 5, 6, 7].map((i) => `series-${i}`)]) {
     colours[name] = contrast(rgba(root.getPropertyValue(`--${name}`)), card);
   }
   return {
     width: document.documentElement.scrollWidth,
     room: window.innerWidth,
     background: getComputedStyle(document.body).backgroundColor,
-    texts, plotted, overlaps, cut, colours,
+    texts, plotted, overlaps, cut, colours, hidden, uncued,
   };
 }

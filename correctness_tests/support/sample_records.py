@@ -145,6 +145,7 @@ def step(group: str, contender: str, scale: float = 1.0, **changed: Any) -> Step
             "time_by": {name: busy * share for name, share in SHARES.items()},
             "baseline": "v1",
             "over_baseline": over,
+            "over": {"v1": over},
             "floor_share": ratio(CONTENDERS["floor"][2] / milliseconds),
             "gradients": 74,
             "parameters": 74,

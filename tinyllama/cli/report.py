@@ -6,11 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinyllama.cli.options import file_path
 from tinyllama.cli.records import stored
 from tinyllama.model.config import ConfigError
+
+if TYPE_CHECKING:
+    from tinyllama.harness.records.results import Record
+    from tinyllama.harness.records.targets import OpTarget, Target
 
 PAGE = "report.html"
 
@@ -35,7 +39,6 @@ def add(commands: Any) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """Print and write; 0. Raises ConfigError for a folder without records."""
-    from tinyllama.bench.targets import OF_STEPS
     from tinyllama.harness.gate.certificates import certificates
     from tinyllama.harness.machine.files import check_apart, check_writable, replace_text
     from tinyllama.harness.page import render
@@ -45,7 +48,9 @@ def report(args: argparse.Namespace) -> int:
     printed = args.markdown == Path("-")
     aside = None if printed else args.markdown
     check_apart(("--html", args.html), ("--markdown", aside))
-    records = _records(args.results_dir, args.device)
+    every = [record for _, record in stored(args.results_dir)]
+    records = _of_device(every, args.results_dir, args.device)
+    targets = _targets(every)
     try:
         certified = certificates(args.results_dir, args.device)
     except ValueError as error:
@@ -56,15 +61,16 @@ def report(args: argparse.Namespace) -> int:
     if aside:
         check_writable(aside, "--markdown")
     shown = latest(records)
-    text = f"{markdown(shown)}\n\n{history.markdown(records)}\n\n{_claims(records)}\n"
+    claims = _claims(targets, records)
+    text = "\n\n".join([markdown(shown), history.markdown(records), *claims]) + "\n"
     if printed:
         sys.stdout.write(text)
     else:
-        sys.stdout.write("\n".join([*terminal(shown), "", _claims(records), ""]))
+        sys.stdout.write("\n".join([*terminal(shown), "", *claims, ""]))
     if aside:
         replace_text(aside, text)
     try:
-        page = render(records, OF_STEPS, certificates=certified)
+        page = render(records, targets, certificates=certified)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     replace_text(args.html, page)
@@ -72,8 +78,10 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _records(root: Path, device: str | None) -> list[Any]:
-    found = [record for _, record in stored(root, device)]
+def _of_device(every: Sequence[Record], root: Path, device: str | None) -> list[Record]:
+    from tinyllama.harness.machine.device import slug
+
+    found = [r for r in every if device is None or slug(device) == slug(r.device)]
     if not found:
         of = f" of {device!r}" if device else ""
         raise ConfigError(
@@ -83,15 +91,28 @@ def _records(root: Path, device: str | None) -> list[Any]:
     return found
 
 
-def _claims(records: Sequence[Any]) -> str:
-    """The documented figures, each with what must be known of it."""
-    from tinyllama.bench.targets import OF_STEPS
+def _targets(records: Sequence[Record]) -> list[Target | OpTarget]:
+    """The targets of this project, where some record has a step of one of its tiers. The ops of
+    another repository may have the names of ours, and its records are not about these bars."""
+    from tinyllama.bench.targets import OF_OPS, OF_STEPS
+    from tinyllama.harness.records.entries import StepEntry
+    from tinyllama.model.tiers import TIERS
+
+    ours = any(step.contender in TIERS for record in records for step in record.of(StepEntry))
+    return [*OF_STEPS, *OF_OPS] if ours else []
+
+
+def _claims(targets: Sequence[Target | OpTarget], records: Sequence[Record]) -> list[str]:
+    """The documented figures as a text, each with what must be known of it; none without any."""
+    from tinyllama.harness.records.targets import Target
 
     devices = [record.device for record in records]
     lines = []
-    for target in (target for target in OF_STEPS if target.documented):
+    for target in targets:
+        if not (isinstance(target, Target) and target.documented):
+            continue
         never = target.never_run(devices)
         device = f"{target.device} ({never})" if never else target.device
         where = " and ".join((*target.workload, *target.precision))
         lines.append(f"- {target}, {where}: {device}; {target.caveat}")
-    return "\n".join(["Documented, not measured here:", "", *lines])
+    return ["\n".join(["Documented, not measured here:", "", *lines])] if lines else []

@@ -1,7 +1,9 @@
-"""One page made from records: self-contained, without scripts, without network."""
+"""One page made from records: self-contained, without network. Its script sorts and filters."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import Target
+from tinyllama.harness.records.targets import OpTarget, Target
 
 __all__ = ["render"]
 
@@ -18,14 +20,14 @@ NEEDS = ("jinja2", "matplotlib")
 
 def render(
     records: Sequence[Record],
-    targets: Sequence[Target] = (),
+    targets: Sequence[Target | OpTarget] = (),
     title: str = "tinyllama",
     certificates: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The HTML of all records: of each device and group the newest complete one, and the history;
     and of each device how often the gate errs there.
 
-    targets: bars of steps, and claims of the published documents. Raises ValueError when jinja2
+    targets: bars, and claims of the published documents. Raises ValueError when jinja2
     or matplotlib is missing.
     """
     absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
@@ -44,5 +46,9 @@ def render(
         undefined=jinja2.StrictUndefined,
     )
     data = page(records, targets, title, certificates)
-    text = environment.get_template("page.html.j2").render(page=data)
+    script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = environment.get_template("page.html.j2").render(
+        page=data, script=script, digest=f"sha256-{digest}"
+    )
     return text.rstrip() + "\n"

@@ -1,140 +1,207 @@
-"""Bars of ours and figures of the published documents, beside what was measured."""
+"""What was claimed by published documents, what was measured, and the bars of a project."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from tinyllama.harness.page.panels import Context, Panel
 from tinyllama.harness.page.tables import Cell, Header, Row, Table
 from tinyllama.harness.records import numbers
-from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import SPEED, Target
+from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, Timed
+from tinyllama.harness.records.targets import Bounded, OpTarget, Target, covered
 
 # metric -> what it is called with its unit, and units in one of the record's
 METRICS: dict[str, tuple[str, float]] = {
     "samples_per_second": ("samples / s", 1.0),
-    "tokens_per_second": ("tokens / s", 1.0),
     "peak_bytes": ("peak, MiB", 1 / numbers.MEBIBYTE),
     "live_bytes": ("live, MiB", 1 / numbers.MEBIBYTE),
     "held_bytes": ("held uncaptured, MiB", 1 / numbers.MEBIBYTE),
     "held_peak_bytes": ("peak uncaptured, MiB", 1 / numbers.MEBIBYTE),
-    "seconds": ("ms / step", 1e3),
+    "joules_per_sample": ("J / sample", 1.0),
     "mfu": ("MFU, %", 100.0),
-    "floor_share": ("floor share, %", 100.0),
+    "bandwidth_share": ("bandwidth, % of a copy", 100.0),
+    "gradient_share": ("right gradients, % of all", 100.0),
 }
 SIGNS = {">=": "≥", "<=": "≤"}
+MET, MISSED, OPEN, ELSEWHERE = "met", "missed", "not measured", "another device"
+MARKS = {MET: "✓", MISSED: "✗", OPEN: "–", ELSEWHERE: "·"}
 
 
-def never_run(targets: Iterable[Target], records: Sequence[Record]) -> str:
-    """The devices with published figures and without a record, in words; empty without any."""
-    devices = [record.device for record in records]
-    words = (target.never_run(devices) for target in targets if target.documented)
-    return numbers.listed(list(dict.fromkeys(filter(None, words))))
+@dataclass
+class Claim:
+    """One metric of one contender of one call. claimed: by documents; bars: of the project; bound:
+    those of both that are asserted on this device."""
+
+    first: Bounded
+    call: tuple[str, ...]
+    own: Mapping[str, Timed]
+    claimed: list[Bounded] = field(default_factory=list)
+    bars: list[Bounded] = field(default_factory=list)
+    bound: list[Bounded] = field(default_factory=list)
+
+    @property
+    def found(self) -> Ratio | None:
+        return self.first.measured(self.own)
+
+    @property
+    def verdict(self) -> str:
+        found = self.found
+        if not self.bound:
+            return ELSEWHERE
+        if found is None:
+            return OPEN
+        return MET if all(target.met(found) for target in self.bound) else MISSED
+
+    @property
+    def named(self) -> str:
+        """The metric with its unit, or what it is divided by."""
+        name, _ = METRICS.get(self.first.metric, (self.first.metric, 1.0))
+        if self.first.over is None:
+            return name
+        over = self.first.over
+        others = over if isinstance(over, str) else " / ".join(over)
+        return f"{name.partition(',')[0].replace('_', ' ')} over {others}"
+
+    @property
+    def scale(self) -> float:
+        return METRICS.get(self.first.metric, ("", 1.0))[1] if self.first.over is None else 1.0
 
 
-def beside(
-    targets: Iterable[Target], found: Sequence[StepEntry], device: str, records: Sequence[Record]
-) -> Table | None:
-    """The targets of one group, each beside the entry that it is about."""
-    rows = [
-        _row(target, field, entry, device, records)
-        for target in targets
-        for entry in found
-        if entry.contender == target.tier
-        and target.covers(entry.call)
-        and (target.documented or target.concerns(device))
-        and (field := _field(target, entry.baseline))
+def claims(
+    targets: Iterable[Target | OpTarget], entries: Sequence[Timed], device: str
+) -> list[Claim]:
+    """The targets that are about these entries of a device, and every claim; those of one metric
+    together. Missed ones first, then the other claims, what is not measured, and what is met."""
+    found: dict[tuple[object, ...], Claim] = {}
+    asked = list(targets)
+    about: list[tuple[Bounded, tuple[str, ...], Mapping[str, Timed]]] = []
+    for of, kind in ((Target, StepEntry), (OpTarget, OpEntry)):
+        own_targets: list[Any] = [target for target in asked if isinstance(target, of)]
+        own_entries = [entry for entry in entries if isinstance(entry, kind)]
+        about += [each for each in covered(own_targets, own_entries) if _is_about(each[0], each[2])]
+    there = {id(target) for target, *_ in about}
+    about += [
+        (target, tuple("|".join(getattr(target, n)) or "any" for n in target.CALL), {})
+        for target in asked
+        if _documented(target) and id(target) not in there
     ]
-    headers = (
-        Header("tier"),
-        Header("measured", "", "here, with the 99% interval of a ratio"),
-        Header("wanted or published", words=True),
-        Header("verdict", words=True),
-        Header("source", words=True),
-    )
-    return Table("Bars, and what was published", headers, tuple(rows)) if rows else None
+    for target, call, own in about:
+        if not _documented(target) and not target.concerns(device):
+            continue
+        name = (target.contender, target.metric, target.over, target.direction, call)
+        claim = found.setdefault(name, Claim(target, call, own))
+        (claim.claimed if _documented(target) else claim.bars).append(target)
+        claim.bound += [target] if target.concerns(device) else []
+    return sorted(found.values(), key=_order)
 
 
-def documented(targets: Iterable[Target], records: Sequence[Record]) -> Table | None:
-    """Every figure that the published documents claim of a step."""
-    devices = [record.device for record in records]
-    rows = [
-        Row(
-            (
-                Cell(target.tier, _group(target)),
-                Cell(_bound(target, field), _named(target, field)),
-                Cell(target.device, target.never_run(devices)),
-                Cell(target.caveat or numbers.MISSING),
-                Cell(target.source),
-            )
+def _is_about(target: Bounded, own: Mapping[str, Timed]) -> bool:
+    """Whether its contender ran; a claim stands in any case."""
+    entry = own.get(target.contender)
+    return _documented(target) or (entry is not None and entry.ran)
+
+
+def _documented(target: Bounded) -> bool:
+    return isinstance(target, Target) and target.documented
+
+
+def _order(claim: Claim) -> tuple[bool, bool, bool]:
+    return claim.verdict != MISSED, not claim.claimed, claim.verdict == MET
+
+
+def told(found: Sequence[Claim]) -> str:
+    """How many bars are met, in words."""
+    bars = [claim.verdict for claim in found if claim.bound]
+    counts = ", ".join(f"{bars.count(each)} {each}" for each in (MISSED, OPEN) if each in bars)
+    return f"{bars.count(MET)} of {len(bars)} bars met{f'; {counts}' if counts else ''}"
+
+
+def panel(context: Context, found: Sequence[Claim], devices: Sequence[str]) -> Panel | None:
+    """The bars that are missed and what was claimed; then, folded, the others. devices: with
+    records."""
+    if not found:
+        return None
+    shown = [claim for claim in found if claim.verdict == MISSED or claim.claimed]
+    rest = [claim for claim in found if claim not in shown]
+    tables = [
+        Table(caption, HEADERS, tuple(_row(context, claim, devices) for claim in some), folded)
+        for caption, some, folded in (
+            ("Missed, and claimed by documents", shown, False),
+            ("The other bars", rest, True),
         )
-        for target in targets
-        if target.documented and (field := _field(target, target.over))
+        if some
     ]
-    names = ("device", "caveat", "source")
-    headers = (Header("tier"), Header("figure"), *(Header(name, words=True) for name in names))
-    return Table("Published figures", headers, tuple(rows)) if rows else None
+    devices_of = (t.never_run(devices) for claim in found for t in claim.claimed)
+    never = numbers.listed(list(dict.fromkeys(filter(None, devices_of))))
+    notes = (f"This project has {never}.",) if never else ()
+    cells = tuple(
+        (ident(context, claim), claim.verdict, MARKS[claim.verdict], _said(claim))
+        for claim in found
+    )
+    return Panel(f"{told(found)}.", (), tuple(tables), notes, strip=cells)
 
 
-def _field(target: Target, baseline: object) -> str | None:
-    """The field of a step that the target bounds; None where it is over another contender than
-    the floor or the baseline."""
-    if target.over is None:
-        return target.metric
-    if target.metric == SPEED and target.over == "floor":
-        return "floor_share"
-    return "over_baseline" if target.metric == SPEED and target.over == baseline else None
+HEADERS = (
+    Header("who", words=True),
+    Header("verdict", "", "at the worse end of the interval", words=True),
+    Header("what", words=True),
+    Header("claimed", "", "by published documents; beneath it their caveat", words=True),
+    Header("measured", "", "here, with the 99% interval of a ratio"),
+    Header("bar", "", "of this project; beneath it its caveat", words=True),
+)
 
 
-def _group(target: Target) -> str:
-    words = {"workload": target.workload, "precision": target.precision}
-    return ", ".join(" or ".join(names) or f"any {what}" for what, names in words.items())
+def ident(context: Context, claim: Claim) -> str:
+    """The id of a claim's row."""
+    first = claim.first
+    words = (first.contender, first.metric, first.over, first.direction, *claim.call)
+    return context.quoted("bar", *map(str, words))
 
 
-def _named(target: Target, field: str) -> str:
-    """A field of a step, with its unit."""
-    return f"times {target.over}" if field == "over_baseline" else METRICS.get(field, (field,))[0]
+def _said(claim: Claim) -> str:
+    where = " ".join(claim.call)
+    return f"{claim.first.contender} {claim.named}, {where}: {_measured(claim).text}"
 
 
-def _scale(field: str) -> float:
-    return METRICS.get(field, (field, 1.0))[1]
+def _row(context: Context, claim: Claim, devices: Sequence[str]) -> Row:
+    entry = claim.own.get(claim.first.contender)
+    who = context.who(entry) if entry else Cell(claim.first.contender)
+    cells = (
+        Cell(who.text, "", None, who.key, who.href),
+        Cell(f"{MARKS[claim.verdict]} {claim.verdict}"),
+        Cell(claim.named, " ".join(claim.call)),
+        _bounds(claim, claim.claimed, devices),
+        _measured(claim),
+        _bounds(claim, claim.bars, ()),
+    )
+    return Row(cells, ident=ident(context, claim))
 
 
-def _bound(target: Target, field: str) -> str:
-    """The bound as it was given: it is not a measurement, and is not rounded like one."""
-    bound = float(f"{target.bound * _scale(field):.6g}")
-    return f"{bound:,.6f}".rstrip("0").rstrip(".")
+def _measured(claim: Claim) -> Cell:
+    found = claim.found
+    if found is None:
+        return Cell(numbers.MISSING)
+    edges = numbers.interval(found, claim.scale) if found.low != found.high else ""
+    return Cell(numbers.significant(found.median * claim.scale), edges)
 
 
-def _row(
-    target: Target, field: str, entry: StepEntry, device: str, records: Sequence[Record]
-) -> Row:
-    value, scale = getattr(entry, field), _scale(field)
-    measured = Cell(numbers.MISSING)
-    if isinstance(value, Ratio):
-        measured = Cell(numbers.significant(value.median * scale), numbers.interval(value, scale))
-    elif value is not None:
-        measured = Cell(numbers.significant(value * scale))
-    notes, sign = ["a bar of this project"], f"{SIGNS[target.direction]} "
-    if target.documented:
-        never = target.never_run(record.device for record in records)
-        notes, sign = [f"published for {target.device}", never], ""
-    wanted = Cell(sign + _bound(target, field), "; ".join(filter(None, (*notes, target.caveat))))
-    verdict = Cell(_verdict(target, value, device))
-    cells = (Cell(target.tier, _named(target, field)), measured, wanted, verdict)
-    return Row((*cells, Cell(target.source)))
+def _bounds(claim: Claim, targets: Sequence[Bounded], devices: Sequence[str]) -> Cell:
+    """The bounds as they were given: they are no measurements, and not rounded like them."""
+    if not targets:
+        return Cell(numbers.MISSING)
+    notes = []
+    for target in targets:
+        where = f"{target.device}, {target.source}" if _documented(target) else ""
+        never = target.never_run(devices) if _documented(target) else ""
+        notes.append("; ".join(filter(None, (where, never, target.caveat))))
+    bounds = (
+        ("" if _documented(t) else f"{SIGNS[t.direction]} ") + _exact(t.bound * claim.scale)
+        for t in targets
+    )
+    return Cell(", ".join(bounds), " · ".join(dict.fromkeys(filter(None, notes))))
 
 
-def _verdict(target: Target, value: Ratio | float | None, device: str) -> str:
-    """By the whole interval of a ratio: an interval that contains the bound decides nothing."""
-    if not target.concerns(device):
-        return "none: another device"
-    if value is None:
-        return "not measured"
-    low, high = (value.low, value.high) if isinstance(value, Ratio) else (value, value)
-    bound = target.bound
-    if target.at_least is None:
-        low, high, bound = -high, -low, -bound
-    if low >= bound:
-        return "met"
-    return "missed" if high < bound else "undecided: within the interval"
+def _exact(value: float) -> str:
+    return f"{float(f'{value:.6g}'):,.6f}".rstrip("0").rstrip(".")

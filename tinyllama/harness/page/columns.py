@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tinyllama.harness.page.tables import Cell, Column, Header, column, words
 from tinyllama.harness.records import numbers
-from tinyllama.harness.records.entries import Contended, OpEntry, StepEntry
+from tinyllama.harness.records.entries import OpEntry, StepEntry, Timed
 
 MIB = 1 / numbers.MEBIBYTE
-
-
-def _contender(entry: Contended) -> Cell:
-    return Cell(entry.contender, "peer" if entry.role == "peer" else "")
 
 
 def _gradients(entry: StepEntry) -> Cell | None:
@@ -40,21 +37,25 @@ def _over(baseline: str | None) -> Column[Any]:
 
 
 COMPILING = "to the first step, caches empty, others perhaps made meanwhile"
-CONTENDER = Column(Header("contender", words=True), _contender)
-SWEEP = (
-    CONTENDER,
-    column("batch", "batch_size"),
-    column("length", "seq_len"),
-    column("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
-    column("rate", "samples_per_second", "samples / s"),
-    column("peak", "peak_bytes", "MiB", MIB, "the most memory of a step"),
-)
+Who = Callable[[Timed], Cell]  # the cell of a contender or a provider
 
 
-def step(baseline: str | None) -> tuple[Column[Any], ...]:
+def sweep(who: Who) -> tuple[Column[Any], ...]:
+    """The columns of the points of a sweep."""
+    return (
+        Column(Header("contender", words=True), who),
+        column("batch", "batch_size"),
+        column("length", "seq_len"),
+        column("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
+        column("rate", "samples_per_second", "samples / s"),
+        column("peak", "peak_bytes", "MiB", MIB, "the most memory of a step"),
+    )
+
+
+def step(who: Who, baseline: str | None) -> tuple[Column[Any], ...]:
     """The columns of steps whose ratios are over a contender."""
     return (
-        CONTENDER,
+        Column(Header("contender", words=True), who),
         column("time", "seconds", "ms / step", 1e3, "wall time; beneath it the quartiles"),
         _over(baseline),
         column("floor share", "floor_share", "%, 99%", 100, "the floor's time over this one"),
@@ -80,11 +81,11 @@ def step(baseline: str | None) -> tuple[Column[Any], ...]:
     )
 
 
-def op(baseline: str | None) -> tuple[Column[Any], ...]:
+def op(who: Who, baseline: str | None) -> tuple[Column[Any], ...]:
     """The columns of ops whose ratios are over a provider."""
     return (
         words("op", "op", note="case"),
-        words("provider", "provider", note="role"),
+        Column(Header("provider", words=True), who),
         words("pass", "passes", note="values"),
         column("time", "seconds", "µs", 1e6, "device time, cold caches; beneath it the quartiles"),
         column("bandwidth", "bandwidth_share", "%", 100, "of the measured ceiling", bar=True),

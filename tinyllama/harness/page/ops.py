@@ -14,7 +14,6 @@ from tinyllama.harness.records.numbers import MISSING, percent, significant
 from tinyllama.harness.records.results import Record
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-FOLD = 24  # rows; a longer table is folded
 
 
 def panel(context: Context, record: Record, dtype: str, ident: str) -> Panel:
@@ -43,9 +42,8 @@ def panel(context: Context, record: Record, dtype: str, ident: str) -> Panel:
         if limits
         else "This record has no ceilings."
     )
-    full = table(
-        f"Ops in {dtype}", columns.op(baseline_of(found)), ordered, folded=len(ordered) > FOLD
-    )
+    wanted = columns.op(context.who, baseline_of(found))
+    full = table(f"Ops in {dtype}", wanted, ordered, folded=True)
     key = _key(found, letters)
     return Panel(dtype, tuple(figures), (full,), tuple(notes), source(record), (key,))
 

@@ -1,30 +1,35 @@
-"""Panels: the plots, tables and notes of one group. No HTML."""
+"""Panels: the charts, tables and notes of one group. No HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from tinyllama.harness.page import captions, claims, columns
-from tinyllama.harness.page.plots import Bar, bars
-from tinyllama.harness.page.select import measured, names
-from tinyllama.harness.page.svg import OURS, PARTS, THEIRS, Key, Plot
+from tinyllama.harness.page import captions, charts, columns
+from tinyllama.harness.page.charts import Bar, Chart, Dot, Part, Scale
+from tinyllama.harness.page.keys import Keys
+from tinyllama.harness.page.select import fastest, measured
+from tinyllama.harness.page.svg import Key, Plot
 from tinyllama.harness.page.tables import Cell, Header, Row, Table, absent, table
 from tinyllama.harness.records.entries import StepEntry, Timed, baseline_of
 from tinyllama.harness.records.numbers import milliseconds, percent, significant
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import Target
+
+PARTS = ("products", "attention", "optimizer", "elementwise", "copies", "other", "idle")
 
 
 @dataclass(frozen=True)
 class Figure:
-    plot: Plot
+    plot: Plot | Chart
     caption: str
 
 
 @dataclass(frozen=True)
 class Panel:
-    """source: which record it is made from; aside: tables to be read beside the figures."""
+    """source: which record it is made from; aside: tables to be read beside the figures. summary:
+    of one that is folded, what its row says. strip: of each bar the id of its row, its verdict, the
+    mark of that, and a tip."""
 
     title: str
     figures: tuple[Figure, ...]
@@ -32,95 +37,115 @@ class Panel:
     notes: tuple[str, ...] = ()
     source: str = ""
     aside: tuple[Table, ...] = ()
+    summary: str = ""
+    strip: tuple[tuple[str, str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Context:
-    """What every panel may ask: all records of the page, and the targets."""
+    """What every panel of a device may ask. ident: the beginning of its ids."""
 
-    records: Sequence[Record]
-    targets: Sequence[Target]
+    keys: Keys
+    ident: str
 
     def key(self, entry: Timed) -> Key:
-        """Colour and shape of a contender or a provider, the same in every plot of the page."""
-        if entry.role == "floor":
-            return Key(entry.who, "floor", "line")
-        index = names(self.records, entry).index(entry.who) % 4
-        if entry.role == "peer":
-            return Key(f"{entry.who} (peer)", f"series-{4 + index}", THEIRS[index], hollow=True)
-        return Key(entry.who, f"series-{index}", OURS[index])
+        return self.keys.of(entry)
+
+    def anchor(self, entry: Timed) -> str:
+        """The id of the benchmark's own row."""
+        return self.quoted(entry.name)
+
+    def quoted(self, *words: str) -> str:
+        """An id of the device, made from some words."""
+        return f"{self.ident}-{quote('/'.join(words))}"
+
+    def who(self, entry: Timed) -> Cell:
+        """The contender or provider, with its mark, leading to the benchmark's own row."""
+        href = f"#{self.anchor(entry)}" if measured([entry]) else ""
+        return Cell(entry.who, "peer" if entry.role == "peer" else "", None, self.key(entry), href)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The newest steps of one group: a rung of the ladder."""
+
+    record: Record
+    title: str
+    found: Sequence[StepEntry]
 
 
 def source(record: Record) -> str:
     return f"{record.date[:16].replace('T', ' ')} UTC, commit {record.short_commit}"
 
 
-def ladder(
-    context: Context, record: Record, group: str, found: Sequence[StepEntry], ident: str
-) -> Panel:
-    """Times of a step as bars, the table, and the targets beside the measured figures."""
-    rows = [_rung(context, entry) for entry in measured(found)]
-    shown = claims.beside(context.targets, found, record.device, context.records)
-    figures: tuple[Figure, ...] = ()
-    if rows:
-        label = f"Time of a step of {group} on {record.device}: "
-        label += "; ".join(row.tip for row in rows)
-        plot = bars(rows, "ms / step", ident, label, _roles(found))
-        figures = (Figure(plot, captions.ladder(found)),)
-    wanted = columns.step(baseline_of(found))
-    tables = [table(f"A step of {group}", wanted, found, strong=_is_tier)]
-    missing = absent(wanted, found)
+def ladder(context: Context, groups: Sequence[Steps]) -> Panel | None:
+    """Every contender of every group on one axis: the tiers above, floor and peers below."""
+    ran = [(group, entry) for group in groups for entry in measured(group.found)]
+    if not ran:
+        return None
+    scale = Scale.around(1e3 * entry.time for _, entry in ran)
+    rows = []
+    for group in groups:
+        best = fastest(group.found, "tier")
+        figures = f"{best.contender} {milliseconds(best.time)} ms" if best else ""
+        dots = [
+            Dot(scale.at(1e3 * e.time), context.key(e), _tip(e), not _is_tier(e))
+            for e in measured(group.found)
+        ]
+        rows.append(Bar(group.title, figures, tuple(dots)))
+    said = ", ".join(f"{group.title} {_tip(entry)}" for group, entry in ran)
+    keys = dict.fromkeys(context.key(entry) for _, entry in ran)
+    chart = Chart(
+        tuple(rows), scale.ticks(), "ms / step, less is better", f"Ladder: {said}", tuple(keys)
+    )
+    caption = "Above each line the tiers, below it the floor and the peers."
+    return Panel("All groups", (Figure(chart, caption),))
+
+
+def _tip(entry: StepEntry) -> str:
+    text = f"{entry.contender} {milliseconds(entry.time)} ms"
+    if entry.over_baseline and entry.contender != entry.baseline:
+        text += f", {significant(entry.over_baseline.median)}× as fast as {entry.baseline}"
+    return text
+
+
+def rung(context: Context, group: Steps) -> Panel:
+    """A row that opens: the fastest tier of a group, and the table of all contenders."""
+    wanted = columns.step(context.who, baseline_of(group.found))
+    full = table(f"A step of {group.title}", wanted, group.found, strong=_is_tier)
+    missing = absent(wanted, group.found)
     notes = (f"Not in this record: {', '.join(missing)}.",) if missing else ()
-    return Panel(group, figures, tuple(tables + ([shown] if shown else [])), notes, source(record))
+    summary = captions.ladder(group.found)
+    return Panel(group.title, (), (full,), notes, source(group.record), (), summary)
 
 
 def _is_tier(entry: StepEntry) -> bool:
     return entry.role == "tier"
 
 
-def _roles(found: Sequence[StepEntry]) -> list[Key]:
-    roles = {entry.role for entry in measured(found)}
-    keys = {
-        "floor": Key("floor: its parts alone", "floor", "bar"),
-        "peer": Key("peers, hatched", "peer", "bar"),
-    }
-    return [key for role, key in keys.items() if role in roles]
+def parts(context: Context, groups: Sequence[Steps]) -> list[Panel]:
+    """Where the time of a step goes, by kind of kernel: the fastest tier of each group in one
+    chart, then for each group all contenders."""
+    known = [(group, [e for e in measured(group.found) if e.time_by]) for group in groups]
+    known = [(group, found) for group, found in known if found]
+    best = [(group.title, fastest(found, "tier")) for group, found in known]
+    rows = [(title, entry) for title, entry in best if entry]
+    first = [Panel("The fastest tier of each group", (_stacks(context, rows),))] if rows else []
+    return first + [_split(context, group, found) for group, found in known]
 
 
-def _rung(context: Context, entry: StepEntry) -> Bar:
-    time, ratio = f"{milliseconds(entry.time)} ms", ""
-    tip = f"{entry.contender} {time}"
-    if entry.over_baseline and entry.contender != entry.baseline:
-        ratio = f"{significant(entry.over_baseline.median)}×"
-        tip += f", {ratio} as fast as {entry.baseline}"
-    aside = entry.role == "peer"
-    paint = "peer" if aside else context.key(entry).colour
-    spread = None
-    if entry.seconds_quartiles:
-        spread = entry.seconds_quartiles.low * 1e3, entry.seconds_quartiles.high * 1e3
-    parts = ((paint, entry.time * 1e3),)
-    return Bar(entry.contender, (time, ratio), parts, tip, spread, _is_tier(entry), aside)
-
-
-def split(record: Record, group: str, found: Sequence[StepEntry], ident: str) -> Panel | None:
-    """Where the time of a step goes, by kind of kernel; None where that was not measured."""
-    known = [entry for entry in measured(found) if entry.time_by]
-    if not known:
-        return None
-    seconds = {entry.contender: _seconds(entry) for entry in known}
-    rows = [_parts(entry, seconds[entry.contender]) for entry in known]
+def _split(context: Context, group: Steps, found: Sequence[StepEntry]) -> Panel:
+    seconds = {entry.contender: _seconds(entry) for entry in found}
     names = [name for name in PARTS if any(each[name] for each in seconds.values())]
-    keys = [Key(name, f"part-{name}", "bar") for name in names]
-    label = f"Where a step of {group} spends its time: " + "; ".join(row.tip for row in rows)
     headers = (Header("contender"), *(Header(name, "ms, %") for name in names))
     cells = tuple(
-        Row((Cell(e.contender), *(_share(e, seconds[e.contender][name]) for name in names)))
-        for e in known
+        Row((context.who(e), *(_share(e, seconds[e.contender][name]) for name in names)))
+        for e in found
     )
-    shares = Table(f"Parts of a step of {group}", headers, cells, folded=True)
-    plot = bars(rows, "% of the step", ident, label, keys)
-    figure = Figure(plot, captions.parts(known))
-    return Panel(group, (figure,), (shares,), (), source(record))
+    shares = Table(f"Parts of a step of {group.title}", headers, cells)
+    figure = _stacks(context, [(entry.contender, entry) for entry in found])
+    said = captions.parts(found)
+    return Panel(group.title, (figure,), (shares,), (), source(group.record), (), said)
 
 
 def _seconds(entry: StepEntry) -> dict[str, float]:
@@ -137,9 +162,35 @@ def _share(entry: StepEntry, seconds: float) -> Cell:
     return Cell(milliseconds(seconds), f"{percent(share)}%", share)
 
 
-def _parts(entry: StepEntry, seconds: Mapping[str, float]) -> Bar:
-    found = {name: part for name, part in seconds.items() if part > 0}
-    tip = ", ".join(f"{name} {milliseconds(part)} ms" for name, part in found.items())
-    parts = tuple((f"part-{name}", part / entry.time * 100) for name, part in found.items())
-    name, figures = entry.contender, (f"{milliseconds(entry.time)} ms",)
-    return Bar(name, figures, parts, f"{name}: {tip}", strong=_is_tier(entry))
+def _stacks(context: Context, rows: Sequence[tuple[str, StepEntry]]) -> Figure:
+    """A stacked bar of each step under a name. Kernels that ran beside each other count each, so a
+    bar may be longer than its step."""
+    found = [_seconds(entry) for _, entry in rows]
+    whole = max(1.0, *(sum(f.values()) / e.time for f, (_, e) in zip(found, rows, strict=True)))
+    bars = tuple(
+        _stack(context, name, entry, seconds, whole)
+        for (name, entry), seconds in zip(rows, found, strict=True)
+    )
+    names = [name for name in PARTS if any(each[name] for each in found)]
+    keys = tuple(Key(name, f"part-{name}", "bar") for name in names)
+    said = "; ".join(f"{b.name} {b.figures}: {', '.join(p.tip for p in b.parts)}" for b in bars)
+    label = f"Parts of a step: {said}"
+    caption = "More than 100%: kernels ran beside each other." if whole > 1.01 else ""
+    return Figure(Chart(bars, charts.shares(whole), "% of the step", label, keys), caption)
+
+
+def _stack(
+    context: Context, name: str, entry: StepEntry, found: Mapping[str, float], whole: float
+) -> Bar:
+    parts = tuple(
+        Part(
+            100 * seconds / entry.time / whole,
+            f"part-{part}",
+            f"{part} {milliseconds(seconds)} ms",
+        )
+        for part, seconds in found.items()
+        if seconds > 0
+    )
+    who = "" if name == entry.contender else f"{entry.contender} "
+    figures = f"{who}{milliseconds(entry.time)} ms"
+    return Bar(name, figures, (), parts, context.key(entry))

@@ -1,39 +1,16 @@
-"""Plots of a page: bars with their names above them, and lines. Lengths of layout are in points."""
+"""Plots of lines. Lengths of layout are in points."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
 from tinyllama.harness.records.numbers import tick
-
-ROW = 33.0  # of a bar chart: a line of text and the bar under it
-BAR = 10.0
-LETTERS = 40  # of a line of text across a plot, in the widest font to be expected
-FIGURES = (11, 9)  # of them, for the last figure of a row and for the one before it
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A row: its name, its figures as text, and its parts (colour, length) end to end.
-
-    figures: up to two, each in a column of its own; spread: quartiles, drawn as a line over the
-    end; strong: one of our tiers; aside: a peer, drawn hatched.
-    """
-
-    name: str
-    figures: tuple[str, ...]
-    parts: tuple[tuple[str, float], ...]
-    tip: str
-    spread: tuple[float, float] | None = None
-    strong: bool = False
-    aside: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,60 +24,6 @@ class Line:
 
 
 @rc_context(STYLE)
-def bars(rows: Sequence[Bar], unit: str, ident: str, label: str, keys: Sequence[Key] = ()) -> Plot:
-    """Horizontal bars from zero, in the order given."""
-    top, bottom = 4.0, 38.0
-    inner = ROW * len(rows)
-    axes = frame(inner + top + bottom, left=5, bottom=bottom, right=18, top=top)
-    axes.set_ylim(inner, 0)
-    axes.set_xlim(0, max(_reach(row) for row in rows))
-    axes.set_yticks([])
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_color(colour("muted"))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
-    axes.set_xlabel(unit, color=colour("muted"), labelpad=3)
-    tips = {}
-    for index, row in enumerate(rows):
-        _bar(axes, row, ROW * index, f"bar{index}")
-        tips.update({f"bar{index}-{part}": row.tip for part in range(len(row.parts))})
-    return Plot(to_svg(axes, ident, label, tips), label, tuple(keys))
-
-
-def _reach(row: Bar) -> float:
-    return max(sum(length for _, length in row.parts), *(row.spread or (0.0,)))
-
-
-def _bar(axes: Axes, row: Bar, top: float, gid: str) -> None:
-    """The text of a row at its top, the bar beneath."""
-    width = axes.get_xlim()[1]
-    text_y, bar_y = top + 14, top + ROW - 7 - BAR / 2
-    room = LETTERS - sum(FIGURES[: len(row.figures)])
-    name = row.name if len(row.name) <= room else row.name[: room - 1] + "…"
-    weight = "bold" if row.strong else "normal"
-    text: dict[str, Any] = {"va": "baseline", "clip_on": False, "color": colour("fg")}
-    axes.text(width * 0.01, text_y, name, weight=weight, ha="left", **text)
-    places = (1.045, 0.83) if len(row.figures) > 1 else (1.045,)
-    for place, figure in zip(places, reversed(row.figures), strict=True):
-        axes.text(width * place, text_y, figure, ha="right", **text)
-    start = 0.0
-    for part, (name_of_colour, length) in enumerate(row.parts):
-        axes.barh(
-            bar_y,
-            length,
-            height=BAR,
-            left=start,
-            color=colour(name_of_colour),
-            edgecolor=colour("card"),
-            linewidth=0.8,
-            hatch="////" if row.aside and len(row.parts) == 1 else None,
-        )[0].set_gid(f"{gid}-{part}")
-        start += length
-    if row.spread:
-        axes.plot(row.spread, (bar_y, bar_y), color=colour("fg"), linewidth=1.6)
-
-
-@rc_context(STYLE)
 def lines(
     series: Sequence[Line],
     x_label: str,
@@ -109,16 +32,13 @@ def lines(
     label: str,
     x_names: Sequence[str] = (),
     marks: Sequence[float] = (),
-    *,
-    logarithmic: bool = True,
 ) -> Plot:
-    """Lines over a logarithmic y, or an even one; x logarithmic, or with ``x_names`` the places
-    0, 1, 2...
+    """Lines over a logarithmic y; x logarithmic, or with ``x_names`` the places 0, 1, 2...
 
     marks: x at which a vertical line is drawn.
     """
     axes = frame(230, left=46, bottom=38, right=16, top=24)
-    axes.set_yscale("log" if logarithmic else "linear")
+    axes.set_yscale("log")
     xs = sorted({x for line in series for x, _ in line.points})
     if x_names:
         margin = max(0.25, 0.06 * (len(x_names) - 1))
@@ -134,11 +54,7 @@ def lines(
     for index, line in enumerate(series):
         _line(axes, line, f"line{index}")
         tips[f"line{index}"] = line.key.label
-    if logarithmic:
-        _y_ticks(axes)
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _y_ticks(axes)
     name_axes(axes, x_label, y_label)
     return Plot(to_svg(axes, ident, label, tips), label, tuple(line.key for line in series))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tinyllama.harness.records.entries import Contended, OpEntry, Timed
+from tinyllama.harness.records.entries import OpEntry, Timed
 from tinyllama.harness.records.results import Record
 
 E = TypeVar("E", bound=Timed)
@@ -55,17 +55,10 @@ def _rung(entry: Timed) -> tuple[int, float, str]:
 
 
 def measured(found: Iterable[E]) -> list[E]:
-    """Those that ran."""
-    return [entry for entry in found if entry.ran]
+    """Those that ran, and have a time to divide by."""
+    return [entry for entry in found if entry.ran and entry.time > 0]
 
 
 def fastest(found: Iterable[E], role: str) -> E | None:
     """The fastest that ran, of one role."""
     return min((e for e in measured(found) if e.role == role), key=lambda e: e.time, default=None)
-
-
-def names(records: Iterable[Record], like: Timed) -> list[str]:
-    """The names of all contenders, or all providers, of an entry's role, sorted: the order in which
-    they get their colours and shapes."""
-    kind = Contended if isinstance(like, Contended) else OpEntry
-    return sorted({e.who for r in records for e in r.of(kind) if e.role == like.role})

@@ -19,12 +19,8 @@ from matplotlib.figure import Figure
 
 WIDTH = 312  # points; the width of a plot on a page of 360 CSS pixels
 FONT = 11.0
-PARTS = ("products", "attention", "optimizer", "elementwise", "copies", "other", "idle")
-NAMES = (
-    *("fg", "muted", "grid", "card", "ceiling", "floor", "peer"),
-    *(f"series-{index}" for index in range(8)),
-    *(f"part-{name}" for name in PARTS),
-)
+COLOURS = tuple(f"series-{index}" for index in range(8))
+NAMES = ("fg", "muted", "grid", "card", "ceiling", *COLOURS)
 SHAPES = {
     "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "s": "M-3.6-3.6h7.2v7.2h-7.2z",
@@ -35,9 +31,8 @@ SHAPES = {
     "<": "M-4.6 0 4-4.8v9.6z",
     ">": "M4.6 0-4-4.8v9.6z",
     "bar": "M-5-5h10v10h-10z",
-    "line": "M-5-1h10v2h-10z",
 }
-OURS, THEIRS = ("o", "s", "D", "P"), ("^", "v", "<", ">")
+MARKS = ("o", "s", "D", "P", "^", "v", "<", ">")
 
 # Artists read these when they are made: a plot is drawn and written within this style.
 STYLE: Any = {
@@ -47,13 +42,12 @@ STYLE: Any = {
     "font.size": FONT,
     "axes.unicode_minus": False,
     "path.simplify": False,
-    "hatch.linewidth": 1.2,
 }
 
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend. colour: a name of ``NAMES``; shape: one of ``SHAPES``."""
+    """A line of a legend. colour: a name of the palette in page.css; shape: one of ``SHAPES``."""
 
     label: str
     colour: str

@@ -39,7 +39,7 @@ def panel(context: Context, record: Record, group: Key, ident: str) -> Panel:
         for e in found
         if e.cannot is not None
     )
-    full = table(f"Every point of {name}", columns.SWEEP, found, folded=True)
+    full = table(f"Every point of {name}", columns.sweep(context.who), found, folded=True)
     return Panel(name, tuple(figures), (full,), tuple(notes), source(record), tuple(tables))
 
 

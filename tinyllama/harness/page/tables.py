@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from tinyllama.harness.page.svg import Key
 from tinyllama.harness.records import numbers
 from tinyllama.harness.records.entries import Entry, Ratio
 from tinyllama.harness.records.numbers import MISSING
@@ -15,11 +16,18 @@ E = TypeVar("E", bound=Entry)
 
 @dataclass(frozen=True)
 class Cell:
-    """text, and beneath it a note in small print; share: of 1, drawn as a bar behind."""
+    """text, and beneath it a note in small print; share: of 1, drawn as a bar behind.
+
+    key: of whom the text names. href: where the text leads. boxes: a picture in the cell's place,
+    lines of (left, width, middle) in percent.
+    """
 
     text: str
     note: str = ""
     share: float | None = None
+    key: Key | None = None
+    href: str = ""
+    boxes: tuple[tuple[float, float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,13 @@ class Header:
 
 @dataclass(frozen=True)
 class Row:
-    """cells: the first names the row; reason: why the rest of the cells do not exist."""
+    """cells: the first names the row; reason: why the rest of the cells do not exist. ident: by
+    which a link finds it."""
 
     cells: tuple[Cell, ...]
     reason: str = ""
     strong: bool = False
+    ident: str = ""
 
 
 @dataclass(frozen=True)

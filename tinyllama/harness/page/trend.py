@@ -1,15 +1,90 @@
-"""The panel of a group's history: absolute times of different runs."""
+"""The panels of history: the last run of each group against the one before, and all runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tinyllama.harness.page import captions
 from tinyllama.harness.page.panels import Context, Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
 from tinyllama.harness.page.select import Key, entries, measured
-from tinyllama.harness.records.entries import StepEntry
+from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.records.entries import Ratio, StepEntry
+from tinyllama.harness.records.numbers import MISSING, interval, milliseconds, significant
 from tinyllama.harness.records.results import Record
+
+ROSE, FELL, NONE = "share rose", "share fell", "none seen"
+HEADERS = (
+    Header("tier", words=True),
+    Header("time", "ms / step", "of the last run"),
+    Header("before", "ms / step", "of the run before it"),
+    Header("share", "%, 99%", "the floor's time over this one, in the last run"),
+    Header("before", "%, 99%", "the same in the run before it"),
+    Header("change", "", "whether the intervals of the two shares are apart", words=True),
+    Header("what else differs", words=True),
+)
+
+
+def against(context: Context, groups: Mapping[Key, Sequence[Record]]) -> Panel | None:
+    """The last run of each group beside the one before; None where no group has two."""
+    rows: dict[bool, list[Row]] = {False: [], True: []}
+    for group, runs in groups.items():
+        if len(runs) < 2:
+            continue
+        before = {e.contender: e for e in measured(entries(runs[-2], StepEntry, group))}
+        differ = _differ(runs[-2], runs[-1])
+        for entry in measured(entries(runs[-1], StepEntry, group)):
+            if entry.role == "tier" and entry.contender in before:
+                other = before[entry.contender]
+                seen = change(entry.floor_share, other.floor_share)
+                row = _row(context, entry, other, runs, (seen, differ or MISSING))
+                rows[seen in (MISSING, NONE)].append(row)
+    tables = tuple(
+        Table("No change seen" if same else "Changed", HEADERS, tuple(some), folded=same)
+        for same, some in rows.items()
+        if some
+    )
+    caption = "The last run of each group, and the one before"
+    return Panel(caption, (), tables) if tables else None
+
+
+def _row(
+    context: Context,
+    last: StepEntry,
+    before: StepEntry,
+    runs: Sequence[Record],
+    told: tuple[str, str],
+) -> Row:
+    who = context.who(last)
+    return Row(
+        (
+            Cell(who.text, " ".join(last.group), None, who.key, who.href),
+            Cell(milliseconds(last.time), runs[-1].date[:10]),
+            Cell(milliseconds(before.time), runs[-2].date[:10]),
+            *(_ratio(entry.floor_share) for entry in (last, before)),
+            *map(Cell, told),
+        )
+    )
+
+
+def _ratio(share: Ratio | None) -> Cell:
+    if share is None:
+        return Cell(MISSING)
+    return Cell(significant(share.median * 100), interval(share, 100))
+
+
+def change(last: Ratio | None, before: Ratio | None) -> str:
+    """What the 99% intervals of two shares of the floor say; each is formed within one run."""
+    if last is None or before is None:
+        return MISSING
+    if last.low > before.high:
+        return ROSE
+    return FELL if last.high < before.low else NONE
+
+
+def _differ(before: Record, after: Record) -> str:
+    found = before.other_versions(after, "absent")
+    return ", ".join(f"{name} {old} → {new}" for name, (old, new) in found.items())
 
 
 def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> Panel | None:
@@ -21,11 +96,7 @@ def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> P
                 times.setdefault(entry.contender, []).append((place, entry))
     if len(runs) < 2 or not times:
         return None
-    differ = {
-        place: found
-        for place in range(1, len(runs))
-        if (found := runs[place - 1].other_versions(runs[place], "absent"))
-    }
+    differ = {n: d for n in range(1, len(runs)) if (d := _differ(runs[n - 1], runs[n]))}
     drawn = [
         Line(
             context.key(points[0][1]),
@@ -38,20 +109,11 @@ def panel(context: Context, runs: Sequence[Record], group: Key, ident: str) -> P
     caption = captions.history(runs, taken)
     title = " ".join(group)
     days = _days(runs)
-    plot = lines(
-        drawn,
-        "run, by date",
-        "ms / step",
-        ident,
-        f"{runs[0].device}, {title}: {caption}",
-        days,
-        [place - 0.5 for place in differ],
-    )
-    notes = []
-    for place, changed in differ.items():
-        words = (f"{name} {before} → {after}" for name, (before, after) in changed.items())
-        notes.append(f"{days[place]}, other versions: {', '.join(words)}")
-    return Panel(title, (Figure(plot, caption),), (), tuple(notes))
+    label = f"{runs[0].device}, {title}: {caption}"
+    marks = [place - 0.5 for place in differ]
+    plot = lines(drawn, "run, by date", "ms / step", ident, label, days, marks)
+    notes = tuple(f"{days[n]}, other versions: {changed}" for n, changed in differ.items())
+    return Panel(title, (Figure(plot, ""),), (), notes, summary=caption)
 
 
 def _days(runs: Sequence[Record]) -> list[str]:
