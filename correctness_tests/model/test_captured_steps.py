@@ -178,3 +178,29 @@ def test_what_is_frozen_is_seen(
         assert "waits for the device" in str(error)  # noqa: PT017
     else:
         assert got.losses != expected.losses
+
+
+@pytest.mark.parametrize("tier", CAPTURED)
+def test_phases_that_are_timed_alone_leave_the_step_its_results(
+    tier: str, device: torch.device
+) -> None:
+    """A replay after `split` gives its own loss, norm and gradients, not those of the phases."""
+    if slow_steps(tier, device):
+        pytest.skip("interpreted kernels take seconds a step: another tier shows the same code")
+    found = []
+    for split in (False, True):
+        with products("fp32", device):
+            step = prepared(tier, device, capture=True, max_grad_norm=LIMIT)
+            seen = losses(step, 0)
+            if split:
+                step.split(1)
+            seen += losses(step, 1)
+            assert step.norm is not None
+            parameters = step.optimizer.parameters
+            gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+            found.append((seen, step.norm.item(), gradients))
+    (seen, norm, gradients), (seen_after, norm_after, gradients_after) = found
+    assert seen == seen_after
+    assert norm == norm_after
+    assert len(gradients) == len(gradients_after)
+    assert all(map(torch.equal, gradients, gradients_after))

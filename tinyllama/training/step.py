@@ -193,22 +193,20 @@ class TrainStep:
         """
         if self.rounded is not None:
             self.rounded.refresh()
-        loss, loss_of, recompute = self.loss, self._loss_of, self.model.recompute
-        gradients = [parameter.grad for parameter in self.optimizer.parameters]
+        loss_of, recompute = self._loss_of, self.model.recompute
         self._load(tokens_BT, targets_BT)
         if not compiled:
             self._loss_of, self.model.recompute = self.model.loss_with, False
             self.model.in_one = False
-        try:
-            for part in range(self.config.accumulate):
-                self._forward(part)
-                self._backward(update=False)
-            return self.loss
-        finally:
-            self.loss, self._loss_of, self.model.recompute = loss, loss_of, recompute
-            self.model.in_one = True
-            for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
-                parameter.grad = gradient
+        with self._same_results():
+            try:
+                for part in range(self.config.accumulate):
+                    self._forward(part)
+                    self._backward(update=False)
+                return self.loss
+            finally:
+                self._loss_of, self.model.recompute = loss_of, recompute
+                self.model.in_one = True
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture; model and optimizer are the same afterwards."""
@@ -229,7 +227,7 @@ class TrainStep:
         """
         names, phases = zip(*self._phases(), strict=True)
         queue = queue or queue_of(self.device)
-        with self.preserved():
+        with self._same_results(), self.preserved():
             if self.rounded is not None:
                 self.rounded.refresh()
             self._run()
@@ -240,6 +238,19 @@ class TrainStep:
                 for name, phase in zip(names, phases, strict=True):
                     times[name][sample] += wall_seconds(phase, queue)
         return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+    @contextlib.contextmanager
+    def _same_results(self) -> Iterator[None]:
+        """Restore which tensors are the parameters' ``grad``, the loss and the norm: a captured
+        step writes into those."""
+        loss, norm = self.loss, self.norm
+        gradients = [parameter.grad for parameter in self.optimizer.parameters]
+        try:
+            yield
+        finally:
+            self.loss, self.norm = loss, norm
+            for parameter, gradient in zip(self.optimizer.parameters, gradients, strict=True):
+                parameter.grad = gradient
 
     @contextlib.contextmanager
     def preserved(self) -> Iterator[None]:
