@@ -193,6 +193,13 @@ def test_what_is_missing_is_said_with_the_command_that_fills_it() -> None:
 
 
 @needs_plots
+def test_where_only_ops_are_timed_nothing_is_said_of_steps() -> None:
+    text = render([r for r in sample_records() if r.group == "ops-bf16"])
+    found = re.findall(r'<section id="d0-(\w+)"', text)
+    assert found == ["bars", "roofline", "changes", "gate", "benchmarks"]
+
+
+@needs_plots
 def test_few_fields_are_enough() -> None:
     """A record of the first schema: tiers, times and ratios."""
     kept = ("name", "kind", "workload", "precision", "contender", "role", "seconds", "over_v1")

@@ -72,6 +72,11 @@ def test_claim_and_bar_of_one_metric_share_a_row() -> None:
     assert [row[1], *row[4:]] == ["✓ met", "24.8 [24.3, 25.3]", "≥ 20"]
 
 
+def test_of_several_bars_of_one_metric_each_must_hold() -> None:
+    found, _ = rows([target("speed", 20.0), target("speed", 24.9, workload=())])
+    assert [(row[1], row[5]) for row in found] == [("✗ missed", "≥ 20, ≥ 24.9")]
+
+
 def test_a_claim_is_judged_on_its_own_device_alone() -> None:
     """And its row is there where nothing like it was measured."""
     claims: list[Any] = sample_targets()[4:6]

@@ -126,6 +126,9 @@ def _device(
         "gate": [certified.panel(certificate)] if certificate else [],
         "benchmarks": [benchmarks.panel(context, records)],
     }
+    if judged and not (steps or swept):  # ops alone: nothing here is about a training step
+        for slug in ("ladder", "split", "sweep", "history"):
+            del sections[slug]
     return Device(
         name,
         ident,
