@@ -88,10 +88,16 @@ def test_the_counts_of_operations_agree() -> None:
 def test_flops_says_what_it_could_not_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile("flops", tmp_path)
+    folder = profile("flops", tmp_path)
     printed = capsys.readouterr().out
     assert "PyTorch's counter" in printed
     assert "DeepSpeed: deepspeed is not installed" in printed
+    found = json.loads((folder / "flops.json").read_text())
+    operations = found["flop"]["model formula"]
+    share = operations / found["step_seconds"] / found["product_flops_per_second"]
+    assert 0 < found["mfu"] < 1
+    assert found["mfu"] == pytest.approx(share)
+    assert f"model FLOP utilisation {share:.1%}" in printed
 
 
 def test_each_op_is_compared_with_pytorch(
@@ -105,7 +111,10 @@ def test_each_op_is_compared_with_pytorch(
     assert all(0 <= one["max_error"] < 1e-2 for one in found.values())
     assert any(one["max_error"] > 0 for one in found.values())
     assert "passes" not in found["rms_norm"]
-    assert "not timed: on a CPU its kernels are interpreted" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "not timed: on a CPU its kernels are interpreted" in printed
+    studied = [line.split()[0] for line in printed.splitlines() if line.endswith("needs a GPU")]
+    assert studied == ["64", "128", "256", "512", "1024"]
 
 
 def test_the_figures_of_an_op_are_those_of_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:

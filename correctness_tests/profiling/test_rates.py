@@ -67,5 +67,9 @@ def test_kernels_that_overlap_and_gaps_are_told(capsys: pytest.CaptureFixture[st
         "ceilings": {"bytes_per_second": 1.0, "flops_per_second": 1.0},
     }
     show(facts, [Work("gemm", 4e-6, "qkv"), Work("norm", 3e-6, "rms_norm")], 9)
-    said = "a kernel runs in 6 of 10 us; 2 us are of kernels that overlap others"
-    assert said in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "a kernel runs in 6 of 10 us; 2 us are of kernels that overlap others" in printed
+    assert ["no", "kernel", "4.0", "57.1%"] in [line.split() for line in printed.splitlines()]
+    assert "without the profiler" not in printed
+    show({**facts, "unprofiled_seconds": 11e-6}, [Work("gemm", 4e-6, "qkv")], 9)
+    assert "without the profiler the host waits 11 us for a step" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 
 from tinyllama.profiling import chrome
 from tinyllama.profiling.kernels import Dispatch
-from tinyllama.profiling.timeline import FINEST, bars, picture
+from tinyllama.profiling.timeline import FINEST, bars, first_step, picture
 
 
 def event(name: str, start: float, length: float, **more: object) -> dict[str, object]:
@@ -77,3 +77,11 @@ def test_the_picture_names_streams_and_kinds_and_is_the_same_again(tmp_path: Pat
         assert word in text
     assert "elementwise" not in text
     assert text == (tmp_path / "b.svg").read_text()
+
+
+def test_one_step_of_several_is_drawn() -> None:
+    launches = [
+        Dispatch(name, start, start + 5)
+        for name, start in zip("dacb", (60, 0, 50, 10), strict=True)
+    ]
+    assert [one.name for one in first_step(launches, 2)] == ["a", "b"]

@@ -15,9 +15,10 @@ from tinyllama.cli import exercise, main, parser
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.checks import run
 from tinyllama.harness.correct.checks.finding import Candidate
+from tinyllama.profiling.block_sizes import LESSON
 from tinyllama.workshop import exercises
 
-PAGES = Path(exercises.LESSON).parents[1]
+PAGES = LESSON.parents[1]
 ROOT = PAGES.parents[1]
 FILES = ("rms_norm", "swiglu", "rope")
 OPS_OF = {"rms_norm": "rms_norm", "swiglu": "silu_mul", "rope": "rope"}

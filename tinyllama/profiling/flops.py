@@ -16,12 +16,14 @@ from tinyllama.ops.block import PARTS
 from tinyllama.profiling.rates import sizes
 from tinyllama.profiling.workload import Workload
 
+FORMULA = "model formula"
+
 
 def count(workload: Workload) -> dict[str, Any]:
     """FLOP of one step, by way of counting; where a way cannot count, the reason."""
     samples, length = workload.train.samples_per_step, workload.train.seq_len
     found: dict[str, Any] = {
-        "model formula": workload.model.step_flops(samples, length),
+        FORMULA: workload.model.step_flops(samples, length),
         "declarations of the ops": sum(declared(workload.model, samples, length).values()),
         "PyTorch's counter": by_torch(workload.model, samples, length),
     }

@@ -19,6 +19,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
@@ -108,19 +109,32 @@ def memory(folder: Path, workload: Workload) -> None:
 
 
 def flops(folder: Path, workload: Workload) -> None:
-    """Write the operations of a step, counted in several ways."""
-    from tinyllama.profiling.flops import count
+    """Write the operations of a step, counted in several ways, and how many a second it does."""
+    from tinyllama.profiling.flops import FORMULA, count
 
-    write_json(folder / "flops.json", count(workload))
+    found = count(workload)
+    with workload.step() as (step, once):
+        once()
+        seconds = statistics.median(wall_seconds(once, queue_of(step.device)) for _ in range(9))
+        rate = product_rate(workload.train.precision, step.device)
+    found |= {"step_seconds": seconds, "product_flops_per_second": rate}
+    found["mfu"] = found["flop"][FORMULA] / seconds / rate
+    write_json(folder / "flops.json", found)
 
 
 def triton(folder: Path, workload: Workload) -> None:
-    """Write each op's time and error by Triton and by PyTorch."""
+    """Write each op's time and error by Triton and by PyTorch, and a study of block sizes."""
+    from tinyllama.profiling.block_sizes import block_sizes
     from tinyllama.profiling.op_times import each
 
     device = workload.on()
     dtype = {"tf32": "fp32"}.get(workload.train.precision, workload.train.precision)
-    write_json(folder / "triton.json", {"ops": each(device, dtype)})
+    found: dict[str, Any] = {"ops": each(device, dtype)}
+    try:
+        found["block_sizes"] = block_sizes(device)
+    except UsageError as error:
+        found["block_sizes_unavailable"] = str(error)
+    write_json(folder / "triton.json", found)
 
 
 def energy(folder: Path, workload: Workload) -> None:

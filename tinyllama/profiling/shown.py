@@ -72,7 +72,7 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         memory.picture(found, folder / "memory.svg")
         of_memory(found, folder / "memory.svg")
     elif tool == "triton":
-        of_ops(json.loads((folder / "triton.json").read_text(encoding="utf-8"))["ops"])
+        of_triton(json.loads((folder / "triton.json").read_text(encoding="utf-8")))
     elif tool == "energy":
         found = json.loads((folder / "energy.json").read_text(encoding="utf-8"))
         print(f"{found['joules_per_sample']:.3g} J a sample, {found['watts']:.0f} W")
@@ -83,7 +83,9 @@ def show(tool: str, way: str, folder: Path, top: int) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             print("no picture of it: matplotlib is not installed (extra report)")
         else:
-            timeline.picture(chrome.read(folder / TRACE, inner=True).dispatches, folder / PICTURE)
+            launches = chrome.read(folder / TRACE, inner=True).dispatches
+            steps = 1 if facts["device"] == "cpu" else facts["steps"]
+            timeline.picture(timeline.first_step(launches, steps), folder / PICTURE)
             print(f"picture: {folder / PICTURE}")
     elif tool in ("hotspots", "counters"):
         totals(read(folder), top)
@@ -120,6 +122,11 @@ def flops(found: dict[str, Any]) -> None:
     out.print(table)
     for name, reason in found["unavailable"].items():
         out.print(f"{name}: {reason}")
+    rate, milliseconds = found["product_flops_per_second"], found["step_seconds"] * 1e3
+    out.print(
+        f"model FLOP utilisation {found['mfu']:.1%}: the model formula in {milliseconds:.2f} ms, "
+        f"over {rate * 1e-12:.1f} TFLOP/s of a large product"
+    )
     table = columns("op", "GFLOP a step", "share")
     whole = sum(found["by_op"].values())
     for name, flop in sorted(found["by_op"].items(), key=lambda item: -item[1]):
@@ -144,6 +151,21 @@ def of_ops(found: Sequence[dict[str, Any]]) -> None:
     out.print(table)
     for reason in sorted({one["unavailable"] for one in found if "unavailable" in one}):
         out.print(f"not timed: {reason}")
+
+
+def of_triton(found: dict[str, Any]) -> None:
+    """The ops, and RMSNorm by the size of its block."""
+    of_ops(found["ops"])
+    out = console()
+    if reason := found.get("block_sizes_unavailable"):
+        out.print(reason)
+        return
+    headings, *rows = found["block_sizes"]
+    study = columns(*headings)
+    for row in rows:
+        study.add_row(*row)
+    out.print("RMSNorm by the size of its block, 1024 rows of 2048 in float32:")
+    out.print(study)
 
 
 def of_memory(found: dict[str, Any], picture: Path) -> None:

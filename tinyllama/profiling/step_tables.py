@@ -47,8 +47,12 @@ def show(facts: dict[str, Any], work: Sequence[Work], top: int) -> None:
     out.print(table)
     if len(slowest) > top:
         out.print(f"... {len(slowest) - top} more: --top {len(slowest)}")
-    for title, key in (("op", op_of), ("kind", lambda one: kind_of(one.name))):
-        out.print(_by(title, work, key, whole))
+    out.print(_by("op", work, op_of, whole))
+    kinds = _by("kind", work, lambda one: kind_of(one.name), whole)
+    if spans := spans_of(facts):
+        gaps = max(end for _, end in spans) - min(start for start, _ in spans) - covered(spans)
+        kinds.add_row("no kernel", "", f"{gaps * 1e6:.1f}", f"{gaps / whole:.1%}")
+    out.print(kinds)
     took: dict[str, float] = {}
     for one in work:
         took[op_of(one)] = took.get(op_of(one), 0.0) + one.seconds
@@ -59,7 +63,7 @@ def show(facts: dict[str, Any], work: Sequence[Work], top: int) -> None:
         out.print(f"{lost:.1%} of the time belongs to no op: see {UNKNOWN!r} above")
     per_step = f"{len(work)} {unit}s a step, {whole * 1e6:.0f} us in them"
     out.print(f"plan {facts['plan']}: {per_step}")
-    if spans := spans_of(facts):
+    if spans:
         of_all = max(end for _, end in spans) - min(start for start, _ in spans)
         at_once = sum(end - start for start, end in spans) - covered(spans)
         busy = f"a kernel runs in {covered(spans) * 1e6:.0f} of {of_all * 1e6:.0f} us"

@@ -30,6 +30,11 @@ def bars(dispatches: Sequence[Dispatch]) -> Bars:
     return found
 
 
+def first_step(dispatches: Sequence[Dispatch], steps: int) -> list[Dispatch]:
+    """The launches of the first of some steps, which all launch as many."""
+    return sorted(dispatches, key=lambda one: one.start_ns)[: len(dispatches) // steps]
+
+
 def picture(dispatches: Sequence[Dispatch], path: Path) -> None:
     """Draw the launches of a trace as an SVG file, the same for the same trace."""
     import matplotlib

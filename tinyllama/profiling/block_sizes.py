@@ -1,0 +1,52 @@
+"""What the size of a kernel's block changes: RMSNorm in the form that the documents analyse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyllama.harness import Registry, load_file
+from tinyllama.harness.kernels import HAS_TRITON
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.resources import compile_launch
+from tinyllama.harness.machine.distribution import install
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.measure.clock import Clock, queue_of
+
+Rows = list[tuple[str, ...]]
+LESSON = Path(__file__).resolve().parents[2] / "docs" / "workshop" / "solutions" / "rms_norm.py"
+BLOCKS = (64, 128, 256, 512, 1024)
+WIDTH, ROWS = 2048, 1024  # of the RMSNorm that the documents analyse
+CHIP = "sm_90"  # that kernels are compiled for where there is no GPU
+NEEDS_GPU = "needs a GPU"
+
+
+def block_sizes(device: torch.device) -> Rows:
+    """The lesson's RMSNorm by block size: what the compiler made, and on a GPU the time."""
+    if not HAS_TRITON:
+        raise UsageError(f"block sizes need triton: {install('triton')}")
+    if not LESSON.is_file():
+        raise UsageError(f"{LESSON} is not there: block sizes are studied in a checkout")
+    module: Any = load_file(LESSON, Registry())
+    rows: Rows = [("block size", "registers", "spilled bytes", "widest load", "microseconds")]
+    for block in BLOCKS:
+        module.BLOCK_SIZE = block
+        x, weight = (torch.empty(shape, device="meta") for shape in ((1, ROWS, WIDTH), (WIDTH,)))
+        with recorded(CHIP) as launches:
+            module.Lesson.forward(x, weight, 1e-5)
+        made = compile_launch(launches[0], CHIP)
+        time = NEEDS_GPU
+        if device.type != "cpu":
+            given = [torch.randn(t.shape, device=device) for t in (x, weight)]
+            clock = Clock(queue_of(device))
+
+            def call(given: list[torch.Tensor] = given) -> None:
+                module.Lesson.forward(*given, 1e-5)
+
+            call()
+            time = f"{min(clock.read(call).device for _ in range(20)) * 1e6:.1f}"
+        loads = f"{made.instructions.loads} B"
+        rows.append((str(block), str(made.registers), str(made.spilled), loads, time))
+    return rows
