@@ -15,7 +15,7 @@ from tinyllama.harness.measure import cache
 from tinyllama.model.config import PRESETS, ModelConfig
 from tinyllama.ops import OPS
 from tinyllama.profiling import documents, flops, observe, op_times
-from tinyllama.profiling.ranges import UNKNOWN, Work, by_order
+from tinyllama.profiling.ranges import UNKNOWN, Work, by_order, in_layers
 from tinyllama.profiling.step_tables import advice, layers_of
 
 TINY = ["--preset", "tiny", "--seq-len", "32", "--batch-size", "2", "--device", "cpu"]
@@ -198,6 +198,20 @@ def test_a_profiled_program_that_fails_is_a_failure(
 
 
 # -- mapping --------------------------------------------------------------------------------------
+
+
+def test_kernels_of_all_layers_as_one_op_have_their_layer() -> None:
+    """Forward from the first layer on, backward from the last; what is launched once has none."""
+    names = ["fold", "qkv", "out", "down", "qkv", "out", "down"]
+    work = [Work(name, 1.0, "stack") for name in names]
+    work += [Work(name, 1.0, "stack", backward=True) for name in ("dx", "dx", "dx", "dx", "sum")]
+    work.append(Work("qkv", 1.0, "loss"))
+    assert [one.op for one in in_layers(work, "stack", 2)] == [
+        *("stack", "layers.0.stack", "layers.0.stack", "layers.0.stack"),
+        *("layers.1.stack", "layers.1.stack", "layers.1.stack"),
+        *("layers.1.stack", "layers.1.stack", "layers.0.stack", "layers.0.stack", "stack"),
+        "loss",
+    ]
 
 
 def test_a_captured_step_is_mapped_by_order() -> None:

@@ -23,7 +23,16 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
-from tinyllama.profiling.ranges import PREFIX, STEP, Work, attributed, by_order, named
+from tinyllama.profiling.ranges import (
+    PREFIX,
+    STACK,
+    STEP,
+    Work,
+    attributed,
+    by_order,
+    in_layers,
+    named,
+)
 from tinyllama.profiling.rates import costs
 from tinyllama.profiling.workload import Workload
 
@@ -55,6 +64,8 @@ def kernels(folder: Path, workload: Workload) -> None:
         ):
             once()
         eager = attributed(list(seen.events()), gpu)
+        if gpu:
+            eager = in_layers(eager, STACK, workload.model.num_layers)
     with workload.step() as (step, once):
         once()
         unprofiled = statistics.median(wall_seconds(once, queue_of(step.device)) for _ in range(9))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.autograd import DeviceType
@@ -22,6 +22,7 @@ from tinyllama.training.step import TrainStep
 
 PREFIX = "op: "
 UNKNOWN = "not mapped"
+STACK = "stack"  # all layers as one op
 STEP = "step"  # what a step does beside its ops: it loads the batch, and checks the loss
 COMPILED = "compiled graph"  # where ops are fused with each other
 # What runs outside every range, by a part of the name of the operator that it is in.
@@ -58,7 +59,7 @@ def named(step: TrainStep) -> Iterator[None]:
     norm, loss_of, blocks = model.norm, model.loss_of, [layer.compute for layer in layers]
     stack, rows = model.stack, model.rows
     model.rows = within("embedding", rows)
-    model.stack = None if stack is None else within("stack", stack)
+    model.stack = None if stack is None else within(STACK, stack)
     model.norm = within("final_norm", norm)
     model.loss_of = within("loss", loss_of)
     for index, layer in enumerate(layers):
@@ -141,6 +142,23 @@ def _backward_of(event: Any) -> int | None:
         if _is_backward(parent) and parent.sequence_nr >= 0:
             return int(parent.sequence_nr)
     return None
+
+
+def in_layers(found: Sequence[Work], op: str, layers: int) -> list[Work]:
+    """The kernels of an op that computes all layers, each with its layer: those of one name that
+    are launched equally often in each, forward from the first layer on, backward from the last."""
+    places: dict[tuple[str, bool], list[int]] = {}
+    for place, work in enumerate(found):
+        if work.op == op:
+            places.setdefault((work.name, work.backward), []).append(place)
+    shown = list(found)
+    for (_, backward), own in places.items():
+        if len(own) % layers == 0:
+            for nth, place in enumerate(own):
+                layer = nth // (len(own) // layers)
+                layer = layers - 1 - layer if backward else layer
+                shown[place] = replace(found[place], op=f"layers.{layer}.{op}")
+    return shown
 
 
 def by_order(eager: Sequence[Work], captured: Iterable[tuple[str, float]]) -> list[Work]:
