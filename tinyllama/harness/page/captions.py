@@ -68,10 +68,13 @@ def parts(found: Sequence[StepEntry]) -> str:
     if tier and tier.time_by:
         name, most = max(tier.time_by.items(), key=lambda item: item[1])
         share = percent(most / tier.time)
-        text = f"{tier.contender} spends most on {name}: {share}% of its step. "
-    waiting = [(idle(entry) / entry.time, entry.contender) for entry in measured(found)]
-    most, contender = max(waiting)
-    return text + f"Most idle: {contender}, {percent(most)}% of its step without a kernel."
+        text = f"{tier.contender} spends most on {name}: {share}% of its step."
+    known = [entry for entry in measured(found) if entry.busy_seconds is not None]
+    waiting = [(idle(entry) / entry.time, entry.contender) for entry in known]
+    if waiting:
+        most, contender = max(waiting)
+        text += f" Most idle: {contender}, {percent(most)}% of its step without a kernel."
+    return text.strip()
 
 
 def idle(entry: StepEntry) -> float:

@@ -42,10 +42,3 @@ for (const scroll of document.querySelectorAll(".scroll")) {
   });
   scroll.before(words);
 }
-const reveal = () => {
-  const target = document.getElementById(location.hash.slice(1));
-  for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-  if (target) target.scrollIntoView({ block: "center" });
-};
-addEventListener("hashchange", reveal);
-reveal();
