@@ -14,7 +14,7 @@ import torch
 from tinyllama.cli import exercise, main, parser
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.checks import run
-from tinyllama.harness.correct.checks.finding import Candidate
+from tinyllama.harness.correct.checks.finding import Candidate, Finding
 from tinyllama.profiling.block_sizes import LESSON
 from tinyllama.workshop import exercises
 
@@ -26,16 +26,24 @@ COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
 pytest.importorskip("triton")
 
 
+def said(path: Path, check: str) -> str:
+    """What a check of a file's provider says."""
+    return checked(path, (check,))[0].message
+
+
 def outcomes(path: Path, only: tuple[str, ...]) -> dict[str, str]:
     """The outcome of each check of the provider that a file declares."""
+    return {finding.check: finding.outcome.value for finding in checked(path, only)}
+
+
+def checked(path: Path, only: tuple[str, ...]) -> list[Finding]:
     from tinyllama.ops import OPS
 
     registry = Registry()
     op = OPS[OPS_OF[path.stem]]
     try:
         load_file(path, registry)
-        found = run(Candidate(op, op["lesson"]), only)
-        return {finding.check: finding.outcome.value for finding in found}
+        return list(run(Candidate(op, op["lesson"]), only))
     finally:
         op.providers.pop("lesson", None)
 
@@ -50,6 +58,8 @@ def test_a_starter_is_red_until_its_blanks_are_filled(name: str) -> None:
     assert re.fullmatch(pattern, right.partition("\nimport torch\n")[2]), "they differ elsewhere"
     only = ("outputs", "gradients")
     assert "passed" not in outcomes(starter, only).values()
+    first = 1 + text[: text.index("____", text.index(body))].count("\n")
+    assert f"{name}.py:{first}: NameError: name '____'" in said(starter, "outputs")
     assert set(outcomes(solution, only).values()) == {"passed"}
 
 
@@ -106,6 +116,34 @@ def test_each_block_size_is_compiled_and_the_time_needs_a_gpu(
     assert widest[0] < widest[-1] == 16
 
 
+def test_larger_blocks_of_attention_take_more_registers_until_they_spill() -> None:
+    _, *rows = exercises.attention_blocks(torch.device("cpu"))
+    sizes = [int(row[0]) * int(row[1]) for row in rows]
+    registers, spilled = ([int(row[column]) for row in rows] for column in (2, 3))
+    assert sizes == sorted(sizes)
+    assert registers[0] < registers[-1]
+    assert spilled[0] == 0 < spilled[-1]
+    assert {row[-1] for row in rows} == {"needs a GPU"}
+
+
+def test_the_picture_of_attentions_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "memory.svg"
+    assert main(["exercise", "attention-memory", "--picture", str(path), "--device", "cpu"]) == 0
+    assert path.read_text(encoding="utf-8").count("<svg") == 1
+    capsys.readouterr()
+    for name, file, what in (
+        ("block-sizes", path, "--picture draws attention-memory, not block-sizes: remove it"),
+        ("attention-memory", tmp_path / "none" / "x.svg", "--picture"),
+    ):
+        assert main(["exercise", name, "--picture", str(file), "--device", "cpu"]) == 2
+        seen = capsys.readouterr()
+        assert seen.out == "", "nothing was run"
+        assert what in seen.err
+
+
 def test_both_kernels_of_swiglu_are_right() -> None:
     _, *rows = exercises.swiglu(torch.device("cpu"))
     assert [row[0] for row in rows] == ["naive", "triton"]
@@ -117,7 +155,8 @@ def test_both_kernels_of_swiglu_are_right() -> None:
 
 def commands() -> list[str]:
     """Every fenced command of the pages, in order."""
-    names = ("README", "VERSIONS", "EXERCISES", "ANSWERS", "TROUBLESHOOTING")
+    pages_of_exercises = [f"EXERCISE_{number}" for number in range(1, 10)]
+    names = ("README", "VERSIONS", *pages_of_exercises, "ANSWERS", "TROUBLESHOOTING")
     pages = [PAGES / f"{name}.md" for name in names]
     assert sorted(pages) == sorted(PAGES.glob("*.md")), "a page is not read"
     blocks = [b for page in pages for b in COMMANDS.findall(page.read_text(encoding="utf-8"))]
@@ -159,7 +198,7 @@ IN_TABLES = re.compile(r"`(python -m tinyllama [^`]+)`")
 def test_every_command_that_a_page_names_is_accepted(path: Path) -> None:
     """Those of tables and sentences too, which are not run: the parser takes them."""
     named = IN_TABLES.findall(path.read_text(encoding="utf-8"))
-    if path.name not in ("ANSWERS.md", "EXERCISES.md"):
+    if path.name != "ANSWERS.md" and "EXERCISE" not in path.name:
         assert named
     for line in named:
         parser().parse_args(shlex.split(line)[3:])

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-NAMES = ("block-sizes", "memory-pattern", "attention-memory", "swiglu", "fusion-gains")
+from tinyllama.cli.options import file_path
+
+NAMES = (
+    "block-sizes",
+    "memory-pattern",
+    "attention-memory",
+    "attention-blocks",
+    "swiglu",
+    "fusion-gains",
+)
 
 
 def add(subparsers: Any) -> None:
@@ -14,16 +23,24 @@ def add(subparsers: Any) -> None:
     parser.description = "Print a table that an exercise of docs/workshop asks for."
     parser.add_argument("name", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
+    parser.add_argument(
+        "--picture", type=file_path, metavar="FILE", help="of attention-memory: draw it (SVG)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; 0."""
     from tinyllama.harness.machine.device import usable_device
-    from tinyllama.workshop.exercises import EXERCISES
+    from tinyllama.workshop.exercises import EXERCISES, check_picture, picture
 
+    if args.picture:
+        check_picture(args.name, args.picture)
     rows = EXERCISES[args.name](usable_device(args.device))
     wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip())
+    if args.picture:
+        picture(rows, args.picture)
+        print(f"wrote {args.picture}")
     return 0

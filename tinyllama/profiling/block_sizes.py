@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.resources import compile_launch
+from tinyllama.harness.kernels.resources import Resources, compile_launch
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure.clock import Clock, queue_of
@@ -33,20 +34,25 @@ def block_sizes(device: torch.device) -> Rows:
     rows: Rows = [("block size", "registers", "spilled bytes", "widest load", "microseconds")]
     for block in BLOCKS:
         module.BLOCK_SIZE = block
-        x, weight = (torch.empty(shape, device="meta") for shape in ((1, ROWS, WIDTH), (WIDTH,)))
-        with recorded(CHIP) as launches:
-            module.Lesson.forward(x, weight, 1e-5)
-        made = compile_launch(launches[0], CHIP)
-        time = NEEDS_GPU
-        if device.type != "cpu":
-            given = [torch.randn(t.shape, device=device) for t in (x, weight)]
-            clock = Clock(queue_of(device))
-
-            def call(given: list[torch.Tensor] = given) -> None:
-                module.Lesson.forward(*given, 1e-5)
-
-            call()
-            time = f"{min(clock.read(call).device for _ in range(20)) * 1e6:.1f}"
+        shapes = ((1, ROWS, WIDTH), (WIDTH,))
+        made, time = studied(lambda *x: module.Lesson.forward(*x, 1e-5), shapes, "float32", device)
         loads = f"{made.instructions.loads} B"
         rows.append((str(block), str(made.registers), str(made.spilled), loads, time))
     return rows
+
+
+def studied(
+    call: Callable[..., Any], shapes: Sequence[tuple[int, ...]], dtype: str, device: torch.device
+) -> tuple[Resources, str]:
+    """What the compiler makes of the first launch of a call, and on a GPU its microseconds."""
+    kind = getattr(torch, dtype)
+    with recorded(CHIP) as launches:
+        call(*(torch.empty(shape, dtype=kind, device="meta") for shape in shapes))
+    made = compile_launch(launches[0], CHIP)
+    if device.type == "cpu":
+        return made, NEEDS_GPU
+    given = [torch.randn(shape, device=device).to(kind) for shape in shapes]
+    clock = Clock(queue_of(device))
+    call(*given)
+    least = min(clock.read(lambda: call(*given)).device for _ in range(20))
+    return made, f"{least * 1e6:.1f}"

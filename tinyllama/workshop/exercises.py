@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,19 +13,32 @@ from tinyllama.bench.steps import TierStep
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.kernels import HAS_TRITON
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.files import check_writable
 from tinyllama.harness.measure.memory import Allocations
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
 from tinyllama.model.tiers import V2
 from tinyllama.ops import OPS
-from tinyllama.profiling.block_sizes import BLOCKS, CHIP, NEEDS_GPU, WIDTH, Rows, block_sizes
+from tinyllama.ops.attention.configs import FORWARD
+from tinyllama.profiling.block_sizes import (
+    BLOCKS,
+    CHIP,
+    NEEDS_GPU,
+    WIDTH,
+    Rows,
+    block_sizes,
+    studied,
+)
 from tinyllama.profiling.op_times import measured
 from tinyllama.workshop.running import group_for
 
 TRANSACTION = 128  # bytes that a warp's 32 float32 values are fetched in
 LENGTHS = (128, 256, 512, 1024, 2048)
+ATTENTION_TOKENS = 1024
+ATTENTION_BLOCKS = ((16, 32), (32, 32), (64, 32), (64, 64), (128, 32), (128, 64), (128, 128))
 
 
 def memory_pattern(device: torch.device) -> Rows:
@@ -51,6 +66,22 @@ def attention_memory(device: torch.device) -> Rows:
         growth = [f"{found[n] / last[n]:.2f}" if last else "-" for n in found]
         rows.append((str(length), *(f"{n / 2**20:.2f}" for n in found.values()), *growth))
         last = found
+    return rows
+
+
+def attention_blocks(device: torch.device) -> Rows:
+    """Flash attention by the queries and keys of a block: what the compiler made of it, and on a
+    GPU the time of the forward pass."""
+    _need_triton()
+    rows: Rows = [("queries", "keys", "registers", "spilled", "shared KiB", "microseconds")]
+    shapes = [(1, ATTENTION_TOKENS, heads, 64) for heads in (8, 4, 4)]
+    for queries, keys in ATTENTION_BLOCKS:
+        config = Config(QM=queries, QN=keys, TURN=0, num_warps=4, num_stages=2)
+        with FORWARD.force(config, D=64, kind="16bit", length="long"), torch.no_grad():
+            call = OPS["attention"]["triton"].call
+            made, time = studied(call, shapes, "bfloat16", device)
+        numbers = (queries, keys, made.registers, made.spilled, made.shared // 1024)
+        rows.append((*map(str, numbers), time))
     return rows
 
 
@@ -95,9 +126,34 @@ EXERCISES: dict[str, Callable[[torch.device], Rows]] = {
     "block-sizes": block_sizes,
     "memory-pattern": memory_pattern,
     "attention-memory": attention_memory,
+    "attention-blocks": attention_blocks,
     "swiglu": swiglu,
     "fusion-gains": fusion_gains,
 }
+
+
+def check_picture(name: str, path: Path) -> None:
+    """Raise UsageError for a picture that cannot be drawn or written, before anything is run."""
+    if name != "attention-memory":
+        raise UsageError(f"--picture draws attention-memory, not {name}: remove it")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"--picture needs matplotlib: {install('report')}")
+    check_writable(path, "--picture")
+
+
+def picture(rows: Rows, path: Path) -> None:
+    """Draw the table of attention's memory, on axes on which every power is a line."""
+    from matplotlib.figure import Figure
+
+    lengths = [int(row[0]) for row in rows[1:]]
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for place, label in ((1, "eager"), (2, "flash")):
+        axes.loglog(lengths, [float(row[place]) for row in rows[1:]], marker="o", label=label)
+    axes.set(xlabel="tokens", ylabel="MiB allocated in the forward pass", xticks=lengths)
+    axes.set_xticklabels([str(length) for length in lengths])
+    axes.legend(frameon=False)
+    figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _need_triton() -> None:
