@@ -50,9 +50,11 @@ def test_it_prints_tables_and_writes_the_page(
 
 
 def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ops may have the names of ours; there is no step of our tiers among its records."""
+    """Its ops may have the names of ours; there is no step of our tiers among its records. What it
+    lacks is made by a command that it has."""
+    monkeypatch.chdir(tmp_path)
     every = [replace(r, device="NVIDIA H200") for r in sample_records() if "ops" in r.group]
     save(every[0], tmp_path / "results")
     page = tmp_path / "page.html"
@@ -65,6 +67,8 @@ def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
         assert "MI325X" not in text
         assert "Documented" not in text
     assert "No target is about what was measured on this device." in page.read_text()
+    assert "perf_tests" not in page.read_text().replace(every[0].command, "")
+    assert "; pytest --record adds one." in page.read_text()
     own = next(r for r in sample_records() if r.group == "small-bf16")
     save(own, tmp_path / "results")
     assert main([*asked, "--device", "NVIDIA H200"]) == 0
@@ -76,7 +80,7 @@ def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
     ("arguments", "message"),
     [
         (["--results-dir", "nowhere"], "--results-dir 'nowhere' is no folder"),
-        (["--device", "Card Z"], "has no records of 'Card Z': make some with pytest perf_tests"),
+        (["--device", "Card Z"], "has no records of 'Card Z': make some with pytest --record"),
         (["--html", "nowhere/page.html"], "no folder 'nowhere'; make it first"),
         (["--html", "x", "--markdown", "./x"], "--html and --markdown are both 'x': name two"),
         (["--markdown", "nowhere/x.md"], "--markdown 'nowhere/x.md': no folder 'nowhere'"),

@@ -80,13 +80,13 @@ def report(args: argparse.Namespace) -> int:
 
 def _of_device(every: Sequence[Record], root: Path, device: str | None) -> list[Record]:
     from tinyllama.harness.machine.device import slug
+    from tinyllama.harness.machine.distribution import recording
 
     found = [r for r in every if device is None or slug(device) == slug(r.device)]
     if not found:
         of = f" of {device!r}" if device else ""
         raise ConfigError(
-            f"--results-dir {str(root)!r} has no records{of}: make some with "
-            "pytest perf_tests --record"
+            f"--results-dir {str(root)!r} has no records{of}: make some with {recording()}"
         )
     return found
 

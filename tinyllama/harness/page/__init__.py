@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyllama.harness.machine.distribution import install
+from tinyllama.harness.machine.distribution import install, recording
 from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.targets import OpTarget, Target
 
@@ -49,6 +49,6 @@ def render(
     script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text = environment.get_template("page.html.j2").render(
-        page=data, script=script, digest=f"sha256-{digest}"
+        page=data, script=script, digest=f"sha256-{digest}", recording=recording()
     )
     return text.rstrip() + "\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.distribution import recording
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.page import (
     benchmarks,
@@ -145,5 +146,6 @@ def _device(
 
 def _section(ident: str, slug: str, found: Iterable[Panel | None], empty: str) -> Section:
     """A section of a device by its name in ids, with the panels that there are."""
-    words = {**SECTIONS[slug], **({"empty": empty} if empty else {})}
+    words = dict(SECTIONS[slug])
+    words["empty"] = empty or words.get("empty", "").format(recording=recording())
     return Section(ident=f"{ident}-{slug}", panels=tuple(filter(None, found)), **words)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from tinyllama.harness.machine.distribution import install
+from tinyllama.harness.machine.distribution import install, recording
 from tinyllama.harness.records.entries import Ratio, Timed, is_number
 from tinyllama.harness.records.numbers import significant
 from tinyllama.harness.records.report import escaped
@@ -162,7 +162,7 @@ def unsearched(records: Sequence[Record]) -> str:
 def _too_few(records: Sequence[Record]) -> str:
     text = (
         f"Change points need {LEAST_RECORDS} complete records of a group, with one device and one "
-        "set of versions; pytest perf_tests --record adds one. "
+        f"set of versions; {recording()} adds one. "
     )
     most = max(every_series(records), key=lambda s: len(s.readings), default=None)
     if most is None:
