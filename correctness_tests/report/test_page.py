@@ -24,7 +24,7 @@ from correctness_tests.support.sample_records import (
     step,
     steps,
 )
-from tinyllama.harness.page import NEEDS, render
+from tinyllama.harness.page import NEEDS, facts, render
 from tinyllama.harness.records.entries import Timed, entry_as_json, entry_from_json
 
 PLOTS = all(importlib.util.find_spec(name) for name in NEEDS)
@@ -209,6 +209,19 @@ def test_few_fields_are_enough() -> None:
     assert "13.0 [12.7, 13.2]" in words
     assert "driver not recorded" in words
     assert "Not in this record: floor share, peak" in words
+
+
+def test_what_was_left_out_is_said_once_with_its_reason() -> None:
+    whole, part = record("small-bf16", steps("small-bf16")), record("x", [], complete=False)
+    gone = replace(step("small-bf16", "v2"), unavailable={"watts": "SYNTHETIC: no sensor"})
+    whole.entries.append(replace(gone, name="another"))
+    assert facts.left_out([whole, part], [whole]) == (
+        "hf-eager, hf-compiled, liger, torchtitan without capture: "
+        "SYNTHETIC: allocates within a step",
+        "megatron cannot run: SYNTHETIC: needs a toolkit that is not installed",
+        "v2 watts not measured: SYNTHETIC: no sensor",
+        "incomplete and not shown: x of 2026-03-02",
+    )
 
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

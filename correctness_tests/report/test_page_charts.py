@@ -20,6 +20,7 @@ from correctness_tests.support.sample_records import (
 )
 from tinyllama.harness.page import NEEDS
 from tinyllama.harness.records.entries import OpEntry, StepEntry, SweepEntry
+from tinyllama.harness.records.numbers import MISSING
 from tinyllama.harness.records.results import Record, records
 from tinyllama.ops import OPS
 
@@ -184,3 +185,4 @@ def test_the_last_run_stands_beside_the_one_before(
     assert texts[5] == seen
     assert "torch 2.11.0 → 9" in texts[6]
     assert trend.against(context(runs), {("small", "bf16"): runs[:1]}) is None
+    assert trend.change(None, runs[0].of(StepEntry)[0].floor_share) == MISSING

@@ -97,6 +97,10 @@ def test_what_is_missed_comes_first_and_what_is_met_last() -> None:
         target("samples_per_second", 1e6),
     ]
     found, squares = rows(several)
+    text = render([record("small-bf16", steps("small-bf16"))], several)
+    assert 'The other bars <span class="muted">(2 rows)' in text, (
+        "missed and claimed are not folded"
+    )
     assert [mark for _, mark in squares] == ["✗", "·", "–", "✓"]
     assert [row[1][0] for row in found] == ["✗", "·", "–", "✓"]
 

@@ -77,6 +77,7 @@ def test_lines_say_what_is_on_both_axes(drawn: list[Axes]) -> None:
     assert faces == [colour("series-0"), colour("card")]
     assert {"1", "4", "5", "10", "20", "50"} <= set(texts(plot))
     assert (drawn[0].get_xscale(), drawn[0].get_yscale()) == ("log", "log")
+    assert drawn[0].get_xlim() == pytest.approx((1 / 1.15, 4 * 1.15))
 
 
 def test_a_wide_axis_names_its_decades_alone_and_a_narrow_one_has_a_whole_one() -> None:
@@ -93,6 +94,7 @@ def test_lines_over_names_have_a_mark_where_the_versions_changed(drawn: list[Axe
     assert {"2026-01-05", "2026-02-10"} <= set(texts(plot))
     assert points(drawn[0])[0] == [(0.5, 0.0), (0.5, 1.0)]
     assert drawn[0].get_xscale() == "linear"
+    assert drawn[0].get_xlim() == pytest.approx((-0.25, 1.25))
 
 
 def test_names_that_have_no_room_are_left_out_but_not_the_last() -> None:
@@ -120,6 +122,7 @@ def test_the_roofline_has_its_ceilings_and_every_op_beneath(drawn: list[Axes]) -
     assert slope == [pytest.approx((1.0, BANDWIDTH)), pytest.approx((ridge, PEAK))]
     assert top == [pytest.approx((ridge, PEAK)), pytest.approx((1000, PEAK))]
     assert low == [pytest.approx((ridge / 10, PEAK / 10)), pytest.approx((1000, PEAK / 10))]
+    assert first[0] == pytest.approx((2.0, 1.02 * 1.8 * PEAK)), "there is room above the op"
     assert first[1:] == [(2.0, 5e12), (2.0, 1e12)]
     assert second[1:] == [(400.0, 6e14), (400.0, 6e14)]
     assert dots == [[(mark.x, mark.y)] for mark in marks]
