@@ -30,7 +30,7 @@ if not all(map(importlib.util.find_spec, NEEDS)):
 
 from matplotlib.axes import Axes
 
-from tinyllama.harness.page import columns, plots, roofline, sweeps, view
+from tinyllama.harness.page import columns, plots, roofline, sweeps, trend, view
 from tinyllama.harness.page import ops as op_panels
 from tinyllama.harness.page.keys import Keys
 from tinyllama.harness.page.panels import Context
@@ -95,6 +95,22 @@ def test_lines_over_names_have_a_mark_where_the_versions_changed(drawn: list[Axe
     assert points(drawn[0])[0] == [(0.5, 0.0), (0.5, 1.0)]
     assert drawn[0].get_xscale() == "linear"
     assert drawn[0].get_xlim() == pytest.approx((-0.25, 1.25))
+
+
+def test_history_is_drawn_from_the_first_run_to_the_last(drawn: list[Axes]) -> None:
+    """Of three runs, the last with other versions: a line is before it, its marks are hollow."""
+    runs = [r for r in sample_records()[:9] if r.group == "small-bf16"]
+    panel = trend.panel(context(runs), runs, ("small", "bf16"), "i")
+    assert panel is not None
+    mark, *lines = points(drawn[0])
+    assert [x for x, _ in mark] == [1.5, 1.5]
+    whole = [line for line in lines if len(line) == 3]
+    assert whole[2] == [(n, pytest.approx(0.97 * scale)) for n, scale in enumerate((1.3, 1.12, 1))]
+    hollow = [line.get_markerfacecolor() == colour("card") for line in drawn[0].lines[1:5]]
+    assert hollow == [False, False, False, True]  # the line of V1, and its three marks
+    assert panel.notes == (
+        "2026-03-02, other versions: torch 2.10.0 → 2.11.0, triton 3.5.1 → 3.6.0",
+    )
 
 
 def test_names_that_have_no_room_are_left_out_but_not_the_last() -> None:
@@ -273,7 +289,12 @@ def test_a_figure_stands_under_its_unit() -> None:
 
 
 def test_an_op_is_drawn_with_its_largest_case_at_its_intensity(drawn: list[Axes]) -> None:
+    """And the caption is about ours, although a peer comes nearer to the ceilings."""
     found = record("ops-bf16", ops())
+    found.entries = [
+        replace(e, roofline_share=0.999) if isinstance(e, OpEntry) and e.who == "liger" else e
+        for e in found.entries
+    ]
     panel = op_panels.panel(context([found]), found, "bf16", "i")
     largest = [e for e in found.of(OpEntry) if e.passes == "forward" and "B=8," in e.case]
     dots = [each[0] for each in points(drawn[0]) if len(each) == 1]
