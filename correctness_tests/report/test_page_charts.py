@@ -174,13 +174,15 @@ def test_the_last_run_stands_beside_the_one_before(
         record("small-bf16", [step("small-bf16", "v3", n, floor_share=type(ratio(1))(*share))])
         for n, share in enumerate(shares, 1)
     ]
-    runs[-1].versions = {"torch": "9"}
+    runs[-1].versions, runs[0].date = {"torch": "9"}, "2025-01-01T00:00:00Z"
     panel = trend.against(context(runs), {("small", "bf16"): runs})
     assert panel is not None
+    assert trend.against(context(runs), {("small", "bf16"): runs[1:]}) == panel
     (table,) = panel.tables
     assert table.folded == (seen == trend.NONE)
     texts = [cell.text for cell in table.rows[0].cells]
     assert texts[:3] == ["v3", "2.91", "1.94"]
+    assert [cell.note for cell in table.rows[0].cells[:3]] == ["small bf16", *["2026-03-02"] * 2]
     assert [float(text) for text in texts[3:5]] == [100 * last[0], 100 * before[0]]
     assert texts[5] == seen
     assert "torch 2.11.0 → 9" in texts[6]

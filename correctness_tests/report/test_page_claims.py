@@ -109,12 +109,14 @@ def test_units_are_those_of_the_row() -> None:
     several: list[Any] = [
         target("peak_bytes", None, at_most=2 * 2**30),
         target("mfu", 0.25),
+        target("live_bytes", None, at_most=2 * 2**30),
         target("peak_bytes", None, at_most=0.54, over="v1"),
     ]
-    entries = [replace(e, peak_bytes=2**30, mfu=0.3) for e in steps("small-bf16")]
-    (missed, peak, mfu), _ = rows(several, [record("small-bf16", entries)])
+    entries = [replace(e, peak_bytes=2**30, live_bytes=2**29, mfu=0.3) for e in steps("small-bf16")]
+    (missed, peak, mfu, live), _ = rows(several, [record("small-bf16", entries)])
     assert peak[2:] == ["peak, MiB small bf16", "–", "1,020", "≤ 2,048"]
     assert mfu[2:] == ["MFU, % small bf16", "–", "30.0", "≥ 25"]
+    assert live[2:] == ["live, MiB small bf16", "–", "512", "≤ 2,048"]
     assert missed[2:] == ["peak over v1 small bf16", "–", "1.00", "≤ 0.54"]
 
 

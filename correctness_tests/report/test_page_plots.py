@@ -15,6 +15,7 @@ from correctness_tests.support.sample_records import (
     BANDWIDTH,
     PEAK,
     ops,
+    ratio,
     record,
     sample_records,
     step,
@@ -22,7 +23,7 @@ from correctness_tests.support.sample_records import (
 )
 from tinyllama.harness.page import NEEDS
 from tinyllama.harness.records.entries import OpEntry, StepEntry, SweepEntry
-from tinyllama.harness.records.numbers import percent
+from tinyllama.harness.records.numbers import mebibytes, milliseconds, percent
 from tinyllama.harness.records.results import Record
 
 if not all(map(importlib.util.find_spec, NEEDS)):
@@ -227,6 +228,9 @@ def test_a_sweep_is_drawn_along_each_axis_in_its_units(drawn: list[Axes]) -> Non
     assert panel.figures[2].caption.startswith(
         "Time against batch, sequence length 256. At B = 128"
     )
+    far = points_of[8192, 8]
+    assert f"v3 {milliseconds(far.time)}" in panel.figures[0].caption
+    assert f"v3 {mebibytes(far.peak_bytes or 0)}" in panel.figures[1].caption
     assert "v1 ends at 4,096." in panel.figures[0].caption
     assert panel.notes == ("v1 cannot run B = 8, T = 8,192: SYNTHETIC: out of memory",)
     by_length, by_batch = panel.aside
@@ -248,6 +252,36 @@ def test_two_places_make_a_line_and_one_does_not(drawn: list[Axes]) -> None:
         found = record("sweep-small-bf16", some)
         panel = sweeps.panel(context([found]), found, ("small", "bf16"), "i")
         assert len(panel.figures) == (2 if count == 2 else 0)
+
+
+def test_a_row_says_who_and_what_in_words() -> None:
+    """Layouts by the worst, the loss where it is known, a description with its software."""
+    found, layouts = context(sample_records()), {"a": ratio(1.2), "b": ratio(3.4), "c": ratio(2.0)}
+    op = replace(record("g", ops()).of(OpEntry)[0], layouts=layouts)
+    whole = step("small-bf16", "v3")
+    for made, entry, wanted in (
+        (
+            columns.op(found.who, "v1"),
+            op,
+            {"worst layout": ("3.40", "b"), "pass": ("forward", "normal")},
+        ),
+        (
+            columns.step(found.who, "v1"),
+            whole,
+            {
+                "loss": ("7.04 → 6.93", ""),
+                "gradients": ("74/74", ""),
+                "description": ("Triton kernels", "torch 2.11.0"),
+                "run as": ("compile + capture", ""),
+            },
+        ),
+    ):
+        full = table("t", made, [entry])
+        cells = dict(zip((h.name for h in full.headers), full.rows[0].cells, strict=True))
+        assert {name: (cells[name].text, cells[name].note) for name in wanted} == wanted
+    unknown = replace(whole, last_loss=None, title=None)
+    names = [h.name for h in table("t", columns.step(found.who, "v1"), [unknown]).headers]
+    assert not {"loss", "description"} & {*names}
 
 
 def test_a_figure_stands_under_its_unit() -> None:
