@@ -1,0 +1,83 @@
+"""The first hour on an AMD machine, rehearsed without one: its commands, in order.
+
+ROCm's profilers are there as stand-ins; what they are given and what they write is tested in
+correctness_tests/profiling.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support import rocm_files
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = re.compile(r"^\| ([\w ]+) \| `([^`]+)` \|", re.M)
+SHORTER = {  # what is added, so that a machine without a GPU ends within minutes
+    "record": "-q -p no:cacheprovider --groups tiny-fp32",
+    "profile": "--tier v1 --preset tiny --seq-len 16",
+}
+ELSEWHERE = {  # rehearsed by other tests
+    "correctness": "it is this suite",
+    "certify": "correctness_tests/gate/test_gate_certify_command.py",
+    "stages": "correctness_tests/workshop/test_stages.py",
+}
+NEEDS_GPU = {"tune": "tune needs a GPU"}
+
+
+def steps() -> dict[str, str]:
+    return dict(ROWS.findall((ROOT / "docs" / "AMD.md").read_text(encoding="utf-8")))
+
+
+def test_every_step_is_rehearsed_somewhere() -> None:
+    known = {"what is here", "kernels", "export", *SHORTER, *ELSEWHERE, *NEEDS_GPU}
+    assert set(steps()) == known
+    for where in ELSEWHERE.values():
+        assert "/" not in where or (ROOT / where).is_file(), where
+
+
+@pytest.mark.slow("kernels are compiled, and a record is made: three minutes")
+def test_the_steps_of_the_first_hour_run_in_order(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    tools = rocm_files.install(tmp_path / "rocm", "7.0")
+    for name in ("tinyllama", "perf_tests", "conftest.py", "pytest.ini", "pyproject.toml", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    programs = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}
+    path = os.pathsep.join((str(tools), os.environ["PATH"]))
+    environment = {**os.environ, "PATH": path, "ROCM_PATH": str(tools.parent)}
+    for step, command in steps().items():
+        if step in ELSEWHERE:
+            continue
+        program, *words = shlex.split(f"{command} {SHORTER.get(step, '')}")
+        ran = subprocess.run(
+            [*programs[program], *words],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        said = f"{command}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
+        assert "Traceback" not in ran.stderr, said
+        if step in NEEDS_GPU:
+            assert ran.returncode == 2, said
+            assert NEEDS_GPU[step] in ran.stderr
+            continue
+        assert ran.returncode == 0, said
+        if step == "profile":
+            for tool in ("trace", "hotspots", "torch", "flops", "memory", "triton"):
+                assert re.search(rf"^{tool} +done$", ran.stdout, re.M), said
+            for tool in ("counters", "rocprof-compute", "rocprof-sys"):
+                assert re.search(rf"^{tool} +not here: .*there is no GPU", ran.stdout, re.M), said
+        if step == "what is here":
+            assert re.search(r"rocprof-compute +│ yes", ran.stdout), said
+    (archive,) = tmp_path.glob("*.zip")
+    assert zipfile.ZipFile(archive).namelist()
