@@ -164,6 +164,17 @@ def test_a_ceiling_that_is_unknown_or_far_away_is_not_drawn(
     assert [[pytest.approx(end) for end in line] for line in ends] == found
 
 
+def test_letters_of_near_ops_are_moved_apart(drawn: list[Axes]) -> None:
+    marks = [roofline.Mark(name, KEY, x, 1e12, "t") for name, x in (("a", 8), ("b", 9), ("c", 400))]
+    roofline.roofline(marks, BANDWIDTH, [], "i", "l")
+    (axes,) = drawn
+    letters = [line[0] for line in points(axes)[1:4]]
+    places = axes.transData.transform(letters)[:, 0] * 72 / axes.figure.dpi
+    assert places[1] - places[0] == pytest.approx(roofline.GAP)
+    assert letters[0][0] < 8 < 9 < letters[1][0]
+    assert letters[2][0] == pytest.approx(400)
+
+
 def test_letters_keep_their_order_their_distance_and_the_room() -> None:
     assert roofline.spread([10.0, 50.0], 100.0) == [10.0, 50.0]
     assert roofline.spread([50.0, 50.0], 100.0) == pytest.approx([43.5, 56.5])
