@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "tinyllama.ops"
 WRONG = 1  # exit status when a check found something
+FAILING = {"unsafe": 2, "contract": 3, "advice": 4}  # how many ranks fail, the worst first
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
 Found = dict[str, list["Finding"]]  # findings by provider
 
@@ -33,13 +34,20 @@ def add(subparsers: Any) -> None:
         "Run every correctness, gradient, layout, memory, determinism and resource check on what "
         "a Python file declares (an op with its providers, or a provider for an op of the tree), "
         "or on an op of the tree or of an installed package. Each check has a verdict, with the "
-        "smallest case that fails. Exit status 0 when all hold, 1 when one does not."
+        "smallest case that fails, and each fault a rank: wrong result, unsafe, contract, advice. "
+        "Exit status 1 for a fault of the first two ranks, or where nothing could be checked."
     )
     option = check.add_argument
     option("file", type=file_path, nargs="?", metavar="FILE", help="a Python file with an op")
     option("--op", metavar="NAME", help="in place of FILE: an op of the tree or of a package")
     option("--provider", metavar="NAME", help="only the provider of this name")
     option("--only", metavar="A,B", help="only these checks")
+    option(
+        "--fail-on",
+        choices=FAILING,
+        default="unsafe",
+        help="the least rank of a fault that ends with status 1 (default: unsafe)",
+    )
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
     option("--seed", type=whole_within(0, 2**63 - 1), default=0, help="of the inputs (default 0)")
     option("--json", type=file_path, metavar="PATH", help="write the findings as JSON")
@@ -85,9 +93,10 @@ def run(args: argparse.Namespace) -> int:
     if args.junit:
         replace_text(args.junit, _as_junit(found) + "\n")
     for provider, findings in found.items():
-        if not _held(findings):
-            out.print(f"{provider}: {_why_not(findings)}", highlight=False)
-    return 0 if all(map(_held, found.values())) else WRONG
+        if text := _faults(findings):
+            out.print(f"{provider}: {text}", highlight=False)
+    held = [_held(findings, args.fail_on) for findings in found.values()]
+    return 0 if all(held) else WRONG
 
 
 def place(file: str | Path, details: str) -> str:
@@ -97,15 +106,25 @@ def place(file: str | Path, details: str) -> str:
     return f"{file}:{lines[-1]}: " if lines else ""
 
 
-def _held(findings: list[Finding]) -> bool:
-    """Whether no check failed, and some could be made: nothing checked is nothing held."""
-    good = all(one.outcome.good for one in findings)
-    return good and any(one.outcome.value == "passed" for one in findings)
+def _held(findings: list[Finding], least: str) -> bool:
+    """Whether there is no fault of this rank or a worse one, and some check could be made."""
+    from tinyllama.harness.correct.checks import Rank
+
+    failing = list(Rank)[: FAILING[least]]
+    good = not any(one.rank in failing for one in findings)
+    return good and any(one.outcome.value != "unsupported" for one in findings)
 
 
-def _why_not(findings: list[Finding]) -> str:
-    bad = [one.check for one in findings if not one.outcome.good]
-    return f"not held: {', '.join(bad)}" if bad else "nothing could be checked here"
+def _faults(findings: list[Finding]) -> str:
+    """The checks that do not hold, by rank; those that were not tried apart, as what follows."""
+    from tinyllama.harness.correct.checks import Rank
+
+    if all(one.outcome.value == "unsupported" for one in findings):
+        return "nothing could be checked here"
+    tried = [one for one in findings if one.outcome.value != "blocked"]
+    named = {rank.value: [one.check for one in tried if one.rank is rank] for rank in Rank}
+    named["not tried"] = [one.check for one in findings if one.outcome.value == "blocked"]
+    return "; ".join(f"{rank}: {', '.join(names)}" for rank, names in named.items() if names)
 
 
 def _table(provider: str, findings: list[Finding]) -> Any:
@@ -114,13 +133,14 @@ def _table(provider: str, findings: list[Finding]) -> Any:
 
     styles = {"passed": "green", "unsupported": "dim", "blocked": "yellow"}
     table = Table(title=provider, title_justify="left", expand=False)
-    for column in ("check", "verdict", "smallest case", "what was seen"):
+    for column in ("check", "verdict", "rank", "smallest case", "what was seen"):
         table.add_column(column, overflow="fold")
     for one in findings:
         verdict = one.outcome.value
         style = styles.get(verdict, "bold red")
         seen = Text(one.message)
-        table.add_row(one.check, Text(verdict, style), one.case, seen)
+        rank = one.rank.value if one.rank and verdict != "blocked" else ""
+        table.add_row(one.check, Text(verdict, style), rank, one.case, seen)
     return table
 
 

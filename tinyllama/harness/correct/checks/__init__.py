@@ -26,10 +26,11 @@ from tinyllama.harness.correct.checks.finding import (
     Finding,
     Outcome,
     Problem,
+    Rank,
     Unsupported,
 )
 
-__all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "run"]
+__all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
 
 # These compare results with the reference's, and say nothing where plain results are wrong already.
 _COMPARING: dict[str, Callable[[Candidate], Problem]] = {
@@ -92,5 +93,5 @@ def _finding(name: str, check: Callable[[Candidate], Problem], candidate: Candid
         return crashed(name, error, candidate)
     if problem is None:
         return Finding(name, Outcome.PASSED)
-    case, message = problem
-    return Finding(name, Outcome.FAILED, str(case), message)
+    case, message, *rank = problem
+    return Finding(name, Outcome.FAILED, str(case), message, special=next(iter(rank), None))

@@ -2,8 +2,8 @@
 
 All cases run on poisoned memory, and `tinyllama.harness.correct.compare` judges their results.
 Where a fault ends a call, the rest is compared with that fault worked around (the forward pass
-alone, copies of inputs), or is BLOCKED: nothing passes that was not compared. Varied inputs are
-tried only where the plain cases are right, so that one fault has one name.
+alone, copies of inputs), or is BLOCKED: nothing passes that was not compared. So are varied inputs
+where plain cases are wrong, and they are not tried where plain outputs are.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import replace
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.crash import crashed, in_backward
-from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
+from tinyllama.harness.correct.checks.crash import crashed, in_backward, place
+from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank
+from tinyllama.harness.correct.checks.guards import OutOfBoundsError
 from tinyllama.harness.correct.evaluate import (
     ChangedInputError,
+    ContractError,
     GradientError,
     is_gradient,
 )
@@ -31,12 +33,15 @@ ABSENT, WANTED = "absent gradients", "wanted gradients"
 PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED)
 VARIED = (EXTREMES, LAYOUTS, UPSTREAMS, ABSENT, WANTED)
 NAMES = (*PLAIN, *VARIED)
+# What a call raises that refuses its arguments.
+_REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 
 
 def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Finding]:
     """A finding for each of these `NAMES`; UNSUPPORTED where the op has no case for it."""
     found: dict[str, Finding] = {}
     tried: set[str] = set()
+    unknown: dict[str, str] = {}
     cases = candidate.covered()
     for case in (case for case in cases if not case.varied):
         tried |= {OUTPUTS, UNWRITTEN, TOUCHED}
@@ -44,29 +49,39 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
         for finding in _faults(candidate, case):
             if finding.check not in found or found[finding.check].outcome is Outcome.BLOCKED:
                 found[finding.check] = finding
-        failed = {name for name, one in found.items() if one.outcome is not Outcome.BLOCKED}
-        if tried & set(only) <= failed:
+        if tried & set(only) <= failing(found):
             break  # each check that is asked for has failed already
-    blocked = next((found[name] for name in PLAIN if name in found), None)
+    blocked = next((found[name] for name in PLAIN if name in found and name != TOUCHED), None)
+    varied = candidate.shielded() if TOUCHED in found else candidate
+    outputs_alone = blocked is not None and not {OUTPUTS, UNWRITTEN} & failing(found)
+    if outputs_alone:
+        varied = varied.forward_only()
     for case in (case for case in cases if case.varied):
         name = variation(case)
         if name in found or name not in only:
             continue
         tried.add(name)
-        if blocked is not None:
-            text = f"the plain cases fail already: {blocked.check}"
-            found[name] = Finding(name, Outcome.BLOCKED, message=text)
-            continue
-        fault = next(_faults(candidate, case), None)
+        fault: Finding | None = None
+        if blocked is None or (outputs_alone and name in (EXTREMES, LAYOUTS)):
+            fault = next(_faults(varied, replace(case, op=varied.op)), None)
         if fault is not None:
             message = f"{fault.check}: {fault.message}"
-            found[name] = Finding(name, fault.outcome, fault.case, message)
+            found[name] = replace(fault, check=name, message=message, special=fault.rank)
+        elif blocked is not None:
+            unknown[name] = f"the plain cases fail already: {blocked.check}"
+    for name, text in unknown.items():
+        found.setdefault(name, Finding(name, Outcome.BLOCKED, message=text))
     for name in (name for name in NAMES if name in only):
         if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))
         else:
             none = "the provider covers no such case of the op"
             yield Finding(name, Outcome.UNSUPPORTED, message=none)
+
+
+def failing(found: dict[str, Finding]) -> set[str]:
+    """The checks that were tried and do not hold."""
+    return {name for name, one in found.items() if one.outcome is not Outcome.BLOCKED}
 
 
 def first_fault(candidate: Candidate) -> Finding | None:
@@ -118,8 +133,15 @@ def _ended_by(candidate: Candidate, case: OpCase, error: Exception) -> Finding:
     of_gradients = isinstance(error, GradientError) or in_backward(error)
     check = GRADIENTS if of_gradients and candidate.op.differentiable else OUTPUTS
     if isinstance(error, AssertionError):
-        return Finding(check, Outcome.FAILED, str(case), str(error))
-    return crashed(check, error, candidate, str(case))
+        text = f"{place(error)}{error or type(error).__name__}"
+        finding = Finding(check, Outcome.FAILED, str(case), text)
+    else:
+        finding = crashed(check, error, candidate, str(case))
+    ours = isinstance(error, (ContractError, OutOfBoundsError))
+    refused = isinstance(error, _REFUSALS) and not ours
+    if refused and variation(case) in (LAYOUTS, UPSTREAMS) and case.varied:
+        return replace(finding, special=Rank.CONTRACT)
+    return finding
 
 
 def _behind(candidate: Candidate, case: OpCase, first: Finding) -> Iterator[Finding]:

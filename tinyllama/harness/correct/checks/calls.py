@@ -8,9 +8,21 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported, leaves
+from tinyllama.harness.correct.checks.finding import (
+    Candidate,
+    Problem,
+    Rank,
+    Unsupported,
+    leaves,
+)
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, is_gradient
+from tinyllama.harness.correct.evaluate import (
+    GradientError,
+    Inputs,
+    Leaves,
+    copied,
+    is_gradient,
+)
 from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
@@ -19,7 +31,7 @@ REPEATS = {"cpu": 3, "cuda": 50}
 def fresh_contents(candidate: Candidate) -> Problem:
     """New contents in the same tensors give new results and do not change earlier ones: nothing is
     cached by address, and no output memory is used twice."""
-    case = candidate.smallest()
+    case = candidate.telling()
     if candidate.op.mutated:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
     first, second = (case.inputs(candidate.device, candidate.seed + n) for n in (0, 1))
@@ -50,14 +62,25 @@ def _forward(candidate: Candidate, args: Leaves, inputs: Inputs) -> tuple[torch.
 def _differentiable(candidate: Candidate) -> OpCase:
     if not candidate.op.differentiable:
         raise Unsupported("it has no gradients")
-    return candidate.smallest()
+    return candidate.telling()
 
 
-def _differing(
-    one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], factor: float = 1.0
-) -> Iterator[str]:
+def _gradients(candidate: Candidate, case: OpCase, graph: Graph) -> dict[str, torch.Tensor]:
+    """What other gradients are compared with.
+
+    Raises GradientError for one that is all zero where the reference's is not: zeros are equal to
+    zeros, and in any proportion.
+    """
+    gradients = graph.gradients()
+    zero = [name for name, gradient in gradients.items() if not gradient.any()]
+    if zero and candidate.tells(case):
+        raise GradientError(f"{candidate.op.name}: all of the gradient is 0: {', '.join(zero)}")
+    return gradients
+
+
+def _differing(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:
     for name, gradient in one.items():
-        if name not in other or not same_bits(gradient * factor, other[name]):
+        if name not in other or not same_bits(gradient, other[name]):
             yield name
 
 
@@ -68,15 +91,27 @@ def backward_twice(candidate: Candidate) -> Problem:
     if candidate.provider.overwrites:
         raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
     graph = Graph(candidate, candidate.inputs(case))
-    wrong = list(_differing(graph.gradients(), graph.gradients()))
+    wrong = list(_differing(_gradients(candidate, case, graph), graph.gradients()))
     return (case, f"other gradients the second time: {', '.join(wrong)}") if wrong else None
 
 
 def scaled_upstream(candidate: Candidate) -> Problem:
-    """Half the upstream gradient gives half of every gradient, bit for bit in float32."""
+    """Half the upstream gradient gives half of every gradient.
+
+    The norm of the difference is at most that of the gradient times the epsilon of the coarsest
+    dtype that the provider takes, which it may compute in: there halves of subnormals are rounded.
+    """
     case = _differentiable(candidate)
     graph = Graph(candidate, candidate.inputs(case))
-    wrong = list(_differing(graph.gradients(), graph.gradients(lambda g: g * 0.5), 0.5))
+    whole = _gradients(candidate, case, graph)
+    halves = graph.gradients(lambda g: g * 0.5)
+    most = max(torch.finfo(dtype).eps for dtype in candidate.dtypes)
+
+    def proportional(name: str) -> bool:
+        expected = whole[name].double() * 0.5
+        return bool((halves[name].double() - expected).norm() <= most * expected.norm())
+
+    wrong = [name for name in whole if not proportional(name)]
     return (case, f"not in proportion: {', '.join(wrong)}") if wrong else None
 
 
@@ -84,7 +119,7 @@ def two_consumers(candidate: Candidate) -> Problem:
     """Backward does not change an upstream gradient that another operation uses too."""
     case = _differentiable(candidate)
     graph = Graph(candidate, candidate.inputs(case))
-    expected = graph.gradients()
+    expected = _gradients(candidate, case, graph)
     # The sum hands one gradient tensor to both of its terms.
     others = {n: torch.zeros_like(g, requires_grad=True) for n, g in graph.upstream.items()}
     total = torch.stack(
@@ -105,12 +140,14 @@ def two_consumers(candidate: Candidate) -> Problem:
 
 
 def determinism(candidate: Candidate) -> Problem:
-    """Equal inputs give equal bits, on the device types for which the provider declares it."""
-    case = candidate.smallest()
+    """Equal inputs give equal bits, on the device types for which the provider declares it.
+
+    Each call gets copies: one that changes its inputs would not be given equal ones."""
+    case = candidate.telling()
     kind = candidate.device.type
     if kind not in candidate.provider.deterministic:
         raise Unsupported(f"declared not to be deterministic on {kind}")
-    inputs = candidate.inputs(case)
+    inputs, candidate = candidate.inputs(case), candidate.shielded()
     expected = candidate.results(inputs)
     for repeat in range(1, REPEATS[kind]):
         found = candidate.results(inputs)
@@ -121,18 +158,21 @@ def determinism(candidate: Candidate) -> Problem:
 
 
 def second_derivative(candidate: Candidate) -> Problem:
-    """A second derivative is right, or raises; silently detached ones fail."""
+    """A second derivative is right, or raises; silently detached ones fail, which is advice: to
+    mark the backward pass as ``once_differentiable``."""
     case = _differentiable(candidate)
     declared = candidate.provider.double_backward
     inputs = candidate.inputs(case)
     try:
         found = _second(candidate, candidate.provider.call, inputs.double() if declared else inputs)
     except RuntimeError as error:
-        return (case, f"declared to have a second derivative: {error}") if declared else None
+        text = f"declared to have a second derivative: {error}"
+        return (case, text, Rank.CONTRACT) if declared else None
     if found is None:
-        return case, "first derivatives under create_graph are silently detached"
+        text = "first derivatives under create_graph are silently detached"
+        return case, text, Rank.ADVICE
     if not declared:
-        return case, "declared to have no second derivative, and gives one"
+        return case, "declared to have no second derivative, and gives one", Rank.CONTRACT
     right = _second(candidate, candidate.op["eager"].call, inputs.double())
     assert right is not None
     for name, value in right.items():

@@ -13,7 +13,7 @@ import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements, op_cases
 from tinyllama.harness.correct.compare import SLACK, Comparison
-from tinyllama.harness.correct.evaluate import Inputs, Leaves, evaluate
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
@@ -39,23 +39,62 @@ class Outcome(enum.Enum):
         return self in (Outcome.PASSED, Outcome.UNSUPPORTED)
 
 
+class Rank(enum.Enum):
+    """How much a fault matters, the worst first.
+
+    WRONG: a result is wrong or missing, or was not compared. UNSAFE: memory of others is read or
+    changed, results depend on order or chance, or a chip cannot run it. CONTRACT: less is offered
+    than the op declares, and a call says so with an error. ADVICE: a likely misuse goes unnoticed.
+    """
+
+    WRONG = "wrong result"
+    UNSAFE = "unsafe"
+    CONTRACT = "contract"
+    ADVICE = "advice"
+
+
+UNSAFE = {
+    "unwritten memory",
+    "untouched inputs",
+    "out of bounds",
+    "races",
+    "two consumers",
+    "determinism",
+    "resources",
+    "side stream",
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """The answer of one check. case: the smallest that shows the fault; message: what was seen;
-    traceback: of a crash."""
+    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check.
+    """
 
     check: str
     outcome: Outcome
     case: str = ""
     message: str = ""
     traceback: str = ""
+    special: Rank | None = None
+
+    @property
+    def rank(self) -> Rank | None:
+        """How much the fault matters; None where the check found none."""
+        if self.outcome.good:
+            return None
+        if self.outcome is Outcome.BLOCKED:
+            return Rank.WRONG
+        return self.special or (Rank.UNSAFE if self.check in UNSAFE else Rank.WRONG)
 
     def as_dict(self) -> dict[str, str]:
-        """As plain data, with the outcome as a word."""
-        return {**vars(self), "outcome": self.outcome.value}
+        """As plain data, with outcome and rank as words; the rank of what holds is empty."""
+        words = {"outcome": self.outcome.value, "rank": self.rank.value if self.rank else ""}
+        return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
 
 
-Problem = tuple[OpCase, str] | None  # what a check finds: the case, and what was seen
+# What a check finds: the case, what was seen, and its rank where that is a special one.
+Problem = tuple[OpCase, str] | tuple[OpCase, str, Rank] | None
 
 
 class Unsupported(Exception):  # noqa: N818 (an answer, not an error)
@@ -92,6 +131,22 @@ class Candidate:
             if dtype in (None, case.dtype):
                 return case
         raise Unsupported(f"{self.provider} covers none of the cases")
+
+    def telling(self) -> OpCase:
+        """The smallest case that `tells`, or else the smallest of all. In the others a call that
+        does nothing may be right."""
+        return next(filter(self.tells, self.plain()), None) or self.smallest()
+
+    def tells(self, case: OpCase) -> bool:
+        """Whether no output equals an input there, and no result of the reference is all zero."""
+        inputs = self.inputs(case)
+        results = evaluate(self.op, self.op["eager"].call, inputs)
+        args = [value for value in leaves(inputs.args) if value.is_floating_point()]
+        return all(
+            bool(value.any())
+            and not any(value.shape == arg.shape and torch.equal(value, arg) for arg in args)
+            for value in results.values()
+        )
 
     def covered(self) -> list[OpCase]:
         """The cases that the provider covers, plain ones from small to large, then varied ones."""
@@ -132,19 +187,20 @@ class Candidate:
         return replace(self, op=op)
 
     def shielded(self) -> Candidate:
-        """The same on copies of inputs and upstream gradients, which it may change unseen."""
+        """The same on copies of inputs and upstream gradients, which it may change unseen. The
+        copies have the same strides."""
         call, names, mutated = self.provider.call, list(self.op.inputs), self.op.mutated
 
         def shield(name: str, value: Any) -> Any:
             if isinstance(value, list):
                 return [shield(name, one) for one in value]
-            return value if name in mutated else value.clone()
+            return value if name in mutated else _Copy.apply(value)
 
         def shielded(*args: Any, **params: Any) -> Any:
             outputs = call(*map(shield, names, args), **params)
             if mutated:
                 return outputs
-            return tuple(one * 1 if one.requires_grad else one for one in several(outputs))
+            return tuple(_Copy.apply(one) if one.requires_grad else one for one in several(outputs))
 
         return replace(self, provider=replace(self.provider, call=shielded))
 
@@ -152,6 +208,19 @@ class Candidate:
         """Why the provider cannot run on the device; None when it can."""
         reasons = (cannot(need, self.device) for need in self.provider.requires)
         return next(filter(None, reasons), None)
+
+
+class _Copy(torch.autograd.Function):
+    """The identity, on memory of its own with the same strides, in forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        copy: torch.Tensor = copied(value.detach())
+        return copy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Copy.apply(gradients[0])
 
 
 def leaves(args: Leaves) -> Iterator[torch.Tensor]:
