@@ -173,9 +173,19 @@ def ending(gate: torch.Tensor, up: torch.Tensor) -> Any:
     return EAGER(gate, up)
 
 
+def of_another_dtype(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    y = EAGER(gate, up)
+    return y if up.is_contiguous() else y.double()
+
+
 @pytest.mark.parametrize(
     ("call", "rank"),
-    [(refusing, Rank.CONTRACT), (ending, Rank.WRONG), (overwriting_and_dense, Rank.WRONG)],
+    [
+        (refusing, Rank.CONTRACT),
+        (ending, Rank.WRONG),
+        (of_another_dtype, Rank.WRONG),
+        (overwriting_and_dense, Rank.WRONG),
+    ],
 )
 def test_a_layout_that_is_refused_is_no_wrong_result(call: Any, rank: Rank) -> None:
     finding = found(SILU, call, "input layouts")["input layouts"]

@@ -133,14 +133,14 @@ def _table(provider: str, findings: list[Finding]) -> Any:
 
     styles = {"passed": "green", "unsupported": "dim", "blocked": "yellow"}
     table = Table(title=provider, title_justify="left", expand=False)
-    for column in ("check", "verdict", "rank", "smallest case", "what was seen"):
+    for column in ("check", "verdict", "smallest case", "rank", "what was seen"):
         table.add_column(column, overflow="fold")
     for one in findings:
         verdict = one.outcome.value
         style = styles.get(verdict, "bold red")
         seen = Text(one.message)
         rank = one.rank.value if one.rank and verdict != "blocked" else ""
-        table.add_row(one.check, Text(verdict, style), rank, one.case, seen)
+        table.add_row(one.check, Text(verdict, style), one.case, rank, seen)
     return table
 
 
