@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator
 
+import torch
+
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.launched import Planned, launches_of, plan, with_kernels
+from tinyllama.harness.correct.launched import WHOLLY, Planned, launches_of, plan, with_kernels
 from tinyllama.harness.kernels.launch import Launch
 from tinyllama.ops import OPS
 
@@ -37,6 +39,19 @@ def every_launch(ops: Collection[str] | None = None) -> Iterator[Launch]:
 def large_kernels() -> set[str]:
     """The identities of the kernels that may see a tensor of more than 2^31 elements."""
     return {launch.identity for launch in every_launch()} - small_kernels()
+
+
+def chosen_kernels() -> set[str]:
+    """The identities of the kernels that a chip's table alone chooses: in 16 bits, in the largest
+    case that is timed."""
+    found = {
+        launch.identity
+        for op, provider in providers()
+        if torch.bfloat16 in provider.dtypes and provider.supports(op.timed[-1].dims) is None
+        for chip in WHOLLY
+        for launch in launches_of(op, provider, op.timed[-1], torch.bfloat16, chip=chip)
+    }
+    return found - large_kernels() - small_kernels()
 
 
 def small_kernels() -> set[str]:
