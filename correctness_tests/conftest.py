@@ -2,6 +2,7 @@
 one's own for what is timed."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from tinyllama.suites.selection import load
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a job in the background deaf to Ctrl-C, and so would be what tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in config.option.ops:
         load(name, OPS)
 
