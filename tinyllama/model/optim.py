@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -188,6 +189,9 @@ class EarlyUpdate:
         self._waiting.difference_update(indices)
 
 
+_VERSION = operator.attrgetter("_version")
+
+
 class RoundedWeights:
     """The parameters of a model in the dtype of its products, which the optimizer writes as it
     updates them: a step then casts none.
@@ -202,7 +206,7 @@ class RoundedWeights:
         size = some.untyped_storage().nbytes() // some.element_size()
         self._master = some.as_strided((size,), (1,), 0)
         self._low = torch.empty_like(self._master, dtype=dtype)
-        self._versions: list[int] | None = None
+        self._versions: int | None = None
         optimizer.copies = [
             self._low.as_strided(p.shape, p.stride(), p.storage_offset())
             for p in optimizer.parameters
@@ -220,7 +224,7 @@ class RoundedWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Round all parameters again if one was changed since the last call."""
-        versions = [parameter._version for parameter in self._parameters]
+        versions = sum(map(_VERSION, self._parameters))  # none ever falls
         if versions != self._versions:
             self._low.copy_(self._master)
             self._versions = versions
