@@ -6,7 +6,8 @@ The kernels are those of the op `stack`, which the suites of `correctness_tests/
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +19,13 @@ pytest.importorskip("triton")
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import dependent, recorded
 from tinyllama.harness.kernels.precision import narrowed, rounded, rounded_copy
+from tinyllama.harness.kernels.streams import Side
 from tinyllama.model import llama
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import RoundedWeights
 from tinyllama.model.tiers import V3, V4, StepPlan
-from tinyllama.ops.stack import receiving
+from tinyllama.ops.stack import launches, receiving
 from tinyllama.ops.stack.launches import FEW, pays
 from tinyllama.training.step import TrainStep, products
 
@@ -157,7 +159,8 @@ def test_each_block_is_updated_once_its_gradients_are_final(device: torch.device
     step, seen = make_step(device, StepPlan()), []
     tokens = TOKENS.to(device)
 
-    def receive(layer: int, gradients: dict[str, torch.Tensor]) -> None:
+    def receive(layer: int, make: Callable[[], None], gradients: dict[str, torch.Tensor]) -> None:
+        make()
         seen.append((layer, {name: gradient.clone() for name, gradient in gradients.items()}))
 
     with receiving(receive):
@@ -168,6 +171,58 @@ def test_each_block_is_updated_once_its_gradients_are_final(device: torch.device
             found = step.model.get_parameter(f"layers.{layer}.{name}").grad
             assert found is not None
             assert torch.equal(gradient, found)
+
+
+class Stream:
+    """Stands for a stream of a GPU: what it waited for."""
+
+    def __init__(self) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+def test_what_a_branch_reads_lives_until_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the memory of block 0's gradients would be given to kernels that run beside."""
+    main, branch = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    side = Side(torch.device("cpu"))
+    side._stream = branch  # type: ignore[assignment]
+    read = torch.zeros(1)
+    alive = weakref.ref(read)
+    with side.branch(keep=read):
+        assert branch.waited == [main]
+    del read
+    assert alive() is not None
+    side.join()
+    assert alive() is None
+    assert main.waited == [branch]
+    side.join()  # nothing to wait for
+    assert main.waited == [branch]
+
+
+def test_the_first_blocks_gradients_are_made_beside_and_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the others are made before the branch begins, and may go."""
+    step, seen, weight_gradients = make_step(torch.device("cpu")), [], launches.weight_gradients
+
+    @contextlib.contextmanager
+    def branch(self: Side, keep: object = None) -> Iterator[None]:
+        seen.append("begins" if keep is None else "begins, keeps")
+        yield
+        seen.append("ends")
+
+    def noted(threes: Any) -> None:
+        seen.append("makes")
+        weight_gradients(threes)
+
+    monkeypatch.setattr(Side, "branch", branch)
+    monkeypatch.setattr(launches, "weight_gradients", noted)
+    step(TOKENS[:, :-1], TOKENS[:, 1:])
+    assert seen == 2 * ["makes", "begins", "ends"] + ["begins, keeps", "makes", "ends"]
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ class TrainStep:
         self.optimizer = AdamW(model.parameters(), config, model.tier.table["adamw"])
         self.rounded = RoundedWeights.of(model, self.optimizer, _AUTOCAST.get(config.precision))
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        shape = 2, config.samples_per_step, config.seq_len
-        self._batch = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._shape = torch.Size((config.samples_per_step, config.seq_len))
+        self._batch = torch.zeros((2, *self._shape), dtype=torch.int64, device=self.device)
         self.tokens, self.targets = (half.chunk(config.accumulate) for half in self._batch)
         self.loss = torch.zeros((), device=self.device)
         self._one = torch.ones((), device=self.device)  # the gradient of the loss
@@ -274,12 +274,11 @@ class TrainStep:
 
     def _load(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
         """Copy a batch into the buffers of its micro-batches, without waiting."""
-        for given_BT in (tokens_BT, targets_BT):
-            if given_BT.shape != self._batch.shape[1:]:
-                raise ValueError(
-                    f"a batch of shape {tuple(given_BT.shape)}: this step takes "
-                    f"{tuple(self._batch.shape[1:])}"
-                )
+        if not tokens_BT.shape == targets_BT.shape == self._shape:
+            wrong = tokens_BT if tokens_BT.shape != self._shape else targets_BT
+            raise ValueError(
+                f"a batch of shape {tuple(wrong.shape)}: this step takes {tuple(self._shape)}"
+            )
         both = _of_one_memory(tokens_BT, targets_BT)
         if both is not None:
             self._batch.copy_(both, non_blocking=True)
@@ -334,17 +333,24 @@ class TrainStep:
             self.scaler.scale(self._graph_loss).backward(self._one)
         del self._graph_loss
 
-    def _receive(self, layer: int, gradients: dict[str, torch.Tensor]) -> None:
-        """Update a block beside the rest of the backward pass. After block 0 no product is left
-        that needs room on the processors."""
-        with self._side.branch():
+    def _receive(
+        self, layer: int, make: Callable[[], None], gradients: dict[str, torch.Tensor]
+    ) -> None:
+        """Make the gradients of a block, and update it beside the rest of the backward pass. After
+        block 0 no product is left that needs room on the processors: its gradients are made beside,
+        too."""
+        if layer:
+            make()
+        with self._side.branch(keep=None if layer else make):
+            if not layer:
+                make()
             mine = {self._index[layer, name]: grad for name, grad in gradients.items()}
             self.optimizer.update_with(mine, beside=layer > 0)
 
     def _update(self) -> None:
         if self.plan.overlap:
-            self._side.join()
             self.optimizer.update_rest()
+            self._side.join()
             return
         if self._early_update is not None:
             self._early_update.finish()

@@ -24,21 +24,22 @@ class Side:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _side_stream(device) if device.type == "cuda" else None
-        self._used = False
+        self._kept: list[object] = []
 
     @contextlib.contextmanager
-    def branch(self) -> Iterator[None]:
-        """Queue what is launched inside on the branch, behind all that was launched so far."""
+    def branch(self, keep: object = None) -> Iterator[None]:
+        """Queue what is launched inside on the branch, behind all that was launched so far.
+        keep: what holds the tensors that it reads and nothing else may hold until `join`."""
         if self._stream is None:
             yield
             return
-        self._used = True
+        self._kept.append(keep)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
         """Make the current stream wait for the branch."""
-        if self._stream is not None and self._used:
+        if self._stream is not None and self._kept:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-            self._used = False
+            self._kept.clear()

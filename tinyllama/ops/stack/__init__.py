@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -240,8 +241,8 @@ class Fused:
                 (MLP_GRADIENT, saved["gate_up"][0]),
             )
         ]
-        make = x.new_empty if tiles[0] == tiles[1] else x.new_zeros
-        gains = make((2, layers, max(tiles), D), dtype=torch.float32)
+        allocate = x.new_empty if tiles[0] == tiles[1] else x.new_zeros
+        gains = allocate((2, layers, max(tiles), D), dtype=torch.float32)
         options = dependent(x.device)
         low = None if x.dtype is dtype else dtype
         dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
@@ -279,22 +280,27 @@ class Fused:
             xs = saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]
             dw = dmatrices[i]
             dws = dw.qkv, dw.out, dw.gate_up, dw.down
-            launches.weight_gradients(list(zip(dys, xs, dws, strict=True)))
-            for receive in _RECEIVERS:
-                receive(i, {name: gradient[i] for name, gradient in dweights.items()})
+            make = partial(launches.weight_gradients, list(zip(dys, xs, dws, strict=True)))
+            if _RECEIVERS:
+                _RECEIVERS[-1](i, make, {name: dweight[i] for name, dweight in dweights.items()})
+            else:
+                make()
         summed = sum_rows(gains.flatten(0, 1), given.mlp_norm.dtype).unflatten(0, (2, -1))
         return _named(dx_ND.view_as(x), list(summed), dweights)
 
 
-Receiver = Callable[[int, dict[str, torch.Tensor]], None]
+Receiver = Callable[[int, Callable[[], None], dict[str, torch.Tensor]], None]
 _RECEIVERS: list[Receiver] = []
 
 
 @contextlib.contextmanager
 def receiving(receive: Receiver) -> Iterator[None]:
-    """Meanwhile, call ``receive`` in each backward pass with the index of a block and the gradients
-    of its weights by name, as soon as the kernels that make them are queued. The pass then does not
-    read these weights again. The last block comes first."""
+    """Meanwhile, call ``receive`` in each backward pass with the index of a block, a function that
+    queues the kernels which make the gradients of its weights, and these gradients by name. It must
+    call the function. The pass then does not read these weights again. The last block comes first.
+
+    What the function reads must live until it has run: where that is on another stream, keep the
+    function until the streams are joined."""
     _RECEIVERS.append(receive)
     try:
         yield
