@@ -1,15 +1,20 @@
-"""Attention in one launch with the product that makes q, k and v."""
+"""How kernels of `stack` may be launched: attention with its product, and tensor descriptors."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from tinyllama.harness.kernels.configs import Config
+from tinyllama.harness.kernels import HAS_DESCRIPTORS
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops.rope import rope_tables
-from tinyllama.ops.stack import Fused, Inputs
+from tinyllama.ops.stack import Fused, Inputs, launches, stack
 from tinyllama.ops.stack.in_one import ATTEND
 
 pytestmark = pytest.mark.skipif(
@@ -18,6 +23,10 @@ pytestmark = pytest.mark.skipif(
 LAYERS, HIDDEN, FFN, EPS = 2, 48, 24, 1e-5
 # tokens, heads, heads of keys and values, head dimension: whole blocks, and nothing that is whole
 SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24), (1, 1, 1, 2)]
+
+
+def named(shape: tuple[int, int, int, int]) -> str:
+    return "T{}H{}G{}K{}".format(*shape)
 
 
 def inputs(tokens: int, heads: int, groups: int, width: int, device: torch.device) -> Inputs:
@@ -41,7 +50,7 @@ def key(tokens: int, width: int) -> dict[str, int]:
     return {"D": D, "tokens": length}
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "T{}H{}G{}K{}".format(*shape))
+@pytest.mark.parametrize("shape", SHAPES, ids=named)
 def test_in_one_launch_it_writes_what_two_launches_write(
     shape: tuple[int, int, int, int], device: torch.device
 ) -> None:
@@ -49,12 +58,72 @@ def test_in_one_launch_it_writes_what_two_launches_write(
     given, where = inputs(*shape, device), key(shape[0], shape[3])
     found = []
     for step in (0, 16):
-        with ATTEND.force(Config(BK=step, num_warps=4), **where):
+        with ATTEND.force(Config(BK=step, DESCRIBED=0, num_warps=4), **where):
             found.append(Fused.forward(given, EPS))
     assert len(found[0]) == len(found[1])
     for apart, together in zip(*found, strict=True):
         difference = (apart.double() - together.double()).norm()
         assert difference <= 1e-2 * apart.double().norm()
+
+
+@contextlib.contextmanager
+def tiles(given: Inputs, described: int, one_launch: bool) -> Iterator[None]:
+    """Small tiles for all products of these inputs."""
+    with asked() as keys:
+        gradients(given)
+    with contextlib.ExitStack() as forced:
+        for (space, _), key in keys.items():
+            if space == ATTEND.name:
+                config = Config(BK=16 * one_launch, DESCRIBED=described)
+            elif space.startswith("stack."):
+                config = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
+            else:
+                continue
+            forced.enter_context(SPACES[space].force(config, **key))
+        yield
+
+
+def gradients(given: Inputs) -> list[torch.Tensor]:
+    """The output and all gradients."""
+    declared = stack.inputs.values()
+    leaves = Inputs._make(
+        tensor.detach().requires_grad_(one.grad)
+        for tensor, one in zip(given, declared, strict=True)
+    )
+    y = stack["fused"].call(*leaves, eps=EPS)
+    y.backward(torch.ones_like(y))
+    return [y, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
+@pytest.mark.parametrize(
+    ("shape", "one_launch"),
+    [((16, 2, 1, 16), True), ((33, 2, 2, 24), True), ((6, 3, 3, 4), False)],
+    ids=str,
+)
+def test_descriptors_read_what_pointers_read(
+    shape: tuple[int, int, int, int],
+    one_launch: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the bit, also past the end of a matrix, a sequence and a head, and where some rows do not
+    begin at 16 bytes, which no descriptor describes."""
+    made, describe = [], launches.described
+
+    def noted(*args: Any) -> Any:
+        made.append(args)
+        return describe(*args)
+
+    monkeypatch.setattr(launches, "described", noted)
+    given, found = inputs(*shape, device), []
+    for described in (0, 1):
+        with tiles(given, described, one_launch):
+            found.append(gradients(given))
+        assert bool(made) == bool(described)
+    assert len(found[0]) == 11
+    for pointers, descriptors in zip(*found, strict=True):
+        assert torch.equal(pointers, descriptors)
 
 
 def test_the_chips_table_says_whether_it_is_one_launch() -> None:

@@ -4,12 +4,14 @@ from tinyllama.harness.kernels import jit, tl
 """
 
 from tinyllama.harness.kernels.launch import (
+    HAS_DESCRIPTORS,
     HAS_TRITON,
     adopted,
     begin,
     cdiv,
     chip_of,
     dependent,
+    described,
     dot_precisions,
     fetch,
     jit,
@@ -22,12 +24,14 @@ from tinyllama.harness.kernels.launch import (
 )
 
 __all__ = [
+    "HAS_DESCRIPTORS",
     "HAS_TRITON",
     "adopted",
     "begin",
     "cdiv",
     "chip_of",
     "dependent",
+    "described",
     "dot_precisions",
     "fetch",
     "jit",

@@ -52,6 +52,10 @@ class Config:
         """What a launch takes."""
         return {**dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}
 
+    def replace(self, **constants: int) -> Config:
+        """The same with some constants changed."""
+        return Config(**{**self.kwargs(), **constants})
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.kwargs().items())
 

@@ -165,16 +165,17 @@ def _fix_values() -> None:
             return handle(src.data.astype(np.float32), dst_type.scalar)
         return cast(self, _as_float32(src), dst_type)
 
-    def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+    # Loads of a descriptor give the last arguments by name.
+    def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         _watched(ptrs, mask, "load")
         if ptrs.get_element_ty() != tl.bfloat16:
-            return load(self, ptrs, mask, other, *rest)
-        bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest)
+            return load(self, ptrs, mask, other, *rest, **named)
+        bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest, **named)
         return handle(to_values(bits.data), tl.bfloat16)
 
-    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         _watched(ptrs, mask, "store")
-        return store(self, ptrs, _as_bits(value), mask, *rest)
+        return store(self, ptrs, _as_bits(value), mask, *rest, **named)
 
     def create_bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         if _is_bf16(dst_type):

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,10 @@ from tinyllama.harness.machine.distribution import install
 STATED = {"enable_fp_fusion": True}
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+# Descriptors that the host makes: triton 3.4 and later have them.
+HAS_DESCRIPTORS = (
+    HAS_TRITON and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+)
 
 if TYPE_CHECKING:
     tl: Any = None
@@ -227,6 +231,17 @@ def current(device: torch.device | None) -> contextlib.AbstractContextManager[An
     if device is None or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
+
+
+def described(tensor: torch.Tensor, block: Sequence[int]) -> Any:
+    """A tensor as a descriptor for kernels, whose loads take this block of it.
+
+    Its rows must begin at multiples of 16 bytes (`triton.tools.tensor_descriptor`). On chips with a
+    copy engine for tiles (sm_90 and later) such a load takes no registers.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(tensor, list(block))
 
 
 def cdiv(a: int, b: int) -> int:

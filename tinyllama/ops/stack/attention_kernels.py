@@ -27,7 +27,8 @@ def _rotated(tile, cos, sin, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.const
 def attend_kernel(
     low, w, squares, rstd, cos, sin, qkv, o, lse, eps, slope, T, H, G, width, n_parts,
     PARTS: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr = False,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """q, k and v of a head, the first two rotated, as columns of qkv (N E), and its o (N Q) and lse
     (B H T). The first of the heads that share k and v stores these."""
@@ -36,31 +37,39 @@ def attend_kernel(
     group = head // (H // G)
     row, last = batch * T, batch * T + T
     i, d, step = tl.arange(0, BT)[:, None], tl.arange(0, D), tl.arange(0, BK)
-    low += tl.cast(row, tl.int64) * width + (i * width + step[None, :])
-    at = d[None, :] * width + step[:, None]
-    w_q = w + tl.cast(head * K, tl.int64) * width + at
-    w_k = w + tl.cast((H + group) * K, tl.int64) * width + at
-    w_v = w + tl.cast((H + G + group) * K, tl.int64) * width + at
+    at_q, at_k, at_v = head * K, (H + group) * K, (H + G + group) * K
     q = tl.zeros((BT, D), tl.float32)
     k = tl.zeros((BT, D), tl.float32)
     v = tl.zeros((BT, D), tl.float32)
-    for first in range(0, width, BK):
-        if EVEN:
-            x, to_q, to_k, to_v = tl.load(low), tl.load(w_q), tl.load(w_k), tl.load(w_v)
-        else:
-            left = step < width - first
-            there = left[:, None] & (d < K)[None, :]
-            x = tl.load(low, mask=(i < T) & left[None, :], other=0.0)
-            to_q = tl.load(w_q, mask=there, other=0.0)
-            to_k = tl.load(w_k, mask=there, other=0.0)
-            to_v = tl.load(w_v, mask=there, other=0.0)
-        q = tl.dot(x, to_q, q, input_precision=PRECISION)
-        k = tl.dot(x, to_k, k, input_precision=PRECISION)
-        v = tl.dot(x, to_v, v, input_precision=PRECISION)
-        low += BK
-        w_q += BK
-        w_k += BK
-        w_v += BK
+    if DESCRIBED:
+        for first in range(0, width, BK):
+            x = low.load([row, first])
+            q = tl.dot(x, tl.trans(w.load([at_q, first])), q, input_precision=PRECISION)
+            k = tl.dot(x, tl.trans(w.load([at_k, first])), k, input_precision=PRECISION)
+            v = tl.dot(x, tl.trans(w.load([at_v, first])), v, input_precision=PRECISION)
+    else:
+        low += tl.cast(row, tl.int64) * width + (i * width + step[None, :])
+        at = d[None, :] * width + step[:, None]
+        w_q = w + tl.cast(at_q, tl.int64) * width + at
+        w_k = w + tl.cast(at_k, tl.int64) * width + at
+        w_v = w + tl.cast(at_v, tl.int64) * width + at
+        for first in range(0, width, BK):
+            if EVEN:
+                x, to_q, to_k, to_v = tl.load(low), tl.load(w_q), tl.load(w_k), tl.load(w_v)
+            else:
+                left = step < width - first
+                there = left[:, None] & (d < K)[None, :]
+                x = tl.load(low, mask=(i < T) & left[None, :], other=0.0)
+                to_q = tl.load(w_q, mask=there, other=0.0)
+                to_k = tl.load(w_k, mask=there, other=0.0)
+                to_v = tl.load(w_v, mask=there, other=0.0)
+            q = tl.dot(x, to_q, q, input_precision=PRECISION)
+            k = tl.dot(x, to_k, k, input_precision=PRECISION)
+            v = tl.dot(x, to_v, v, input_precision=PRECISION)
+            low += BK
+            w_q += BK
+            w_k += BK
+            w_v += BK
     scale = tl.rsqrt(_row_sums(squares, row, last, n_parts, BT, PARTS) / width + eps)
     if head == 0:
         tl.store(rstd + row + tl.arange(0, BT), scale, mask=tl.arange(0, BT) < T)
@@ -69,13 +78,10 @@ def attend_kernel(
     k = _rotated(k * scale[:, None], cos, sin, T, BT, K, D).to(dtype)
     v = (v * scale[:, None]).to(dtype)
     n_columns = (H + 2 * G) * K
-    at = head * K
-    _store(qkv, q, row, at, n_columns, last, at + K, BT, D, EVEN)
+    _store(qkv, q, row, at_q, n_columns, last, at_q + K, BT, D, EVEN)
     if head % (H // G) == 0:
-        at = (H + group) * K
-        _store(qkv, k, row, at, n_columns, last, at + K, BT, D, EVEN)
-        at = (H + G + group) * K
-        _store(qkv, v, row, at, n_columns, last, at + K, BT, D, EVEN)
+        _store(qkv, k, row, at_k, n_columns, last, at_k + K, BT, D, EVEN)
+        _store(qkv, v, row, at_v, n_columns, last, at_v + K, BT, D, EVEN)
     key = tl.arange(0, BT)[None, :]
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     s = tl.where(i >= key, s, float("-inf"))
@@ -83,8 +89,7 @@ def attend_kernel(
     p = tl.exp2(s * slope - highest[:, None])
     total = tl.sum(p, 1)
     found = tl.dot(p.to(dtype), v, input_precision=PRECISION) / total[:, None]
-    at = head * K
-    _store(o, found, row, at, H * K, last, at + K, BT, D, EVEN)
+    _store(o, found, row, at_q, H * K, last, at_q + K, BT, D, EVEN)
     tokens = tl.arange(0, BT)
     places = lse + tl.program_id(0).to(tl.int64) * T + tokens
     tl.store(places, highest + tl.log2(total), mask=tokens < T)

@@ -7,17 +7,18 @@ from itertools import product
 
 import torch
 
-from tinyllama.harness.kernels import dependent, next_power_of_2
+from tinyllama.harness.kernels import HAS_DESCRIPTORS, dependent, next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.stack.attention_kernels import attend_kernel
+from tinyllama.ops.stack.launches import fitting, operand
 
 LONGEST, WIDEST = 128, 64  # tokens and head dimension that a program's registers hold
 
 
 def _apart(D: int, tokens: int) -> Config:
     """Product and attention are launches of their own: on other chips nothing was measured."""
-    return Config(BK=0)
+    return Config(BK=0, DESCRIBED=0)
 
 
 # BK: how much of the inner axis a step of the product takes; 0: `_apart`.
@@ -25,10 +26,11 @@ ATTEND = Space(
     "stack.attend",
     default=_apart,
     configs=lambda D, tokens: [
-        Config(BK=0),
+        Config(BK=0, DESCRIBED=0),
         *(
-            Config(BK=step, num_warps=8, num_stages=stages)
-            for step, stages in product((32, 64, 128), (2, 3, 4))
+            Config(BK=step, DESCRIBED=by, num_warps=8, num_stages=stages)
+            for by, step, stages in product((0, 1), (32, 64, 128), (2, 3, 4))
+            if HAS_DESCRIPTORS or not by
         ),
     ],
 )
@@ -60,10 +62,14 @@ def attend(
     (B, T, columns), H, K = qkv_BTE.shape, lse_BHT.shape[1], 2 * cos_TC.shape[1]
     width, G = low_ND.shape[1], (columns // K - H) // 2
     D, BT = (max(16, next_power_of_2(n)) for n in (K, T))
+    whole, step = T == BT and K == D, config["BK"]
+    # No descriptor ends with a sequence or a head.
+    config = fitting(config, low_ND, w_ED) if whole else config.replace(DESCRIBED=0)
     attend_kernel[(B * H,)](
-        low_ND, w_ED, squares, rstd_N, cos_TC, sin_TC, qkv_BTE, o_BTQ, lse_BHT, eps,
+        operand(config, low_ND, BT, step), operand(config, w_ED, D, step),
+        squares, rstd_N, cos_TC, sin_TC, qkv_BTE, o_BTQ, lse_BHT, eps,
         math.log2(math.e) * K**-0.5, T, H, G, width, squares.shape[1],
         PARTS=next_power_of_2(squares.shape[1]), K=K, D=D, BT=BT,
-        EVEN=T == BT and K == D and width % config["BK"] == 0, PRECISION=input_precision(low_ND),
+        EVEN=whole and width % step == 0, PRECISION=input_precision(low_ND),
         **config.kwargs(), **dependent(low_ND.device),
     )  # fmt: skip

@@ -10,7 +10,8 @@ rstd = 1 / rms(x). Backward, with dY scaled by rstd and c = sum(dY Y) over a row
 number for each tile, and are added in one order: equal inputs give equal bits.
 
 Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of a product takes BK
-of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked.
+of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked. DESCRIBED: the operands
+of products are tensor descriptors, which read zeros outside a tensor.
 """
 
 from __future__ import annotations
@@ -81,40 +82,52 @@ def _row_sums(parts, row, n_rows, n_parts, ROWS: tl.constexpr, PARTS: tl.constex
 
 @jit
 def _product(
-    a, b, row, columns, inside, n_rows, inner, a_stride, b_stride,
-    OUT_BY_IN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    a, b, row, column, n_rows, n_columns, inner, a_stride, b_stride,
+    OUT_BY_IN: tl.constexpr, PAIR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """(BM BN) float32: rows of a (N inner) times columns of b, which is (columns, inner) where
-    OUT_BY_IN, else (inner, columns). columns, inside: (BN), int64 and whether they exist."""
-    i, k = tl.arange(0, BM)[:, None], tl.arange(0, BK)
-    a_at = a + tl.cast(row, tl.int64) * a_stride + (i * a_stride + k[None, :])
-    if OUT_BY_IN:
-        b_at = b + (columns[None, :] * b_stride + k[:, None])
-    else:
-        b_at = b + (k[:, None] * tl.cast(b_stride, tl.int64) + columns[None, :])
+    OUT_BY_IN, else (inner, columns). PAIR: b is two matrices behind each other (2 columns inner),
+    and the tile has BN / 2 columns of each. DESCRIBED: a and b are tensor descriptors, whose blocks
+    are what a step takes."""
     acc = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, inner, BK):
-        if EVEN:
-            a_tile, b_tile = tl.load(a_at), tl.load(b_at)
+    if DESCRIBED:
+        for first in range(0, inner, BK):
+            if PAIR:
+                b_tile = tl.trans(tl.reshape(b.load([0, column, first]), (BN, BK)))
+            elif OUT_BY_IN:
+                b_tile = tl.trans(b.load([column, first]))
+            else:
+                b_tile = b.load([first, column])
+            acc = tl.dot(a.load([row, first]), b_tile, acc, input_precision=PRECISION)
+    else:
+        i, j, k = tl.arange(0, BM)[:, None], tl.arange(0, BN), tl.arange(0, BK)
+        if PAIR:
+            local = column + j % (BN // 2)
+            columns = (local + j // (BN // 2) * n_columns).to(tl.int64)
         else:
-            left = k < inner - first
-            a_tile = tl.load(a_at, mask=(i < n_rows - row) & left[None, :], other=0.0)
-            b_tile = tl.load(b_at, mask=left[:, None] & inside[None, :], other=0.0)
-        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
-        a_at += BK
+            local = column + j
+            columns = local.to(tl.int64)
+        inside = local < n_columns
+        a_at = a + tl.cast(row, tl.int64) * a_stride + (i * a_stride + k[None, :])
         if OUT_BY_IN:
-            b_at += BK
+            b_at = b + (columns[None, :] * b_stride + k[:, None])
         else:
-            b_at += BK * tl.cast(b_stride, tl.int64)
+            b_at = b + (k[:, None] * tl.cast(b_stride, tl.int64) + columns[None, :])
+        for first in range(0, inner, BK):
+            if EVEN:
+                a_tile, b_tile = tl.load(a_at), tl.load(b_at)
+            else:
+                left = k < inner - first
+                a_tile = tl.load(a_at, mask=(i < n_rows - row) & left[None, :], other=0.0)
+                b_tile = tl.load(b_at, mask=left[:, None] & inside[None, :], other=0.0)
+            acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+            a_at += BK
+            if OUT_BY_IN:
+                b_at += BK
+            else:
+                b_at += BK * tl.cast(b_stride, tl.int64)
     return acc
-
-
-@jit
-def _columns(column, n_columns, BN: tl.constexpr):
-    """The columns of a tile, int64, and which of them exist."""
-    columns = column + tl.arange(0, BN)
-    return columns.to(tl.int64), columns < n_columns
 
 
 @jit
@@ -168,7 +181,7 @@ def qkv_kernel(
     low, w, squares, rstd, cos, sin, qkv, eps, n_rows, width, n_columns, rotated, length, pairs,
     n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """qkv (N E) = norm(x) W^T with W (E D), whose first ``rotated`` columns, q and k, are rotated
@@ -176,10 +189,10 @@ def qkv_kernel(
     begin(PDL)
     m, n = _place(n_rows, n_columns, BM, BN, GROUP)
     row, column = m * BM, n * BN
-    columns, inside = _columns(column, n_columns, BN)
     acc = _product(
-        low, w, row, columns, inside, n_rows, width, width, width, True, BM, BN, BK, EVEN, PRECISION
-    )
+        low, w, row, column, n_rows, n_columns, width, width, width,
+        True, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+    )  # fmt: skip
     acc *= _scale(squares, rstd, row, n, eps, n_rows, width, n_parts, BM, PARTS)[:, None]
     if column < rotated:
         time = (row + tl.arange(0, BM)) % length
@@ -198,7 +211,7 @@ def qkv_kernel(
 def gate_up_kernel(
     low, w, squares, rstd, gate_up, h, eps, n_rows, width, n_hidden, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """gate_up (N 2F) = norm(x) [W_gate; W_up]^T, and h (N F) = silu(gate) up. A tile has BN / 2
@@ -207,13 +220,9 @@ def gate_up_kernel(
     HALF: tl.constexpr = BN // 2
     m, n = _place(n_rows, n_hidden, BM, HALF, GROUP)
     row, column = m * BM, n * HALF
-    j = tl.arange(0, BN)
-    local = j % HALF
-    columns = (column + local + j // HALF * n_hidden).to(tl.int64)
-    inside = column + local < n_hidden
     acc = _product(
-        low, w, row, columns, inside, n_rows, width, width, width,
-        True, BM, BN, BK, EVEN, PRECISION,
+        low, w, row, column, n_rows, n_hidden, width, width, width,
+        True, True, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
     acc *= _scale(squares, rstd, row, n, eps, n_rows, width, n_parts, BM, PARTS)[:, None]
     gate, up = _halves(acc, BM, HALF)
@@ -230,7 +239,7 @@ def gate_up_kernel(
 def residual_kernel(
     a, w, x, gain, total, low, squares, n_rows, width, inner, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
 ):  # fmt: skip
     """total (N D) = x + a W^T with W (D inner). Where a gain is given, low = total gain, and
@@ -241,10 +250,10 @@ def residual_kernel(
     if PDL and FETCH:
         _fetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
-    columns, inside = _columns(column, width, BN)
     acc = _product(
-        a, w, row, columns, inside, n_rows, inner, inner, inner, True, BM, BN, BK, EVEN, PRECISION
-    )
+        a, w, row, column, n_rows, width, inner, inner, inner,
+        True, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+    )  # fmt: skip
     acc += _load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     rounded = acc.to(total.dtype.element_ty)
     _store(total, rounded, row, column, width, n_rows, width, BM, BN, EVEN)
@@ -282,7 +291,7 @@ def _activation_gradient(
 def hidden_gradient_kernel(
     dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
 ):  # fmt: skip
     """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F); and parts
@@ -295,10 +304,9 @@ def hidden_gradient_kernel(
         _fetch(gate_up, row, column, stride, n_rows, n_hidden, BM, BN)
         _fetch(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN)
     wait_for_last(PDL)
-    columns, inside = _columns(column, n_hidden, BN)
     acc = _product(
-        dy, w, row, columns, inside, n_rows, width, width, n_hidden,
-        False, BM, BN, BK, EVEN, PRECISION,
+        dy, w, row, column, n_rows, n_hidden, width, width, n_hidden,
+        False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
     acc *= _vector(rstd, row, n_rows, BM, EVEN)[:, None]
     HALF: tl.constexpr = BN // 2  # at a time, so that registers suffice
@@ -318,7 +326,7 @@ def hidden_gradient_kernel(
 def norm_gradient_kernel(
     dy, w, parts, rstd, x, gain, dresidual, dx, dx_low, dgain, n_rows, width, inner, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
 ):  # fmt: skip
     """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
@@ -330,10 +338,10 @@ def norm_gradient_kernel(
     if PDL and FETCH:
         _fetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
-    columns, inside = _columns(column, width, BN)
     acc = _product(
-        dy, w, row, columns, inside, n_rows, inner, inner, width, False, BM, BN, BK, EVEN, PRECISION
-    )
+        dy, w, row, column, n_rows, width, inner, inner, width,
+        False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+    )  # fmt: skip
     wide = _load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     share = tl.sum(acc * wide, 0)
     at = column + tl.arange(0, BN)
@@ -351,17 +359,17 @@ def norm_gradient_kernel(
 def product_kernel(
     dy, w, dx, n_rows, width, inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """dx (N D) = dy W with W (inner D)."""
     begin(PDL)
     m, n = _place(n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
-    columns, inside = _columns(column, width, BN)
     acc = _product(
-        dy, w, row, columns, inside, n_rows, inner, inner, width, False, BM, BN, BK, EVEN, PRECISION
-    )
+        dy, w, row, column, n_rows, width, inner, inner, width,
+        False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+    )  # fmt: skip
     _store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
 
 
@@ -370,7 +378,8 @@ def weight_gradients_kernel(
     dqkv, low_1, dw_qkv, dout, o, dw_out, dgate_up, low_2, dw_gate_up, dy, h, dw_down,
     n_rows, width, n_columns, n_heads, n_hidden, after_qkv, after_out, after_gate_up,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr = False,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """The gradients of the four matrices of a block, (E D), (D Q), (2F D) and (D F), in one launch:
     each program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out,
@@ -391,18 +400,24 @@ def weight_gradients_kernel(
         left, right, dw, n_out, n_in = dy, h, dw_down, width, n_hidden
     across = tl.cdiv(n_in, BN)
     row, column = tile // across * BM, tile % across * BN
-    i, j, k = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :], tl.arange(0, BK)[:, None]
-    left_at = left + row + (k * tl.cast(n_out, tl.int64) + i)
-    right_at = right + column + (k * tl.cast(n_in, tl.int64) + j)
     acc = tl.zeros((BM, BN), tl.float32)
-    for first in range(0, n_rows, BK):
-        if EVEN:
-            left_tile, right_tile = tl.load(left_at), tl.load(right_at)
-        else:
-            there = k < n_rows - first
-            left_tile = tl.load(left_at, mask=there & (i < n_out - row), other=0.0)
-            right_tile = tl.load(right_at, mask=there & (j < n_in - column), other=0.0)
-        acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
-        left_at += BK * tl.cast(n_out, tl.int64)
-        right_at += BK * tl.cast(n_in, tl.int64)
+    if DESCRIBED:
+        for first in range(0, n_rows, BK):
+            left_tile, right_tile = left.load([first, row]), right.load([first, column])
+            acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
+    else:
+        i, j = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :]
+        k = tl.arange(0, BK)[:, None]
+        left_at = left + row + (k * tl.cast(n_out, tl.int64) + i)
+        right_at = right + column + (k * tl.cast(n_in, tl.int64) + j)
+        for first in range(0, n_rows, BK):
+            if EVEN:
+                left_tile, right_tile = tl.load(left_at), tl.load(right_at)
+            else:
+                there = k < n_rows - first
+                left_tile = tl.load(left_at, mask=there & (i < n_out - row), other=0.0)
+                right_tile = tl.load(right_at, mask=there & (j < n_in - column), other=0.0)
+            acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
+            left_at += BK * tl.cast(n_out, tl.int64)
+            right_at += BK * tl.cast(n_in, tl.int64)
     _store(dw, acc, row, column, n_in, n_out, n_in, BM, BN, EVEN)

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels import cdiv, dependent, next_power_of_2
+from tinyllama.harness.kernels import (
+    HAS_DESCRIPTORS,
+    cdiv,
+    dependent,
+    described,
+    next_power_of_2,
+)
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.stack import kernels
@@ -46,7 +52,7 @@ def _kind(a: torch.Tensor) -> str:
 def _default(rows: int, inner: int, columns: int, kind: str) -> Config:
     """Chosen so that no chip's compiler spills."""
     wide = 64 if kind == "16bit" else 32
-    return Config(BM=64, BN=64, BK=wide, GROUP=8, num_warps=4, num_stages=2)
+    return Config(BM=64, BN=64, BK=wide, GROUP=8, DESCRIBED=0, num_warps=4, num_stages=2)
 
 
 # Tiles (BM BN BK), warps and stages that were among the fastest of a search on sm_90, and smaller
@@ -69,17 +75,34 @@ TILES = (
     (128, 128, 64, 8, 4),
     (128, 256, 64, 8, 3),
 )
+# The same for products in 16 bits whose operands are tensor descriptors.
+DESCRIBED = (
+    (64, 64, 64, 4, 8),
+    (64, 64, 128, 4, 4),
+    (64, 64, 128, 4, 6),
+    (128, 64, 64, 4, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 256, 64, 8, 4),
+    (256, 128, 64, 8, 3),
+)
 
 
 def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
     """In 32 bits steps are half as deep, so that they take as much shared memory; where a product
     is made of several, tiles are small."""
     narrow = 1 if kind == "16bit" else 2
+    described = DESCRIBED if kind == "16bit" and HAS_DESCRIPTORS else ()
     return [
-        Config(BM=bm, BN=bn, BK=bk // narrow, GROUP=8, num_warps=warps, num_stages=stages)
-        for bm, bn, bk, warps, stages in TILES
+        Config(
+            BM=bm, BN=bn, BK=bk // narrow, GROUP=8, DESCRIBED=by,
+            num_warps=warps, num_stages=stages,
+        )
+        for by, tiles in enumerate((TILES, described))
+        for bm, bn, bk, warps, stages in tiles
         if kind != "tf32x3" or (bm, bn) == (64, 64)
-    ]
+    ]  # fmt: skip
 
 
 def _space(name: str) -> Space:
@@ -92,11 +115,35 @@ MLP_GRADIENT, ATTENTION_GRADIENT = map(_space, ("mlp_gradient", "attention_gradi
 WEIGHT_GRADIENTS = _space("weight_gradients")
 
 
-def _chosen(space: Space, a_NI: torch.Tensor, columns: int) -> Config:
-    """The tiles for a product of a (N inner) with so many columns."""
+def _chosen(space: Space, a_NI: torch.Tensor, w: torch.Tensor, columns: int) -> Config:
+    """The tiles for a product of a (N inner) and w with so many columns."""
     rows, inner = a_NI.shape
     sizes = {"rows": min(MOST_ROWS, next_power_of_2(rows)), "inner": next_power_of_2(inner)}
-    return space.choose(a_NI.device, **sizes, columns=next_power_of_2(columns), kind=_kind(a_NI))
+    kind, columns = _kind(a_NI), next_power_of_2(columns)
+    return fitting(space.choose(a_NI.device, **sizes, columns=columns, kind=kind), a_NI, w)
+
+
+def fitting(config: Config, *matrices: torch.Tensor) -> Config:
+    """The configuration, without descriptors where there is none for a matrix: it is empty, or a
+    row does not begin at a multiple of 16 bytes."""
+    if not config["DESCRIBED"]:
+        return config
+    if HAS_DESCRIPTORS and all(
+        m.numel() and not (m.data_ptr() | m.stride(-2) * m.element_size()) % 16 for m in matrices
+    ):
+        return config
+    return config.replace(DESCRIBED=0)
+
+
+def operand(config: Config, matrix: torch.Tensor, *block: int) -> Any:
+    """A matrix as kernels of the configuration take it: a descriptor with this block, or itself."""
+    return described(matrix, block) if config["DESCRIBED"] else matrix
+
+
+def _operands(config: Config, a: torch.Tensor, w: torch.Tensor, by_out: bool) -> tuple[Any, Any]:
+    """a and w of a product; by_out: w's rows are the product's columns."""
+    bm, bn, bk = config["BM"], config["BN"], config["BK"]
+    return operand(config, a, bm, bk), operand(config, w, *((bn, bk) if by_out else (bk, bn)))
 
 
 def _grid(config: Config, rows: int, columns: int, half: int = 1) -> tuple[int]:
@@ -138,11 +185,11 @@ def project(
     """Write q, k and v (N E) of normalised rows, the first ``rotated`` columns rotated, and rstd
     (N). low (N D) and squares (N parts) as `fold` and `add_product` give them."""
     (n_rows, width), columns = low_ND.shape, w_ED.shape[0]
-    config = _chosen(QKV, low_ND, columns)
+    config = _chosen(QKV, low_ND, w_ED, columns)
     kernels.qkv_kernel[_grid(config, n_rows, columns)](
-        low_ND, w_ED, squares, rstd_N, cos_TC, sin_TC, qkv_NE, eps, n_rows, width, columns, rotated,
-        *cos_TC.shape, squares.shape[1], PARTS=next_power_of_2(squares.shape[1]),
-        **_options(config, low_ND, columns),
+        *_operands(config, low_ND, w_ED, True), squares, rstd_N, cos_TC, sin_TC, qkv_NE, eps,
+        n_rows, width, columns, rotated, *cos_TC.shape, squares.shape[1],
+        PARTS=next_power_of_2(squares.shape[1]), **_options(config, low_ND, columns),
     )  # fmt: skip
 
 
@@ -157,10 +204,12 @@ def gate(
 ) -> None:
     """Write gate and up (N U = 2 F) of normalised rows, h = silu(gate) up (N F), and rstd (N)."""
     (n_rows, width), hidden = low_ND.shape, w_UD.shape[0] // 2
-    config = _chosen(GATE_UP, low_ND, 2 * hidden)
+    config = _chosen(GATE_UP, low_ND, w_UD, 2 * hidden)
     kernels.gate_up_kernel[_grid(config, n_rows, hidden, 2)](
-        low_ND, w_UD, squares, rstd_N, gate_up_NU, h_NF, eps, n_rows, width, hidden,
-        squares.shape[1], PARTS=next_power_of_2(squares.shape[1]),
+        operand(config, low_ND, config["BM"], config["BK"]),
+        operand(config, w_UD.view(2, hidden, width), 2, config["BN"] // 2, config["BK"]),
+        squares, rstd_N, gate_up_NU, h_NF, eps, n_rows, width, hidden, squares.shape[1],
+        PARTS=next_power_of_2(squares.shape[1]),
         **_options(config, low_ND, hidden, 2),
     )  # fmt: skip
 
@@ -177,13 +226,13 @@ def add_product(
     """Write total = x + a W^T (N D) and, with the gain of the norm that follows, low = total gain;
     -> the sums of total^2 of the rows by tiles (N parts), float32."""
     (n_rows, inner), width = a_NI.shape, w_DI.shape[0]
-    config = _chosen(space, a_NI, width)
+    config = _chosen(space, a_NI, w_DI, width)
     parts = cdiv(width, config["BN"])
     squares = a_NI.new_empty((n_rows, parts), dtype=torch.float32)
     kernels.residual_kernel[_grid(config, n_rows, width)](
-        a_NI, w_DI, x_ND, gain_D, total_ND, low_ND, None if gain_D is None else squares,
-        n_rows, width, inner, parts, **_options(config, a_NI, width),
-        FETCH=n_rows <= FEW,
+        *_operands(config, a_NI, w_DI, True), x_ND, gain_D, total_ND, low_ND,
+        None if gain_D is None else squares, n_rows, width, inner, parts,
+        **_options(config, a_NI, width), FETCH=n_rows <= FEW,
     )  # fmt: skip
     return squares
 
@@ -198,18 +247,19 @@ def hidden_gradient(
     """Write the gradient of gate and up, times rstd (N U = 2 F), given that of the product of h;
     -> the sums of its products with gate and up by tiles (N parts), float32."""
     (n_rows, width), hidden = dy_ND.shape, w_DF.shape[1]
-    config = _chosen(HIDDEN_GRADIENT, dy_ND, hidden)
+    config = _chosen(HIDDEN_GRADIENT, dy_ND, w_DF, hidden)
     parts = dy_ND.new_empty((n_rows, cdiv(hidden, config["BN"])), dtype=torch.float32)
     kernels.hidden_gradient_kernel[_grid(config, n_rows, hidden)](
-        dy_ND, w_DF, gate_up_NU, rstd_N, dgate_up_NU, parts, n_rows, width, hidden, parts.shape[1],
-        **_options(config, dy_ND, hidden), FETCH=n_rows <= FEW,
+        *_operands(config, dy_ND, w_DF, False), gate_up_NU, rstd_N, dgate_up_NU, parts,
+        n_rows, width, hidden, parts.shape[1], **_options(config, dy_ND, hidden),
+        FETCH=n_rows <= FEW,
     )  # fmt: skip
     return parts
 
 
 def tile_rows(space: Space, dy_NO: torch.Tensor, width: int) -> int:
     """How many rows of partial sums `norm_gradient` writes for the gain's gradient."""
-    return cdiv(dy_NO.shape[0], _chosen(space, dy_NO, width)["BM"])
+    return cdiv(dy_NO.shape[0], _chosen(space, dy_NO, dy_NO, width)["BM"])
 
 
 def norm_gradient(
@@ -229,10 +279,10 @@ def norm_gradient(
     dy (N O) is times rstd, parts (N parts) its products with the result of the product. dgain (P D)
     float32: partial sums for the gain, P as of `tile_rows`."""
     (n_rows, inner), width = dy_NO.shape, w_OD.shape[1]
-    config = _chosen(space, dy_NO, width)
+    config = _chosen(space, dy_NO, w_OD, width)
     kernels.norm_gradient_kernel[_grid(config, n_rows, width)](
-        dy_NO, w_OD, parts, rstd_N, x_ND, gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD,
-        n_rows, width, inner, parts.shape[1],
+        *_operands(config, dy_NO, w_OD, False), parts, rstd_N, x_ND, gain_D, dresidual_ND,
+        dx_ND, dx_low_ND, dgain_PD, n_rows, width, inner, parts.shape[1],
         PARTS=next_power_of_2(parts.shape[1]), **_options(config, dy_NO, width),
         FETCH=n_rows <= FEW,
     )  # fmt: skip
@@ -241,11 +291,12 @@ def norm_gradient(
 def input_product(dy_NO: torch.Tensor, w_OD: torch.Tensor) -> torch.Tensor:
     """dx (N D) = dy W, in dy's dtype."""
     (n_rows, inner), width = dy_NO.shape, w_OD.shape[1]
-    config = _chosen(OUT_GRADIENT, dy_NO, width)
+    config = _chosen(OUT_GRADIENT, dy_NO, w_OD, width)
     dx_ND = dy_NO.new_empty((n_rows, width))
     kernels.product_kernel[_grid(config, n_rows, width)](
-        dy_NO, w_OD, dx_ND, n_rows, width, inner, **_options(config, dy_NO, width)
-    )
+        *_operands(config, dy_NO, w_OD, False), dx_ND, n_rows, width, inner,
+        **_options(config, dy_NO, width),
+    )  # fmt: skip
     return dx_ND
 
 
@@ -255,20 +306,25 @@ def weight_gradients(threes: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor
     (dqkv, low, _), (_, o, _), _, (_, h, _) = threes
     n_rows, columns = dqkv.shape
     width, heads, hidden = (x.shape[1] for x in (low, o, h))
-    config = _chosen(WEIGHT_GRADIENTS, low, hidden)
-    tiles = [
-        cdiv(dw.shape[0], config["BM"]) * cdiv(dw.shape[1], config["BN"]) for _, _, dw in threes
-    ]
+    config = _chosen(WEIGHT_GRADIENTS, low, low, hidden)
+    config = fitting(config, *(tensor for dy, x, _ in threes for tensor in (dy, x)))
+    bm, bn, bk = config["BM"], config["BN"], config["BK"]
+    tiles = [cdiv(dw.shape[0], bm) * cdiv(dw.shape[1], bn) for _, _, dw in threes]
     *ends, programs = itertools.accumulate(tiles)
     sides = (columns, width, 2 * hidden)
     even = not (
-        n_rows % config["BK"]
-        or any(side % config["BM"] for side in sides)
-        or any(side % config["BN"] for side in (width, heads, hidden))
+        n_rows % bk
+        or any(side % bm for side in sides)
+        or any(side % bn for side in (width, heads, hidden))
     )
     options = {name: value for name, value in config.kwargs().items() if name != "GROUP"}
+    given = [
+        argument
+        for dy, x, dw in threes
+        for argument in (operand(config, dy, bk, bm), operand(config, x, bk, bn), dw)
+    ]
     kernels.weight_gradients_kernel[(programs,)](
-        *(tensor for three in threes for tensor in three),
+        *given,
         n_rows, width, columns, heads, hidden, *ends,
         EVEN=even, PRECISION=input_precision(low), **options, **dependent(low.device),
     )  # fmt: skip

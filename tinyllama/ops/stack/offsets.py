@@ -20,7 +20,7 @@ PARTS = torch.float32
 
 def _tiles(**sizes: int) -> Any:
     """Every product in tiles of these sizes."""
-    config = Config(GROUP=8, num_warps=4, num_stages=1, **sizes)
+    config = Config(GROUP=8, DESCRIBED=0, num_warps=4, num_stages=1, **sizes)
     return mock.patch.object(launches, "_chosen", return_value=config)
 
 
@@ -54,7 +54,8 @@ def many_rows(ends: Ends) -> Pairs:
         qkv, o = x.new_empty((n, tokens, 48)), x.new_empty((n, tokens, 16))
         matrices, tables = randn(48, WIDTH), rope_tables(tokens, 16)
         lse = x.new_empty((n, 1, tokens), dtype=PARTS)
-        attend(Config(BK=32), x.flatten(0, 1), matrices, squares, rstd, *tables, qkv, o, lse, EPS)
+        config, ahead = Config(BK=32, DESCRIBED=0), (x.flatten(0, 1), matrices, squares, rstd)
+        attend(config, *ahead, *tables, qkv, o, lse, EPS)
         return [qkv, o, lse]
 
     def folded(x: torch.Tensor) -> Results:
