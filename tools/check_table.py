@@ -9,7 +9,7 @@ import torch
 
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.checks import CHECKS, accuracy
-from tinyllama.harness.correct.launched import with_kernels
+from tinyllama.harness.correct.launched import launches_of, with_kernels
 from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import OPS
 
@@ -20,6 +20,7 @@ LANES = {  # check -> what of it `make test` has, what the slow lane adds
     "determinism": (QUICK, "every case, every configuration of each kernel"),
     "autocast": (QUICK, "nothing more: rows that are zero have no bound under autocast"),
     "empty batch": (QUICK, "nothing more: it has no rows to differ in"),
+    "sizes": ("nothing", "each axis of the first case"),
     "large offsets": ("the smallest case that fits, in bf16", "nothing more: only offsets grow"),
     "resources": ("the largest case for each chip", "every case for each chip"),
     "compiled": (f"{QUICK}, by `aot_eager`", "every case, by `inductor`"),
@@ -28,6 +29,7 @@ LANES = {  # check -> what of it `make test` has, what the slow lane adds
 ELSEWHERE = {
     **dict.fromkeys(accuracy.NAMES, "ops/test_ops.py"),
     "resources": "kernels/test_compiled.py",
+    "sizes": "ops/test_checks.py",
 }
 HERE = [name for name in CHECKS if name not in ELSEWHERE]
 IN_PLACE = {
@@ -37,7 +39,7 @@ IN_PLACE = {
     "empty batch": "it has no batch",
     "large offsets": "it takes no bfloat16",
 }
-INTERPRETED = ("races", "large offsets")
+INTERPRETED = ("races", "program order", "large offsets")
 OF_GRADIENTS = ("scaled upstream", "backward twice", "two consumers", "second derivative")
 
 
@@ -50,6 +52,8 @@ def gap(op: Op, provider: Provider, check: str, device: torch.device) -> str | N
     """Why a check has nothing to try on a provider; None where it is tried."""
     if check in INTERPRETED and device.type != "cpu":
         return "it is seen where kernels of Triton's are interpreted"
+    if check == "program order" and not launches_of(op, provider, op.cases[0], torch.float32):
+        return "it launches no kernel"
     if op.mutated and check in IN_PLACE:
         return IN_PLACE[check]
     if not op.differentiable and check in OF_GRADIENTS:

@@ -168,8 +168,13 @@ def refusing(gate: torch.Tensor, up: torch.Tensor) -> Any:
 
 
 def ending(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    if not up.is_contiguous():
-        raise RuntimeError("an illegal memory access")
+    """An error of torch's, which is no refusal."""
+    return EAGER(gate, up.view(-1).view_as(gate))
+
+
+def ruling_out(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    if not (gate.is_contiguous() and up.is_contiguous()):
+        raise RuntimeError("make both inputs contiguous")
     return EAGER(gate, up)
 
 
@@ -182,6 +187,7 @@ def of_another_dtype(gate: torch.Tensor, up: torch.Tensor) -> Any:
     ("call", "rank"),
     [
         (refusing, Rank.CONTRACT),
+        (ruling_out, Rank.CONTRACT),
         (ending, Rank.WRONG),
         (of_another_dtype, Rank.WRONG),
         (overwriting_and_dense, Rank.WRONG),

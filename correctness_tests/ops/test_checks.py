@@ -125,10 +125,19 @@ def test_an_access_without_its_mask_is_found_in_each_op(
     assert access in one.message
 
 
+@LONG
+@pytest.mark.slow("each axis is made as long as ten seconds allow")
+@each_provider
+def test_a_provider_of_the_tree_is_right_along_each_axis(
+    op: Op, provider: Provider, device: torch.device
+) -> None:
+    held(op, provider, "sizes", device)
+
+
 def test_each_check_has_its_lanes() -> None:
     """No check is left out: those with a suite of their own are named, all others run here."""
     assert set(HERE) | set(ELSEWHERE) == set(CHECKS)
-    assert set(ELSEWHERE) == {*accuracy.NAMES, "resources"}
+    assert set(ELSEWHERE) == {*accuracy.NAMES, "resources", "sizes"}
     assert set(LANES) <= set(CHECKS)
 
 

@@ -14,13 +14,14 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
   and a scalar, or of bfloat16, is refused; here it has the type int1, as in a compiled kernel;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
 
-What it cannot show stays so: programs never overlap, products are never tf32 and add up without
-loss, and a store out of bounds ends the process.
+What it cannot show stays so: products are never tf32 and add up without loss, and a store out of
+bounds ends the process. Programs run in turn, or as `tinyllama.harness.kernels.programs` orders.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
+
+from tinyllama.harness.kernels import programs
 
 Array = Any  # a numpy array
 
@@ -62,13 +65,22 @@ def to_values(bits: Array) -> Array:
 
 
 def run(
-    function: Callable[..., Any], names: list[str], grid: tuple[int, ...], args: Any, kwargs: Any
+    function: Callable[..., Any],
+    names: list[str],
+    grid: tuple[int, ...],
+    args: Any,
+    kwargs: Any,
+    kernel: str = "",
 ) -> None:
-    """Run a kernel's Python function for every program of a grid, on tensors of the CPU."""
+    """Run a kernel's Python function for every program of a grid, on tensors of the CPU.
+
+    names: of its arguments; kernel: its own, ``op.function``.
+    """
     _RUNNING.append(Running(function))
     try:
         with _language_put_back(), _device_functions():
-            stock.GridExecutor(_rewritten(function), names, grid)(*args, **kwargs)
+            called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
+            stock.GridExecutor(called, names, grid)(*args, **kwargs)
     finally:
         _RUNNING.pop()
 
@@ -91,10 +103,13 @@ def _rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
 def _device_functions() -> Iterator[None]:
     """Functions under ``jit``, those of triton's own library too, can be called meanwhile."""
     before = JITFunction.__call__
+    known: set[Callable[..., Any]] = set()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tl.core in self.fn.__globals__.values():  # as in triton's own library
-            stock._patch_lang(self.fn)
+        if self.fn not in known:
+            known.add(self.fn)
+            if tl.core in self.fn.__globals__.values():  # as in triton's own library
+                stock._patch_lang(self.fn)
         return _rewritten(self.fn)(*args, **kwargs)
 
     JITFunction.__call__ = call
@@ -167,6 +182,7 @@ def _fix_values() -> None:
 
     # Loads of a descriptor give the last arguments by name.
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
+        programs.loaded(np.size(ptrs.data))
         _watched(ptrs, mask, "load")
         if ptrs.get_element_ty() != tl.bfloat16:
             return load(self, ptrs, mask, other, *rest, **named)
@@ -175,7 +191,8 @@ def _fix_values() -> None:
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         _watched(ptrs, mask, "store")
-        return store(self, ptrs, _as_bits(value), mask, *rest, **named)
+        stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
+        programs.stored(stored, np.size(ptrs.data))
 
     def create_bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         if _is_bf16(dst_type):
@@ -192,7 +209,9 @@ def _fix_values() -> None:
         def checked(self: Any, *args: Any) -> Any:
             if any(isinstance(arg, handle) and _is_bf16(arg.dtype) for arg in args):
                 raise NotImplementedError("no atomics on bfloat16: accumulate in float32")
-            return known(self, *args)
+            result = known(self, *args)
+            programs.atomic_done(np.size(result.data))
+            return result
 
         return checked
 
@@ -202,6 +221,7 @@ def _fix_values() -> None:
     builder.cast_impl = cast_impl
     builder.create_masked_load = masked_load
     builder.create_masked_store = masked_store
+    builder.create_barrier = lambda self, *args: programs.barrier()
     builder.create_bitcast = create_bitcast
     builder.create_dot = create_dot
     builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)

@@ -314,7 +314,9 @@ if HAS_TRITON and not TYPE_CHECKING:
 
             if callable(grid):
                 grid = grid(_named(self, args, kwargs))
-            return interpreter.run(self.fn, self.arg_names, tuple(grid), args, kwargs)
+            return interpreter.run(
+                self.fn, self.arg_names, tuple(grid), args, kwargs, identity(self)
+            )
 
     def jit(function: Callable[..., Any]) -> Kernel:
         """Make a kernel of a function (or of one that kernels call). Profilers show it by its

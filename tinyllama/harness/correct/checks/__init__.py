@@ -19,6 +19,7 @@ from tinyllama.harness.correct.checks import (
     frameworks,
     guards,
     programs,
+    sizes,
 )
 from tinyllama.harness.correct.checks.crash import crashed
 from tinyllama.harness.correct.checks.finding import (
@@ -32,17 +33,22 @@ from tinyllama.harness.correct.checks.finding import (
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
 
+# What was found; a text says how far a check that passed could be made.
+Check = Callable[[Candidate], Problem | Finding | str]
+
 # These compare results with the reference's, and say nothing where plain results are wrong already.
-_COMPARING: dict[str, Callable[[Candidate], Problem]] = {
+_COMPARING: dict[str, Check] = {
     "fresh contents": calls.fresh_contents,
     "autocast": frameworks.autocast,
     "compiled": frameworks.compiled,
     "captured": frameworks.captured,
     "side stream": frameworks.side_stream,
     "empty batch": frameworks.empty_batch,
+    "sizes": sizes.sizes,
+    "program order": programs.program_order,
     "large offsets": programs.large_offsets,
 }
-_OTHERS: dict[str, Callable[[Candidate], Problem]] = {
+_OTHERS: dict[str, Check] = {
     "out of bounds": guards.out_of_bounds,
     "races": programs.races,
     "scaled upstream": calls.scaled_upstream,
@@ -82,7 +88,7 @@ def run(
                 yield _finding(name, check, candidate)
 
 
-def _finding(name: str, check: Callable[[Candidate], Problem], candidate: Candidate) -> Finding:
+def _finding(name: str, check: Check, candidate: Candidate) -> Finding:
     try:
         problem = check(candidate)
     except Unsupported as reason:
@@ -91,7 +97,9 @@ def _finding(name: str, check: Callable[[Candidate], Problem], candidate: Candid
         return Finding(name, Outcome.FAILED, message=str(error))
     except Exception as error:
         return crashed(name, error, candidate)
-    if problem is None:
-        return Finding(name, Outcome.PASSED)
+    if isinstance(problem, Finding):
+        return problem
+    if problem is None or isinstance(problem, str):
+        return Finding(name, Outcome.PASSED, message=problem or "")
     case, message, *rank = problem
     return Finding(name, Outcome.FAILED, str(case), message, special=next(iter(rank), None))

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.crash import crashed, in_backward, place
+from tinyllama.harness.correct.checks.crash import crashed, in_backward, place, refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.correct.checks.guards import OutOfBoundsError
 from tinyllama.harness.correct.evaluate import (
@@ -33,8 +33,6 @@ ABSENT, WANTED = "absent gradients", "wanted gradients"
 PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED)
 VARIED = (EXTREMES, LAYOUTS, UPSTREAMS, ABSENT, WANTED)
 NAMES = (*PLAIN, *VARIED)
-# What a call raises that refuses its arguments.
-_REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 
 
 def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Finding]:
@@ -46,7 +44,7 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
     for case in (case for case in cases if not case.varied):
         tried |= {OUTPUTS, UNWRITTEN, TOUCHED}
         tried |= {GRADIENTS} if candidate.op.differentiable else set()
-        for finding in _faults(candidate, case):
+        for finding in faults(candidate, case):
             if finding.check not in found or found[finding.check].outcome is Outcome.BLOCKED:
                 found[finding.check] = finding
         if tried & set(only) <= failing(found):
@@ -63,7 +61,7 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
         tried.add(name)
         fault: Finding | None = None
         if blocked is None or (outputs_alone and name in (EXTREMES, LAYOUTS)):
-            fault = next(_faults(varied, replace(case, op=varied.op)), None)
+            fault = next(faults(varied, replace(case, op=varied.op)), None)
         if fault is not None:
             message = f"{fault.check}: {fault.message}"
             found[name] = replace(fault, check=name, message=message, special=fault.rank)
@@ -86,8 +84,7 @@ def failing(found: dict[str, Finding]) -> set[str]:
 
 def first_fault(candidate: Candidate) -> Finding | None:
     """The first fault of the first case that has one; None when all cases are right."""
-    faults = (fault for case in candidate.covered() for fault in _faults(candidate, case))
-    return next(faults, None)
+    return next((one for case in candidate.covered() for one in faults(candidate, case)), None)
 
 
 def variation(case: OpCase) -> str:
@@ -101,14 +98,16 @@ def variation(case: OpCase) -> str:
     return ABSENT if case.absent else WANTED
 
 
-def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
-    """What is wrong in one case."""
+def faults(candidate: Candidate, case: OpCase, *, refusable: bool = False) -> Iterator[Finding]:
+    """What is wrong in one case. refusable: an error by which the candidate refuses the case is a
+    fault of its contract, as for a layout."""
     inputs = candidate.inputs(case)
     try:
         results = candidate.results(inputs, PoisonedMemory())
         wrong = candidate.wrong(case, results, inputs)
     except Exception as error:
-        first = _ended_by(candidate, case, error)
+        refusable |= variation(case) in (LAYOUTS, UPSTREAMS) and case.varied
+        first = _ended_by(candidate, case, error, refusable)
         yield first
         yield from _behind(candidate, case, first)
         return
@@ -126,7 +125,7 @@ def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
             yield Finding(check, Outcome.FAILED, str(case), "; ".join(texts))
 
 
-def _ended_by(candidate: Candidate, case: OpCase, error: Exception) -> Finding:
+def _ended_by(candidate: Candidate, case: OpCase, error: Exception, refusable: bool) -> Finding:
     """The fault that an error of a call is."""
     if isinstance(error, ChangedInputError):
         return Finding(TOUCHED, Outcome.FAILED, str(case), str(error))
@@ -138,8 +137,7 @@ def _ended_by(candidate: Candidate, case: OpCase, error: Exception) -> Finding:
     else:
         finding = crashed(check, error, candidate, str(case))
     ours = isinstance(error, (ContractError, OutOfBoundsError))
-    refused = isinstance(error, _REFUSALS) and not ours
-    if refused and variation(case) in (LAYOUTS, UPSTREAMS) and case.varied:
+    if refusable and refuses(error) and not ours:
         return replace(finding, special=Rank.CONTRACT)
     return finding
 
@@ -147,12 +145,12 @@ def _ended_by(candidate: Candidate, case: OpCase, error: Exception) -> Finding:
 def _behind(candidate: Candidate, case: OpCase, first: Finding) -> Iterator[Finding]:
     """What else is wrong in a case that a first fault ended, and what cannot be known there."""
     if first.check == TOUCHED:
-        yield from _faults(candidate.shielded(), case)
+        yield from faults(candidate.shielded(), case)
         return
     unknown = [UNWRITTEN, TOUCHED]
     if first.check == GRADIENTS:
         forward = candidate.forward_only()
-        yield from _faults(forward, replace(case, op=forward.op))
+        yield from faults(forward, replace(case, op=forward.op))
     else:
         unknown.append(GRADIENTS)
     for check in unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import re
 import sys
 import traceback
@@ -15,6 +16,7 @@ from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
 
 _REFUSAL = "InterpreterError"  # of triton.runtime.errors: what it raises for any error of a kernel
 _HARNESS = __name__.partition(".correct.")[0]
+_REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 _OTHERS = {"torch", "triton", "numpy", *sys.stdlib_module_names}  # machinery that is no candidate's
 
 
@@ -57,6 +59,21 @@ def in_backward(error: BaseException) -> bool:
     """Whether it was raised in the backward pass of a call of `evaluate`."""
     walked = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code is backward_pass.__code__ for frame, _ in walked)
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether it is what a call raises that does not take its arguments: an error of these types,
+    or a RuntimeError that the author's own ``raise`` made, and not torch or a device."""
+    if isinstance(error, _REFUSALS):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or type(error) is not RuntimeError or not place(error):
+        return False
+    frame = last.tb_frame
+    ours = place(error).startswith(f"{frame.f_code.co_filename}:")
+    return ours and frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

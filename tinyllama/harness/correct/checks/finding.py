@@ -58,6 +58,7 @@ UNSAFE = {
     "untouched inputs",
     "out of bounds",
     "races",
+    "program order",
     "two consumers",
     "determinism",
     "resources",

@@ -1,8 +1,8 @@
-"""What only shows among many programs: races, and offsets past 2^31 elements."""
+"""What only shows among many programs: races, their order, and offsets past 2^31 elements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported
-from tinyllama.harness.correct.checks.graph import Graph
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
+from tinyllama.harness.correct.checks.graph import Graph, same_bits
 from tinyllama.harness.correct.checks.guards import KnownMemory, watched
 from tinyllama.harness.correct.offsets import BF16, Far, NoAddressesError
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.launch import identity
+from tinyllama.harness.kernels.programs import NAMES, Order, ordered
 
 APART = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
 
@@ -72,6 +73,59 @@ def races(candidate: Candidate) -> Problem:
             if kernel not in candidate.provider.races:
                 return case, f"{kernel}: two programs of a launch store to {seen}"
     return None
+
+
+def program_order(candidate: Candidate) -> Problem:
+    """Results are right in whatever order programs run, in any plain case; and they have equal
+    bits where that is declared for GPUs, which is advice."""
+    _interpreted(candidate)
+    launched: set[str] = set()
+    for case in candidate.plain():
+        if case.dtype is not candidate.dtypes[0]:
+            continue
+        inputs = candidate.inputs(case)
+        usual: dict[str, torch.Tensor] | None = None
+        for name in NAMES:
+            order = Order(name, seed=candidate.seed)
+            with ordered(order) as kernels:
+                results = candidate.results(inputs)
+            launched |= set(kernels)
+            if wrong := candidate.wrong(case, results, inputs):
+                kernel = _culprit(candidate, case, order, kernels)
+                return case, f"{kernel}, programs {name}: {wrong[0]}"
+            usual = usual or candidate.results(inputs)
+            others = [one for one, value in results.items() if not same_bits(value, usual[one])]
+            if others and "cuda" in candidate.provider.deterministic:
+                kernel = _culprit(candidate, case, order, kernels, usual)
+                text = f"{kernel}, programs {name}: other bits of {', '.join(others)}"
+                return case, f"{text}; declare deterministic={{'cpu'}}", Rank.ADVICE
+    if not launched:
+        raise Unsupported("it launches no kernel")
+    return None
+
+
+def _culprit(
+    candidate: Candidate,
+    case: OpCase,
+    order: Order,
+    kernels: Iterable[str],
+    usual: Mapping[str, torch.Tensor] | None = None,
+) -> str:
+    """The first kernel whose programs alone need their order, or all; as `program_order` judges.
+
+    usual: results whose bits are asked for.
+    """
+    inputs = candidate.inputs(case)
+    for kernel in kernels:
+        with ordered(replace(order, kernel=kernel)):
+            results = candidate.results(inputs)
+        if usual is None:
+            found = bool(candidate.wrong(case, results, inputs))
+        else:
+            found = not all(same_bits(value, usual[name]) for name, value in results.items())
+        if found:
+            return kernel
+    return " or ".join(kernels)
 
 
 def large_offsets(candidate: Candidate) -> Problem:

@@ -1,0 +1,157 @@
+"""Each axis in turn made long and ragged: what goes wrong only there is found, what is not tried
+is said."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness import Case, Op, Provider
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from tinyllama.ops import OPS
+
+SILU = OPS["silu_mul"]
+EAGER = SILU["eager"].call
+Call = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "rows" not in request.fixturenames:
+        monkeypatch.setattr(sizes, "SIZES", (67, 259, 1027, 4099))
+
+
+def round_sizes(op: Op) -> Op:
+    """The op as an author would declare it who only thinks of blocks that are full."""
+    narrow = copy.copy(op)
+    narrow.cases = [Case(N=64, F=64), Case(N=8, F=128)]
+    return narrow
+
+
+def found(call: Call, op: Op = SILU, **traits: Any) -> Finding:
+    provider = Provider(op.name, "tried", call, **{"dtypes": (torch.float32,), **traits})
+    (one,) = run(Candidate(op, provider), only=["sizes"])
+    return one
+
+
+def beyond(rows: int, wrong: Call = torch.zeros_like) -> Call:
+    """silu_mul, wrong from a row on."""
+
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        y = EAGER(gate, up)
+        return torch.cat([y[:rows], wrong(y[rows:])])
+
+    return call
+
+
+def no_tail(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The last block of a row is left out where it is not full."""
+    y = EAGER(gate, up)
+    full = y.shape[-1] // 64 * 64 if y.shape[-1] > 64 else y.shape[-1]
+    return torch.cat([y[..., :full], y[..., full:] * 0], -1)
+
+
+def test_what_is_right_passes_and_says_how_far() -> None:
+    one = found(EAGER)
+    assert one.outcome is Outcome.PASSED, one
+    assert one.message == "N up to 4,099; F up to 4,099"
+
+
+@pytest.mark.parametrize(("rows", "size"), [(4096, 4099), (65535, 65539)])
+@pytest.mark.parametrize("wrong", [torch.zeros_like, lambda y: y * 1.1], ids=["zeros", "factor"])
+def test_rows_beyond_a_limit_are_compared(rows: int, size: int, wrong: Call) -> None:
+    one = found(beyond(rows, wrong))
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert f"N{size}" in one.case
+    assert one.message.startswith("outputs: h: ")
+
+
+def test_a_ragged_tail_is_tried_whatever_is_declared() -> None:
+    op = round_sizes(SILU)
+    plain = run(Candidate(op, Provider(op.name, "tried", no_tail, op.dtypes)), only=["outputs"])
+    assert [one.outcome for one in plain] == [Outcome.PASSED]
+    one = found(no_tail, op)
+    assert one.outcome is Outcome.FAILED, one
+    assert "F67" in one.case
+
+
+def test_extreme_values_are_tried_on_a_ragged_tail() -> None:
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        y = EAGER(gate, up)
+        far = bool(gate.abs().max() > 20) and gate.shape[-1] % 64 > 0
+        return torch.cat([y[..., :-1], y[..., -1:] * 0], -1) if far else y
+
+    op = round_sizes(SILU)
+    assert op.extremes
+    one = found(call, op)
+    assert one.outcome is Outcome.FAILED, one
+    assert any(extreme in one.case for extreme in op.extremes)
+    assert "259" in one.case
+
+
+def raising(kind: type[Exception]) -> Call:
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if len(gate) > 2000:
+            raise kind("no more than 2000 rows")
+        return EAGER(gate, up)
+
+    return call
+
+
+def of_torch(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return EAGER(gate, up).view(-1, 64) if len(gate) > 2000 else EAGER(gate, up)
+
+
+@pytest.mark.parametrize(
+    ("call", "rank"),
+    [
+        (raising(ValueError), Rank.CONTRACT),
+        (raising(RuntimeError), Rank.CONTRACT),
+        (raising(ArithmeticError), Rank.WRONG),
+        (of_torch, Rank.WRONG),
+    ],
+)
+def test_a_size_that_is_refused_is_no_wrong_result(call: Call, rank: Rank) -> None:
+    one = found(call)
+    assert one.rank is rank, one
+    assert "N4099" in one.case
+
+
+def test_what_a_provider_does_not_support_is_said() -> None:
+    def supports(dims: Any) -> str | None:
+        return None if dims["N"] <= 1100 and dims["F"] <= 64 else "too large"
+
+    one = found(EAGER, round_sizes(SILU), supports=supports)
+    assert one.outcome is Outcome.PASSED, one
+    assert one.message == (
+        "N up to 1,027 (4,099 is not supported); F not tried (67 is not supported)"
+    )
+    none = found(EAGER, round_sizes(SILU), supports=lambda dims: None if dims["N"] < 65 else "no")
+    assert none.outcome is Outcome.PASSED
+    only = found(EAGER, round_sizes(SILU), supports=lambda d: None if max(d.values()) < 65 else "")
+    assert only.outcome is Outcome.UNSUPPORTED, only
+    assert "N not tried" in only.message
+
+
+def test_a_size_that_takes_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        time.sleep(gate.numel() / gate.shape[1] * 5e-4)
+        return EAGER(gate, up)
+
+    monkeypatch.setattr(sizes, "SECONDS", 0.5)
+    one = found(slow, round_sizes(SILU))
+    assert one.outcome is Outcome.PASSED
+    assert "N up to 259 (1,027 would take more than 0 s)" in one.message
+
+
+def test_a_reference_that_takes_no_such_size_is_no_fault() -> None:
+    op = round_sizes(SILU)
+    op.providers = {**op.providers, "eager": Provider(op.name, "eager", raising(ValueError), ())}
+    one = found(EAGER, op)
+    assert one.outcome is Outcome.PASSED, one
+    assert "the reference does not take 4,099: no more than 2000 rows" in one.message

@@ -1,0 +1,96 @@
+"""Each axis of a case in turn made long, to sizes that no block divides, as far as time allows.
+
+What goes wrong only there: a tail that no declared case has, a second block, more programs than a
+grid's limit of 65,535, an index that is narrow, a buffer that is too short.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.accuracy import faults
+from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsupported
+from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.declare.specs import flat
+
+SIZES = (67, 259, 1027, 4099, 16387, 65539)  # each 4 times the one before, and 3 beyond a block
+OF_EXTREMES = 259  # the size at which extreme values are tried too
+SECONDS = 10.0  # for one size
+# A place that is wrong is looked for, and not how roundings add up: along axes that no author had
+# in mind, right gradients of whole blocks were off by up to 6 times the usual bound (docs/LOG.md).
+WIDER = 16.0
+TRIES = 8  # following sizes that are tried where an op or a provider does not take one
+
+
+def sizes(candidate: Candidate) -> Finding | str:
+    """Results are right along each axis; the text says how far each was tried, and why no further.
+
+    Raises Unsupported where no axis can be any longer.
+    """
+    base = _general(candidate)
+    slack = {dtype: WIDER * candidate.provider.slack.get(dtype, 1.0) for dtype in candidate.dtypes}
+    candidate = replace(candidate, provider=replace(candidate.provider, slack=slack))
+    said, reached = [], False
+    for axis in base.case.dims:
+        found = _along(candidate, base, axis)
+        if isinstance(found, Finding):
+            return found
+        size, why = found
+        reached = reached or size > 0
+        said.append(f"{axis} up to {size:,}{why}" if size else f"{axis} not tried{why}")
+    if not reached:
+        raise Unsupported("; ".join(said))
+    return "; ".join(said)
+
+
+def _general(candidate: Candidate) -> OpCase:
+    """The case that an op declares first, if a wrong result shows there; it should be general."""
+    first = candidate.op.cases[0]
+    plain = [case for case in candidate.plain() if case.dtype is candidate.dtypes[0]]
+    case = next((case for case in plain if case.case is first), None)
+    return case if case is not None and candidate.tells(case) else candidate.telling()
+
+
+def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int, str]:
+    """What is wrong along an axis; else the largest size that was tried, and why no larger one."""
+    largest, last, growth = 0, 0.0, 4.0
+    for size in SIZES:
+        case = _resized(candidate, base, axis, size)
+        if case is None:
+            return largest, f" ({size:,} is not supported)"
+        if last * growth > SECONDS:
+            return largest, f" ({size:,} would take more than {SECONDS:.0f} s)"
+        started = time.monotonic()
+        try:
+            inputs = candidate.inputs(case)
+            evaluate(candidate.op, candidate.op["eager"].call, inputs)
+        except Exception as error:
+            return largest, f" (the reference does not take {size:,}: {error})"
+        extremes = candidate.op.extremes if size == OF_EXTREMES else ()
+        for extreme in (None, *extremes):
+            one = replace(case, extreme=extreme)
+            fault = next(faults(candidate, one, refusable=True), None)
+            if fault is not None:
+                text = f"{fault.check}: {fault.message}"
+                return replace(fault, check="sizes", message=text, special=fault.rank)
+        taken = (time.monotonic() - started) / (1 + len(extremes))
+        growth = max(growth, taken / last) if last else growth
+        largest, last = max(flat([case.case.dims[axis]])), taken
+    return largest, ""
+
+
+def _resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:
+    """The case with about this size of an axis; None where the op or the provider takes none."""
+    op, before = candidate.op, base.case.dims[axis]
+    for more in range(TRIES):
+        new: Any = size + more
+        if isinstance(before, tuple):
+            new = (new, *before[1:])
+        case = replace(base, case=base.case.resized(**{axis: new}))
+        fits = op.fits({**case.case.dims, **op.params, **case.case.params}) is None
+        if fits and case.unsupported() is None:
+            return case
+    return None

@@ -1,0 +1,270 @@
+"""Programs of an interpreted launch in another order than 0, 1, 2, and interleaved.
+
+    with ordered(Order("reversed")) as launched: ...    # names of the kernels that were launched
+
+A GPU runs the programs of a launch in any order, many at a time, and the stores of a block become
+visible to other programs at a barrier or at the end. Triton's interpreter runs one program after
+the other. Here each program has a thread, of which one at a time has its turn:
+
+* "reversed" and "shuffled": a program runs to its end, unless it waits for another one;
+* "interleaved": the turn goes on before each store, so that others read what it is about to change,
+  and after each atomic. A program that stored a block and made an atomic without a barrier between
+  them is held back, its store unseen, while others get on: threads that have not met at a barrier
+  may still be writing when one of them releases a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import inspect
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Program = tuple[int, int, int]
+Write = Callable[[], None]
+
+TOGETHER = 64  # programs that run at a time, and how many more if all of them wait
+PATIENCE = 20  # scalar loads and atomics without a store after which a program is taken to wait
+ROUNDS = 4  # of turns without a store after which all are taken to wait
+ENDLESS = 20_000  # the same, of all programs of a launch
+
+
+class EndlessError(AssertionError):
+    """Programs that wait for each other, or for one that never stores what they wait for."""
+
+
+class _StoppedError(BaseException):
+    """Ends a thread whose launch has failed."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """name: one of `NAMES`. kernel: only launches of this one (``file.function``) are ordered so,
+    if given."""
+
+    name: str
+    kernel: str | None = None
+    seed: int = 0
+
+    def arranged(self, programs: list[Program]) -> list[Program]:
+        if self.name == "reversed":
+            return programs[::-1]
+        if self.name == "shuffled":
+            return random.Random(self.seed).sample(programs, len(programs))
+        return programs
+
+
+NAMES = ("reversed", "shuffled", "interleaved")
+_ORDERS: list[tuple[Order, dict[str, None]]] = []
+_LAUNCHES: list[_Launch] = []
+
+
+@contextlib.contextmanager
+def ordered(order: Order) -> Iterator[dict[str, None]]:
+    """Meanwhile, programs of interpreted launches run in this order; the names of their kernels."""
+    launched: dict[str, None] = {}
+    _ORDERS.append((order, launched))
+    try:
+        yield launched
+    finally:
+        _ORDERS.pop()
+
+
+def scheduled(function: Callable[..., Any], kernel: str, builder: Any) -> Callable[..., Any]:
+    """What the interpreter is to call for each program of a launch: a kernel's function itself, or
+    what runs all programs in order once it was called for the last one.
+
+    builder: the interpreter's, which holds the current program.
+    """
+    if not _ORDERS:
+        return function
+    order, launched = _ORDERS[-1]
+    launched[kernel] = None
+    return function if order.kernel not in (None, kernel) else _Launch(function, order, builder)
+
+
+def stored(write: Write, elements: int) -> None:
+    """Store now, or when the store becomes visible."""
+    if not _LAUNCHES:
+        return write()
+    return _LAUNCHES[-1].stored(write, elements)
+
+
+def loaded(elements: int) -> None:
+    """A load is about to be made."""
+    if _LAUNCHES:
+        _LAUNCHES[-1].loaded(elements)
+
+
+def barrier() -> None:
+    """All threads of the program have come here."""
+    if _LAUNCHES:
+        _LAUNCHES[-1].flush()
+
+
+def atomic_done(elements: int) -> None:
+    """An atomic was made."""
+    if _LAUNCHES:
+        _LAUNCHES[-1].atomic(elements)
+
+
+class _Thread:
+    """A program that runs while it has its turn."""
+
+    def __init__(self, program: Program, run: Callable[[], Any]) -> None:
+        self.program = program
+        self.pending: list[Write] = []  # stores that others do not see yet
+        self.accesses = 0  # since its last store or turn
+        self.error: BaseException | None = None
+        self.ended = self.stopped = False
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._main, run), daemon=True)
+        self._thread.start()
+
+    def _main(self, run: Callable[[], Any]) -> None:
+        self._turn.acquire()
+        try:
+            if not self.stopped:
+                run()
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.ended = True
+        self._back.release()
+
+    def resume(self) -> None:
+        """Give it the turn, until it gives it back or ends."""
+        self._turn.release()
+        self._back.acquire()
+
+    def give_back(self) -> None:
+        """From inside: let others go on first."""
+        self.accesses = 0
+        self._back.release()
+        self._turn.acquire()
+        if self.stopped:
+            raise _StoppedError
+
+    def stop(self) -> None:
+        self.stopped = True
+        while not self.ended:
+            self.resume()
+        self._thread.join()
+
+
+class _Launch:
+    """A kernel's function for the interpreter's loop over the programs of a grid."""
+
+    def __init__(self, function: Callable[..., Any], order: Order, builder: Any) -> None:
+        self._function, self._order, self._builder = function, order, builder
+        self._programs: list[Program] = []
+        self._current: _Thread | None = None
+        self._held: list[_Thread] = []  # the last one was held back last
+        self._idle = 0  # accesses since any store
+        self._progress = 0  # stores, and programs that ended
+        # What the interpreter reads of a function.
+        self.__name__, self.__globals__ = function.__name__, function.__globals__
+        self.__signature__ = inspect.signature(function)
+        self.__annotations__ = function.__annotations__
+
+    def __call__(self, **arguments: Any) -> None:
+        self._programs.append(tuple(self._builder.grid_idx))
+        if len(self._programs) == math.prod(self._builder.grid_dim):
+            _LAUNCHES.append(self)
+            try:
+                self._run(arguments)
+            finally:
+                _LAUNCHES.pop()
+
+    def _run(self, arguments: dict[str, Any]) -> None:
+        waiting = self._order.arranged(self._programs)
+        threads: list[_Thread] = []
+        together, idle_rounds = TOGETHER, 0
+        try:
+            while waiting or threads:
+                while waiting and len(threads) < together:
+                    program = waiting.pop(0)
+                    threads.append(_Thread(program, lambda: self._function(**arguments)))
+                before = self._progress
+                for thread in [thread for thread in threads if thread not in self._held]:
+                    self._resume(thread)
+                idle_rounds = 0 if self._progress > before else idle_rounds + 1
+                if idle_rounds > ROUNDS or len(self._held) == len(threads):
+                    idle_rounds, together = 0, together + TOGETHER
+                    if self._held:  # what the last one read is what others stored unseen
+                        self._resume(self._held.pop())
+                threads = [thread for thread in threads if not thread.ended]
+        finally:
+            for thread in threads:
+                thread.stop()
+
+    def _resume(self, thread: _Thread) -> None:
+        self._builder.grid_idx = thread.program
+        self._current = thread
+        thread.resume()
+        if thread.ended:
+            self.flush()
+            self._advance()
+        if thread.error is not None:
+            raise thread.error
+
+    # -- from inside of a program's thread ----------------------------------------------------
+
+    def stored(self, write: Write, elements: int) -> None:
+        thread = self._own()
+        self._advance()
+        if self._order.name != "interleaved":
+            thread.accesses = 0
+            return write()
+        thread.give_back()
+        if elements > 1:
+            thread.pending.append(write)
+        else:  # one thread of the program stores it, the one that makes scalar atomics
+            write()
+        return None
+
+    def loaded(self, elements: int) -> None:
+        self.flush()
+        if elements == 1:
+            self._waits()
+
+    def atomic(self, elements: int) -> None:
+        if elements == 1:
+            self._waits()
+        if self._order.name == "interleaved":
+            thread = self._own()
+            if thread.pending:
+                self._held.append(thread)
+            thread.give_back()
+            self.flush()
+
+    def flush(self) -> None:
+        """Make the stores of the current program visible."""
+        thread = self._own()
+        for write in thread.pending:
+            write()
+        thread.pending.clear()
+
+    def _waits(self) -> None:
+        thread = self._own()
+        thread.accesses += 1
+        self._idle += 1
+        if self._idle > ENDLESS:
+            raise EndlessError(f"programs wait for each other: {ENDLESS:,} accesses and no store")
+        if thread.accesses > PATIENCE:
+            thread.give_back()
+
+    def _advance(self) -> None:
+        self._idle = 0
+        self._progress += 1
+
+    def _own(self) -> _Thread:
+        assert self._current is not None
+        return self._current
