@@ -205,6 +205,49 @@ def dependent(device: torch.device) -> dict[str, Any]:
 
 _HERE = contextlib.nullcontext()
 
+# Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
+# specialised by; None where another type is among them.
+_PLACES: dict[tuple[type, ...], tuple[list[int], list[int]] | None] = {}
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+MOST_KNOWN = 4096  # launches of one kernel that are remembered
+
+
+def _places(types: tuple[type, ...]) -> tuple[list[int], list[int]] | None:
+    if types not in _PLACES:
+        tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
+        values = [i for i, kind in enumerate(types) if kind in (int, bool)]
+        others = {*types} - {*_TENSORS, int, bool, float, type(None)}
+        _PLACES[types] = None if others or not tensors else (tensors, values)
+    return _PLACES[types]
+
+
+@functools.cache
+def _knows(index: int) -> bool:
+    """Whether what a kernel is specialised by on this GPU is what `_launch_key` holds."""
+    return _gpu_chip(torch.device("cuda", index)).startswith("sm_")
+
+
+def _launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """All that decides which compiled kernel a launch on a GPU takes: types and dtypes, whether
+    addresses are multiples of 16, whole numbers, constants and options. None where a launch has
+    something else, or is not on one GPU: Triton then decides."""
+    types = tuple(map(type, args))
+    places = _PLACES[types] if types in _PLACES else _places(types)
+    if places is None:
+        return None
+    tensors = [args[i] for i in places[0]]
+    index = tensors[0].get_device()
+    if index < 0 or not _knows(index):
+        return None
+    traits: list[Any] = []
+    for tensor in tensors:
+        if tensor.get_device() != index:
+            return None
+        traits += (tensor.dtype, tensor.data_ptr() % 16)
+    values = [args[i] for i in places[1]]
+    named = kwargs.values()
+    return (index, types, *traits, *values, *kwargs, *named, *map(type, named))
+
 
 def device_of(arguments: Iterable[Any]) -> torch.device | None:
     """The device of the tensors among a launch's arguments; None if there is none.
@@ -293,12 +336,16 @@ def _op_of(module: str) -> str:
 if HAS_TRITON and not TYPE_CHECKING:
 
     class Kernel(JITFunction):
-        """A jitted function that picks its way by where its tensors are."""
+        """A jitted function that picks its way by where its tensors are. A launch like an earlier
+        one is not specialised again."""
 
         def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
+            key = None if warmup or callable(grid) else _launch_key(args, kwargs)
+            if key is not None:
+                return self._run_known(key, args, grid, kwargs)
             device = device_of((*args, *kwargs.values()))
             if device is None or device.type == "cuda":
                 with current(device):
@@ -317,6 +364,29 @@ if HAS_TRITON and not TYPE_CHECKING:
             return interpreter.run(
                 self.fn, self.arg_names, tuple(grid), args, kwargs, identity(self)
             )
+
+        @functools.cached_property
+        def _ready(self) -> dict[tuple[Any, ...], tuple[Any, list[tuple[str, Any]]]]:
+            """Compiled kernels of earlier launches, each with the names and defaults of the
+            parameters that a launch gives by name."""
+            return {}
+
+        def _run_known(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
+            other = key[0] != torch.cuda.current_device()
+            with torch.cuda.device(key[0]) if other else _HERE:
+                if key in self._ready:
+                    (kernel, rest), whole = self._ready[key], (*grid, 1, 1)
+                    named = [kwargs.get(name, default) for name, default in rest]
+                    kernel[whole](*args, *named)
+                else:
+                    kernel = super().run(*args, grid=grid, warmup=False, **STATED, **kwargs)
+                    if len(self._ready) >= MOST_KNOWN:
+                        self._ready.clear()
+                    rest = list(self.signature.parameters.values())[len(args) :]
+                    self._ready[key] = kernel, [(one.name, one.default) for one in rest]
+            for seen in _LAUNCHED:
+                seen.append(Launched(kernel, tuple(grid)))
+            return kernel
 
     def jit(function: Callable[..., Any]) -> Kernel:
         """Make a kernel of a function (or of one that kernels call). Profilers show it by its

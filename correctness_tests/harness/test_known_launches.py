@@ -1,0 +1,120 @@
+"""A launch like an earlier one is not specialised again, and one that differs is.
+
+No GPU is needed: Triton's part of a launch is a stand-in, which compiles nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime.jit import JITFunction
+
+from tinyllama.harness.kernels import jit, launch, tl
+
+
+class Compiled:
+    """Stands for a compiled kernel: the grids and arguments that it was launched with."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args: self.launched.append((grid, args))
+
+
+@pytest.fixture
+def specialised(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
+    """The kernels that Triton was asked for, where tensors of the CPU pass for those of a GPU."""
+    asked: list[Compiled] = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Compiled:
+        asked.append(Compiled())
+        return asked[-1]
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(launch, "_knows", lambda index: True)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: int(self.is_sparse))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return asked
+
+
+def kernel() -> Any:
+    @jit
+    def scale_kernel(  # type: ignore[no-untyped-def]
+        x, y, factor, n, BLOCK: tl.constexpr, TURN: tl.constexpr = 0
+    ):
+        """Never run."""
+
+    return scale_kernel
+
+
+X = torch.zeros(64)
+
+
+def test_a_launch_like_an_earlier_one_runs_its_kernel(specialised: list[Compiled]) -> None:
+    double = kernel()
+    for factor in (2.0, 3.0, 4.0):
+        double[(7,)](X, None, factor, 64, BLOCK=16, num_warps=4)
+    (one,) = specialised
+    # By position, with the constants and defaults of the signature, and without the options.
+    assert [grid[:3] for grid, _ in one.launched] == [(7, 1, 1)] * 2
+    assert [args for _, args in one.launched] == [(X, None, f, 64, 16, 0) for f in (3.0, 4.0)]
+
+
+def test_constants_are_put_in_the_signatures_order(specialised: list[Compiled]) -> None:
+    double = kernel()
+    for _ in range(2):
+        double[(7, 2)](X, None, 2.0, TURN=1, BLOCK=16, n=64)
+    (one,) = specialised
+    assert [args for _, args in one.launched] == [(X, None, 2.0, 64, 16, 1)]
+
+
+UNLIKE = {
+    "dtype": ((X.bfloat16(), None, 2.0, 1), {}),
+    "address": ((X[1:], None, 2.0, 1), {}),
+    "a tensor for None": ((X, X, 2.0, 1), {}),
+    "a whole number": ((X, None, 2.0, 64), {}),
+    "a whole number for a real one": ((X, None, 2, 1), {}),
+    "a truth value for a whole number": ((X, None, 2.0, True), {}),
+    "constant": ((X, None, 2.0, 1), {"BLOCK": 32}),
+    "a constant's type": ((X, None, 2.0, 1), {"TURN": False}),
+    "option": ((X, None, 2.0, 1), {"num_warps": 8}),
+}
+
+
+@pytest.mark.parametrize(("args", "more"), UNLIKE.values(), ids=UNLIKE)
+def test_a_launch_that_differs_is_specialised(
+    args: tuple[Any, ...], more: dict[str, Any], specialised: list[Compiled]
+) -> None:
+    double, usual = kernel(), {"BLOCK": 16, "TURN": 0, "num_warps": 4}
+    double[(7,)](X, None, 2.0, 1, **usual)
+    double[(7,)](*args, **{**usual, **more})
+    assert len(specialised) == 2
+    assert not any(one.launched for one in specialised)
+
+
+def test_kernels_do_not_share_what_they_know(specialised: list[Compiled]) -> None:
+    for double in (kernel(), kernel()):
+        double[(7,)](X, None, 2.0, 64, BLOCK=16)
+    assert len(specialised) == 2
+
+
+class Odd(torch.Tensor):
+    """A tensor that may hold its memory elsewhere."""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [(X, "text"), (X.as_subclass(Odd), 2.0), (None, 2.0), (X, torch.zeros(4).to_sparse())],
+    ids=["text", "subclass", "no tensor", "another GPU"],  # a sparse one stands for the last
+)
+def test_what_is_not_known_is_left_to_triton(
+    odd: tuple[Any, ...], specialised: list[Compiled]
+) -> None:
+    assert launch._launch_key((X, 2.0), {}) is not None
+    assert launch._launch_key(odd, {}) is None
