@@ -165,5 +165,5 @@ class Triton:
         # a gradient before it adds to one in place.
         found = {name: made[dtype] for name, dtype in dtypes.items()}
         if partials is not None:
-            found["weight"] = sum_rows(partials[None], weight.dtype)[0]
+            found["weight"] = sum_rows(partials, weight.dtype)
         return found

@@ -76,7 +76,7 @@ class Derived:
     @cached_property
     def function(self) -> type[torch.autograd.Function]:
         """The autograd function; tensors first, then the parameters in declared order."""
-        derived = self
+        derived, n_inputs, n_outputs = self, len(self.op.inputs), len(self.op.outputs)
 
         class Function(torch.autograd.Function):
             @staticmethod
@@ -84,9 +84,9 @@ class Derived:
                 ctx.set_materialize_grads(False)
                 args = derived.as_read(args)
                 results = derived.run_forward(*args)
-                outputs = results[: len(derived.op.outputs)]
-                ctx.params = args[len(derived.op.inputs) :]
-                ctx.save_for_backward(*derived.kept(args, outputs), *results[len(outputs) :])
+                outputs = results[:n_outputs]
+                ctx.params = args[n_inputs:]
+                ctx.save_for_backward(*derived.kept(args, outputs), *results[n_outputs:])
                 return outputs
 
             @staticmethod
@@ -168,10 +168,11 @@ class Derived:
         """The arguments with inputs in the layouts that the kernels read."""
         if not self.reads:
             return args
-        names = (*self.op.inputs, *self.op.params)
-        return tuple(
-            self.reads.get(name, _same)(arg) for name, arg in zip(names, args, strict=True)
-        )
+        read = list(args)
+        for place, name in enumerate(self.op.inputs):
+            if name in self.reads:
+                read[place] = self.reads[name](read[place])
+        return tuple(read)
 
     def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         inputs, params = self.split(args)
@@ -185,28 +186,29 @@ class Derived:
         return results
 
     def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> tuple[Any, ...]:
-        names = list(self.op.inputs)
-        needs = {name for name, wanted in zip(names, needs_grad, strict=False) if wanted}
-        kept = {
-            name: self.reads.get(name, _same)(tensor)
-            for name, tensor in zip(self.keep, saved, strict=False)
-        }
+        needs = {name for name, wanted in zip(self.op.inputs, needs_grad, strict=False) if wanted}
+        kept = dict(zip(self.keep, saved, strict=False))
         rest = dict(zip(self.saved, saved[len(self.keep) :], strict=True))
         named = dict(zip(self.op.params, params, strict=True))
         found = self.backward(grads, kept, rest, needs, **named)
-        lost = needs - {name for name, grad in found.items() if grad is not None}
+        lost = [name for name in needs if found.get(name) is None]
         if lost:
             raise RuntimeError(
                 f"{self.op.name}-{self.name}: backward returned no gradient for {sorted(lost)}"
             )
-        return (*(found.get(name) for name in names), *[None] * len(params))
+        return (*map(found.get, self.op.inputs), *[None] * len(params))
 
     def split_backward(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         n_grads, n_saved = len(self.op.outputs), len(self.keep) + len(self.saved)
         needs_grad = [tensor.grad for tensor in self.op.inputs.values()]
-        found = self.run_backward(
-            args[:n_grads], args[n_grads : n_grads + n_saved], args[n_grads + n_saved :], needs_grad
-        )
+        given = args[n_grads : n_grads + n_saved]
+        # A compiled call keeps its inputs as they came.
+        kept = [
+            self.reads[name](tensor) if name in self.reads else tensor
+            for name, tensor in zip(self.keep, given, strict=False)
+        ]
+        saved = (*kept, *given[len(kept) :])
+        found = self.run_backward(args[:n_grads], saved, args[n_grads + n_saved :], needs_grad)
         by_name = dict(zip(self.op.inputs, found, strict=False))
         dtypes = self.gradient_dtypes(self.given(args))
         named = zip(self.op.differentiable, dtypes, strict=True)
@@ -276,9 +278,14 @@ class Derived:
         return args[:n], dict(zip(self.op.params, args[n:], strict=True))
 
     def kept(self, args: Any, outputs: Any) -> list[torch.Tensor]:
-        named = dict(zip(self.op.inputs, args, strict=False))
-        named.update(zip(self.op.outputs, outputs, strict=True))
-        return [named[name] for name in self.keep]
+        everything = (*args[: len(self.op.inputs)], *outputs)
+        return [everything[place] for place in self._kept_places]
+
+    @cached_property
+    def _kept_places(self) -> list[int]:
+        """Where the kept tensors are among inputs and outputs."""
+        names = (*self.op.inputs, *self.op.outputs)
+        return [names.index(name) for name in self.keep]
 
 
 def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]) -> Derived | None:
@@ -344,10 +351,6 @@ def apart(results: Sequence[torch.Tensor], args: Sequence[Any]) -> list[torch.Te
 
 def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _bare(results: Sequence[torch.Tensor]) -> Any:

@@ -85,20 +85,22 @@ class Space:
         self.configs = configs
         self.tables = Path(inspect.getfile(default)).parent / "tuned"
         self.forced: dict[str, Config] = {}
-        self._chosen: dict[tuple[str, str], Config] = {}
+        self._chosen: dict[tuple[Any, ...], Config] = {}
         SPACES[name] = self
 
     def choose(self, device: torch.device, **key: Key) -> Config:
         """The configuration for a key: the chip's choice where its table has one."""
-        text = key_text(key)
-        for asked in _ASKED:
-            asked[self.name, text] = key
-        if text in self.forced:
-            return self.forced[text]
+        if self.forced or _ASKED:
+            text = key_text(key)
+            for asked in _ASKED:
+                asked[self.name, text] = key
+            if text in self.forced:
+                return self.forced[text]
         chip = chip_of(device)
-        if (chip, text) not in self._chosen:
-            self._chosen[chip, text] = self._choose(chip, key)
-        return self._chosen[chip, text]
+        known = (chip, *key.items())
+        if known not in self._chosen:
+            self._chosen[known] = self._choose(chip, key)
+        return self._chosen[known]
 
     def _choose(self, chip: str, key: dict[str, Key]) -> Config:
         """From the table, or the default. Raises ValueError for a table that does not fit."""

@@ -131,5 +131,5 @@ class Triton:
         launch_backward(dy_ND, x_ND, weight, saved["rstd"], None, dx_ND, None, partials)
         found = {} if dx is None else {"x": dx}
         if partials is not None:
-            found["weight"] = sum_rows(partials[None], weight.dtype)[0]
+            found["weight"] = sum_rows(partials, weight.dtype)
         return found

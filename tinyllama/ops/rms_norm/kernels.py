@@ -191,10 +191,10 @@ SUM = Space(
 
 def width_of(x_ND: torch.Tensor) -> int:
     """The power of two that a row of x fills. ValueError for a row that is too wide."""
-    reason = too_wide({"D": x_ND.shape[-1]})
-    if reason:
-        raise ValueError(f"{reason}; use the provider 'torch' for it")
-    return max(next_power_of_2(x_ND.shape[-1]), 16)
+    width = x_ND.shape[-1]
+    if width > WIDEST:
+        raise ValueError(f"{too_wide({'D': width})}; use the provider 'torch' for it")
+    return max(next_power_of_2(width), 16)
 
 
 def too_wide(dims: Mapping[str, Any]) -> str | None:
@@ -316,14 +316,13 @@ def launch_backward(
 
 
 def sum_rows(partials_SPD: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(S P D) float32, dense -> sums over P, (S D), rounded once to ``dtype``. One launch, the
-    same bits every time."""
-    layers, n_rows, D = partials_SPD.shape
-    out_SD = partials_SPD.new_empty((layers, D), dtype=dtype)
+    """(S P D) float32, dense, or (P D) -> sums over P, (S D) or (D), rounded once to ``dtype``. One
+    launch, the same bits every time."""
+    *layers, n_rows, D = partials_SPD.shape
+    out_SD = partials_SPD.new_empty((*layers, D), dtype=dtype)
     if out_SD.numel():
         partials_SPD = contiguous(partials_SPD)
         config = SUM.choose(partials_SPD.device, D=next_power_of_2(D))
-        sum_kernel[(cdiv(D, config["COLUMNS"]), layers)](
-            partials_SPD, out_SD, n_rows, D, **config.kwargs()
-        )
+        grid = (cdiv(D, config["COLUMNS"]), *layers)
+        sum_kernel[grid](partials_SPD, out_SD, n_rows, D, **config.kwargs())
     return out_SD
