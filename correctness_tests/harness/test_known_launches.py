@@ -118,3 +118,10 @@ def test_what_is_not_known_is_left_to_triton(
 ) -> None:
     assert launch._launch_key((X, 2.0), {}) is not None
     assert launch._launch_key(odd, {}) is None
+
+
+@pytest.mark.parametrize("named", [X, (X,), [64]], ids=["tensor", "tuple", "list"])
+def test_a_tensor_given_by_name_is_not_kept(named: Any, specialised: list[Compiled]) -> None:
+    """A key that held it would keep its memory."""
+    assert launch._launch_key((X, 2.0), {"BLOCK": 16}) is not None
+    assert launch._launch_key((X, 2.0), {"y": named}) is None

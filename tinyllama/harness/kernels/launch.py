@@ -207,18 +207,21 @@ _HERE = contextlib.nullcontext()
 
 # Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
 # specialised by; None where another type is among them.
-_PLACES: dict[tuple[type, ...], tuple[list[int], list[int]] | None] = {}
+_Types = tuple[type, ...]
+_PLACES: dict[tuple[_Types, _Types], tuple[list[int], list[int]] | None] = {}
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_HELD = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
 MOST_KNOWN = 4096  # launches of one kernel that are remembered
 
 
-def _places(types: tuple[type, ...]) -> tuple[list[int], list[int]] | None:
-    if types not in _PLACES:
+def _places(types: _Types, named: _Types) -> tuple[list[int], list[int]] | None:
+    if (types, named) not in _PLACES:
         tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
         values = [i for i, kind in enumerate(types) if kind in (int, bool)]
         others = {*types} - {*_TENSORS, int, bool, float, type(None)}
-        _PLACES[types] = None if others or not tensors else (tensors, values)
-    return _PLACES[types]
+        known = tensors and not others and not any(issubclass(kind, _HELD) for kind in named)
+        _PLACES[types, named] = (tensors, values) if known else None
+    return _PLACES[types, named]
 
 
 @functools.cache
@@ -231,8 +234,8 @@ def _launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...
     """All that decides which compiled kernel a launch on a GPU takes: types and dtypes, whether
     addresses are multiples of 16, whole numbers, constants and options. None where a launch has
     something else, or is not on one GPU: Triton then decides."""
-    types = tuple(map(type, args))
-    places = _PLACES[types] if types in _PLACES else _places(types)
+    types, named = tuple(map(type, args)), tuple(map(type, kwargs.values()))
+    places = _PLACES[types, named] if (types, named) in _PLACES else _places(types, named)
     if places is None:
         return None
     tensors = [args[i] for i in places[0]]
@@ -245,8 +248,7 @@ def _launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...
             return None
         traits += (tensor.dtype, tensor.data_ptr() % 16)
     values = [args[i] for i in places[1]]
-    named = kwargs.values()
-    return (index, types, *traits, *values, *kwargs, *named, *map(type, named))
+    return (index, types, named, *traits, *values, *kwargs, *kwargs.values())
 
 
 def device_of(arguments: Iterable[Any]) -> torch.device | None:
