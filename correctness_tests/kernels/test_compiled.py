@@ -17,8 +17,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.launched import planned as plan
-from tinyllama.harness.correct.launched import MODES, WHOLLY, Planned, launches_of, plan_of
+from correctness_tests.support.launched import planned
+from tinyllama.harness.correct.launched import (
+    MODES,
+    WHOLLY,
+    Planned,
+    launches_of,
+    plan,
+    plan_of,
+)
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Tensor
 from tinyllama.harness.kernels import limits
@@ -26,6 +33,7 @@ from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked,
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.limits import Known, stale, suggestion, triton_minor, verdict
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
+from tinyllama.harness.plugins.suite import asks_for_slow
 from tinyllama.ops import OPS
 
 Asked = tuple[Provider, Op, str, dict[str, Key]]  # who asks, in which mode, for which key
@@ -37,17 +45,20 @@ UNMEASURED = f"the limits of its op were not measured with triton {MINOR}"
 NONE = pytest.param(None, marks=pytest.mark.skip("nothing is listed for this triton"))
 
 
-def compilations() -> list[Compilation]:
-    return [planned.compilation for planned in plan().values() if planned.compilation]
+def compilations(ops: Iterable[Op], chips: Iterable[str]) -> list[Compilation]:
+    return [one.compilation for one in plan(ops, chips).values() if one.compilation]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "planned" in metafunc.fixturenames:
         slow = pytest.mark.slow("kernels of more chips, cases and dtypes are compiled")
+        every = planned(only_quick=not asks_for_slow(metafunc.config))
         params = [
-            pytest.param(planned, id=planned.where, marks=[] if planned.quick else [slow])
-            for planned in plan().values()
+            pytest.param(one, id=one.where, marks=[] if one.quick else [slow])
+            for one in every.values()
         ]
+        if not asks_for_slow(metafunc.config):
+            params.append(pytest.param(None, id="others", marks=slow))
         for chip, reason in ((chip, lacking(chip)) for chip in CHIPS):
             if reason:
                 params.append(pytest.param(None, id=chip, marks=pytest.mark.skip(reason)))
@@ -84,16 +95,17 @@ def test_every_provider_that_launches_kernels_says_so() -> None:
 
 def test_every_chip_is_compiled_for() -> None:
     chips = {chip for chip in CHIPS if not lacking(chip)}
-    assert {one.chip.name for one in compilations()} == chips
-    quick = {p.compilation.chip.name for p in plan().values() if p.quick and p.compilation}
-    assert quick == chips - {"gfx908"}
+    assert {one.chip.name for one in compilations([OPS["rms_norm"]], CHIPS)} == chips
+    quick = planned(only_quick=True).values()
+    assert {one.compilation.chip.name for one in quick if one.compilation} == chips - {"gfx908"}
 
 
+@pytest.mark.slow("the kernels that spill most are compiled")
 @pytest.mark.parametrize("entry", KNOWN or [NONE], ids=str)
 def test_a_known_limit_is_still_needed(entry: Known) -> None:
     if MINOR not in LIMITS[entry.kernel.partition(".")[0]].measured:
         pytest.skip(UNMEASURED)
-    reason = stale(entry, compilations())
+    reason = stale(entry, compilations(OPS.values(), [entry.chip]))
     assert reason is None, reason
 
 

@@ -48,7 +48,7 @@ def recorded_kernels() -> Record:
 
 def held() -> dict[Key, list[Compilation]]:
     """By chip and kernel, the compilations of `make test` that are held to the record."""
-    found = held_kernels(planned().values())
+    found = held_kernels(planned(only_quick=True).values())
     return {key: compilations for key, compilations in found.items() if key[0] in AVAILABLE}
 
 

@@ -15,12 +15,11 @@ from tinyllama import ops
 from tinyllama.harness import Op
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.ops import OPS
-from tinyllama.suites.accuracy import CASES, assert_accurate, params
+from tinyllama.suites.accuracy import assert_accurate, parametrize_cases
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name in CASES.keys() & set(metafunc.fixturenames):
-        metafunc.parametrize(name, params(CASES[name](OPS.values())))
+    parametrize_cases(metafunc, OPS.values(), lambda case: True)
 
 
 def test_is_as_accurate_as_eager(case: OpCase, device: torch.device, seed: int) -> None:

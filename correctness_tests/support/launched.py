@@ -59,6 +59,6 @@ def small_kernels() -> set[str]:
 
 
 @functools.cache
-def planned() -> dict[str, Planned]:
-    """Every distinct compilation of this tree's kernels by its key."""
-    return plan(OPS.values())
+def planned(*, only_quick: bool) -> dict[str, Planned]:
+    """Every distinct compilation of this tree's kernels by its key; only_quick: of `make test`."""
+    return plan(OPS.values(), only_quick=only_quick)

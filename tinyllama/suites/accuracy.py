@@ -15,13 +15,14 @@ import torch
 from tinyllama.harness.correct.cases import OpCase, full_cases, op_cases
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.machine.device import cannot
-from tinyllama.harness.plugins.suite import worker_device
+from tinyllama.harness.plugins.suite import asks_for_slow, worker_device
 from tinyllama.suites.selection import SELECTION
 
 CASES: dict[str, Callable[[Iterable[Op]], Iterable[OpCase]]] = {
     "case": op_cases,
     "combination": full_cases,
 }
+Own = Callable[[OpCase], bool]
 
 
 def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
@@ -34,6 +35,16 @@ def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
     assert comparisons, "nothing was compared"
     wrong = [str(comparison) for comparison in comparisons if not comparison.passed]
     assert not wrong, "\n".join([str(case), *wrong])
+
+
+def parametrize_cases(metafunc: pytest.Metafunc, ops: Iterable[Op], own: Own) -> None:
+    """The cases of ``ops`` that are wanted by ``own``; one that stands for all slow ones where
+    these are left out."""
+    for name in CASES.keys() & set(metafunc.fixturenames):
+        if name == "combination" and not asks_for_slow(metafunc.config):
+            metafunc.parametrize(name, [pytest.param(None, id="all")])
+        else:
+            metafunc.parametrize(name, params(filter(own, CASES[name](ops))))
 
 
 def params(cases: Iterable[OpCase]) -> list:
@@ -52,10 +63,9 @@ def params(cases: Iterable[OpCase]) -> list:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     selection = metafunc.config.stash[SELECTION]
-    for name in CASES.keys() & set(metafunc.fixturenames):
-        every = CASES[name](selection.ops)
-        own = (case for case in every if case.provider in selection.own[case.op.name])
-        metafunc.parametrize(name, params(own))
+    parametrize_cases(
+        metafunc, selection.ops, lambda case: case.provider in selection.own[case.op.name]
+    )
 
 
 @pytest.fixture(scope="session")

@@ -52,13 +52,15 @@ def cases_of(op: Op, chip: str, mode: str) -> Iterator[tuple[Case, bool]]:
             yield case, False
 
 
-def plan_of(provider: Provider, op: Op, chips: list[str]) -> Iterator[Planned]:
+def plan_of(
+    provider: Provider, op: Op, chips: list[str], *, only_quick: bool = False
+) -> Iterator[Planned]:
     for chip in chips:
         for mode, (dtype, precision) in MODES.items():
             if dtype not in provider.dtypes:
                 continue
             for case, quick in cases_of(op, chip, mode):
-                if provider.supports(case.dims) is None:
+                if provider.supports(case.dims) is None and (quick or not only_quick):
                     where = f"{provider}-{case}-{mode}-{chip}"
                     try:
                         launches = launches_of(
@@ -79,12 +81,15 @@ def with_kernels(ops: Iterable[Op]) -> Iterator[tuple[Op, Provider]]:
                 yield op, provider
 
 
-def plan(ops: Iterable[Op]) -> dict[str, Planned]:
-    """Every distinct compilation by its key; those of `make test` first."""
+def plan(
+    ops: Iterable[Op], chips: Iterable[str] = CHIPS, *, only_quick: bool = False
+) -> dict[str, Planned]:
+    """Every distinct compilation by its key; those of `make test` first. only_quick: no others."""
+    able = [chip for chip in chips if not lacking(chip)]
     every = [
         planned
         for op, provider in with_kernels(ops)
-        for planned in plan_of(provider, op, [chip for chip in CHIPS if not lacking(chip)])
+        for planned in plan_of(provider, op, able, only_quick=only_quick)
     ]
     distinct: dict[str, Planned] = {}
     for planned in sorted(every, key=lambda planned: not planned.quick):

@@ -95,11 +95,16 @@ def covers(config: pytest.Config, node: pytest.Item) -> bool:
     return OWN not in config.stash or config.stash[OWN] == node.path.parent
 
 
+def asks_for_slow(config: pytest.Config) -> bool:
+    """Whether slow tests are run: where they are not, their many cases need not be made."""
+    return "slow" in (config.option.markexpr or "")
+
+
 def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
     if not covers(config, item):
         return None
     slow = item.get_closest_marker("slow")
-    if slow is not None and "slow" not in (config.option.markexpr or ""):
+    if slow is not None and not asks_for_slow(config):
         if not slow.args:
             raise pytest.UsageError(f"{item.nodeid}: pytest.mark.slow needs a reason")
         return f"slow, run with -m slow: {slow.args[0]}"
