@@ -3,6 +3,7 @@ one's own for what is timed."""
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ import torch
 from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
+from tinyllama.harness.declare.op import Provider
 from tinyllama.ops import OPS
 from tinyllama.suites.selection import load
+
+DECLARED = pytest.StashKey[dict[str, dict[str, Provider]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,6 +24,22 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in config.option.ops:
         load(name, OPS)
+    config.stash[DECLARED] = {name: dict(op.providers) for name, op in OPS.items()}
+
+
+@pytest.fixture(autouse=True)
+def _ops_as_declared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves other providers on the ops of the tree than it found: what is tested
+    later in the process would test these too. `providers_restored` takes them off."""
+    yield
+    left = []
+    for name, providers in request.config.stash[DECLARED].items():
+        now = OPS[name].providers
+        either = {**now, **providers}
+        left += [f"{name}-{one}" for one in either if now.get(one) is not providers.get(one)]
+        now.clear()
+        now.update(providers)
+    assert not left, f"providers left registered or changed: {left}: use providers_restored"
 
 
 def shared(device: torch.device, named: bool) -> bool:

@@ -322,12 +322,15 @@ def test_ops_of_a_file_join_the_suite(tmp_path: Path) -> None:
         (FILE.replace('Op("double"', 'Op("rms_norm"'), "is declared in tinyllama.ops.rms_norm"),
         (FILE.replace("cases=[Case(B=2, D=3)]", "cases=[]"), "declare at least one case"),
         (PROVIDER.replace("theirs", "torch"), "provider 'torch' is registered twice"),
+        (PROVIDER + FILE.replace("cases=[Case(B=2, D=3)]", "cases=[]"), "declare at least one"),
     ],
 )
 def test_a_file_that_cannot_join_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "wrong.py").write_text(text)
+    before = {name: dict(op.providers) for name, op in OPS.items()}
     with pytest.raises(DeclarationError, match=message):
         load_file(tmp_path / "wrong.py", OPS)
+    assert {name: op.providers for name, op in OPS.items()} == before
 
 
 def test_a_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tinyllama.cli import exercise, main, parser
-from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.checks import run
 from tinyllama.harness.correct.checks.finding import Candidate, Finding
+from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.profiling.block_sizes import LESSON
 from tinyllama.workshop import exercises
 
@@ -39,13 +39,10 @@ def outcomes(path: Path, only: tuple[str, ...]) -> dict[str, str]:
 def checked(path: Path, only: tuple[str, ...]) -> list[Finding]:
     from tinyllama.ops import OPS
 
-    registry = Registry()
     op = OPS[OPS_OF[path.stem]]
-    try:
-        load_file(path, registry)
+    with providers_restored(OPS.values()):
+        load_file(path, Registry())
         return list(run(Candidate(op, op["lesson"]), only))
-    finally:
-        op.providers.pop("lesson", None)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness import Registry, load_file
+from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import Resources, compile_launch
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure.clock import Clock, queue_of
+from tinyllama.ops import OPS
 
 Rows = list[tuple[str, ...]]
 LESSON = Path(__file__).resolve().parents[2] / "docs" / "workshop" / "solutions" / "rms_norm.py"
@@ -30,7 +31,8 @@ def block_sizes(device: torch.device) -> Rows:
         raise UsageError(f"block sizes need triton: {install('triton')}")
     if not LESSON.is_file():
         raise UsageError(f"{LESSON} is not there: block sizes are studied in a checkout")
-    module: Any = load_file(LESSON, Registry())
+    with providers_restored(OPS.values()):
+        module: Any = load_file(LESSON, Registry())
     rows: Rows = [("block size", "registers", "spilled bytes", "widest load", "microseconds")]
     for block in BLOCKS:
         module.BLOCK_SIZE = block

@@ -13,7 +13,7 @@ import torch
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.checks import Candidate, Outcome, run
 from tinyllama.harness.correct.launched import launches_of
-from tinyllama.harness.declare.registry import Registry, load_file
+from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.kernels.launch import Kernel
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.ops import OPS
@@ -29,16 +29,15 @@ def judge(path: Path, device: torch.device) -> tuple[int, int, str]:
     ``add_rms_norm``.
     """
     op = OPS[OP]
-    try:
-        module = load_file(path, Registry())
-    except Exception as error:
-        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    try:
+    with providers_restored(OPS.values()):
+        try:
+            module = load_file(path, Registry())
+        except Exception as error:
+            text = f"{path} cannot be imported: {type(error).__name__}: {error}"
+            raise UsageError(text) from error
         if PROVIDER not in op.providers:
             raise UsageError(f"{path} declares no provider {PROVIDER!r} of {OP}: keep its name")
         return _judged(module, op, op[PROVIDER], device)
-    finally:
-        op.providers.pop(PROVIDER, None)
 
 
 def _judged(

@@ -6,17 +6,18 @@ name would make it unclear which one a verdict is about.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import DeclarationError
 from tinyllama.harness.kernels.launch import adopted
 
@@ -99,12 +100,25 @@ def _refuse_loose_data(folder: Path) -> None:
             )
 
 
+@contextlib.contextmanager
+def providers_restored(ops: Iterable[Op]) -> Iterator[None]:
+    """Meanwhile, providers may be registered on these ops; at the end each has what it had."""
+    before = _providers(ops)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
 def load_file(path: str | Path, registry: Registry) -> ModuleType:
     """Import a user's file and register what it declares.
 
     Its kernels, those under ``triton.jit`` too, are interpreted on a CPU and can be compiled for
     any chip. Raises ValueError when there is no such file, DeclarationError when a declaration in
     it is wrong.
+
+    A provider for an op that exists is registered on that op, in the whole process: a caller that
+    needs it for a while only uses `providers_restored`.
     """
     path = Path(path).resolve()
     if not path.is_file():
@@ -116,12 +130,27 @@ def load_file(path: str | Path, registry: Registry) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ValueError(f"{str(path)!r} is not a Python file: name one that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    before = _providers(registry.values())
     sys.modules[name] = module
     try:
         with adopted():
             spec.loader.exec_module(module)
         registry.add_module(module)
     except BaseException:
+        _restore(before)
         del sys.modules[name]
         raise
     return module
+
+
+_Providers = list[tuple[Op, dict[str, Provider]]]
+
+
+def _providers(ops: Iterable[Op]) -> _Providers:
+    return [(op, dict(op.providers)) for op in ops]
+
+
+def _restore(before: _Providers) -> None:
+    for op, providers in before:
+        op.providers.clear()
+        op.providers.update(providers)
