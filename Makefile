@@ -3,6 +3,8 @@ PYTHON ?= python3
 PYTHON310 ?= python3.10
 
 RUN := .venv/bin/python -m
+# The tests start hundreds of processes: each module is compiled once, not in each of them.
+export PYTHONDONTWRITEBYTECODE =
 # Stealing keeps the tests of a file in one process, where they share what is made once.
 WORKERS := -n auto --dist worksteal
 # Made again when one of these changes, or with another PYTHON.

@@ -140,7 +140,7 @@ def _language_put_back() -> Iterator[None]:
 
 
 def _is_bf16(dtype: Any) -> bool:
-    return not dtype.is_ptr() and dtype.scalar == tl.bfloat16
+    return bool(dtype.scalar.name == "bf16")  # asked of each value: names compare fastest
 
 
 def _watched(ptrs: Any, mask: Any, kind: str) -> None:
@@ -225,8 +225,8 @@ def _fix_values() -> None:
     builder.create_bitcast = create_bitcast
     builder.create_dot = create_dot
     builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)
-    stock._get_np_dtype = lambda dtype: (
-        np.dtype(np.float32) if _is_bf16(dtype) else numpy_dtype(dtype)
+    stock._get_np_dtype = _remembered(
+        lambda dtype: np.dtype(np.float32) if _is_bf16(dtype) else numpy_dtype(dtype)
     )
     if hasattr(stock, "_validate_np_data_size"):  # triton 3.4 and later check the width
         fits = stock._validate_np_data_size
@@ -254,6 +254,25 @@ def _as_float32(handle: Any) -> Any:
     return _Plain(handle.data, tl.float32) if _is_bf16(handle.dtype) else handle
 
 
+def _remembered(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The stock function makes a table of all types in each call. Types of one name are equal."""
+    known: dict[str, Any] = {}
+
+    def found(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = numpy_dtype(dtype)
+        return known[name]
+
+    return found
+
+
+def _compare_types_fast() -> None:
+    """Each operation compares types several times, mostly an object with itself."""
+    stock_equal = tl.dtype.__eq__
+    tl.dtype.__eq__ = lambda self, other: self is other or stock_equal(self, other)
+
+
 def _fix_scalars() -> None:
     """numpy 2.5 takes no array of one element for a number."""
     patch = stock._patch_lang_tensor
@@ -268,3 +287,4 @@ def _fix_scalars() -> None:
 _fix_comparisons()
 _fix_values()
 _fix_scalars()
+_compare_types_fast()
