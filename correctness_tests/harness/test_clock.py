@@ -5,8 +5,10 @@ The queue is simulated, on a host clock of its own: what is true of a call is th
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +198,45 @@ def test_wall_time_is_from_idle_to_idle() -> None:
     queue = SimulatedQueue(launch=0.0)
     queue.enqueue(1.0)
     assert wall_seconds(queue.call(kernel=3 * DELAY), queue) == pytest.approx(4 * DELAY)
+
+
+def test_a_gpus_queue_reads_marks_that_were_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that is simulated: it sleeps a cycle in a nanosecond, and a mark has a time once
+    it was waited for."""
+    queue = SimulatedQueue(launch=0.0)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.reached = not enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "the stream of cuda:1"
+            self.at = queue.mark()
+
+        def synchronize(self) -> None:
+            self.reached = True
+
+        def elapsed_time(self, later: Event) -> float:  # in ms
+            assert later.reached
+            return (later.at - self.at) * 1e3
+
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", "the stream of {}".format)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: queue.enqueue(cycles * 1e-9))
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    gpu: Any = queue_of(torch.device("cuda:1"))
+    gpu.now = queue.now
+    start = gpu.mark()
+    queue.enqueue(KERNEL)
+    assert gpu.elapsed(start, gpu.mark()) == pytest.approx(KERNEL)
+    start = gpu.mark()
+    gpu.spin(1e-3)  # which asks once how long a cycle takes
+    gpu.spin(1e-3)
+    assert gpu.elapsed(start, gpu.mark()) == pytest.approx(2e-3 + 4e-3)
+    assert Clock(gpu).read(queue.call()).device == pytest.approx(KERNEL)
+    assert set(waited) == {torch.device("cuda:1")}
 
 
 def test_on_a_cpu_the_two_clocks_are_one() -> None:
