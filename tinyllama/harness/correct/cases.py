@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
@@ -38,15 +38,17 @@ PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 @dataclass(frozen=True)
 class References:
     """Results of the reference, by name: in the case's dtype, in float64, and in float64 on inputs
-    that were moved by a rounding."""
+    that were moved by a rounding. off_by: as declared, of outputs of integers."""
 
     eager: dict[str, torch.Tensor]
     oracle: dict[str, torch.Tensor]
     perturbed: list[dict[str, torch.Tensor]]
+    off_by: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, name: str, magnitude: torch.Tensor | None = None) -> Reference:
         moved = [one[name] for one in self.perturbed]
-        return Reference(self.eager[name], self.oracle[name], moved, magnitude)
+        off_by = self.off_by.get(name, 0)
+        return Reference(self.eager[name], self.oracle[name], moved, magnitude, off_by)
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class OpCase:
             evaluate(self.op, reference, inputs),
             evaluate(self.op, reference, inputs.double()),
             [evaluate(self.op, reference, inputs.perturbed(n)) for n in range(PERTURBATIONS)],
+            {name: one.off_by for name, one in self.op.outputs.items()},
         )
 
     def _magnitudes(
@@ -190,9 +193,9 @@ def _cases(op: Op, provider: Provider) -> Iterator[OpCase]:
         if op.differentiable:
             for upstream in UPSTREAMS[1:]:
                 yield replace(first, upstream=upstream)
-        if len(op.outputs) > 1:
-            for output in op.outputs:
-                yield replace(first, absent=output)
+        floating = [name for name, output in op.outputs.items() if output.floating]
+        for output in floating if len(floating) > 1 else ():
+            yield replace(first, absent=output)
     plain = OpCase(op, provider, op.cases[0], op.dtypes[0])
     for wanted in _subsets(op.differentiable):
         yield replace(plain, wanted=wanted)

@@ -21,6 +21,10 @@ share one rounded factor, and their number for a tensor); ``unit`` = eps / sqrt(
 mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where an
 op declares it. Added to that is one subnormal number and, along the oracle, the bias of matrix
 units, which truncate the sums they accumulate in float32. No tolerance is a constant.
+
+Integers and booleans are equal to o, or to what the reference gives in the case's dtype or for
+perturbed inputs. Elements of those may be off by as much as declared, but no more than ``slack``
+times as many as the reference is undecided about.
 """
 
 from __future__ import annotations
@@ -80,17 +84,20 @@ class Reference(NamedTuple):
     """What a result is compared with, all of its shape.
 
     eager: in the dtype under test. oracle: in float64; perturbed: oracles of perturbed inputs.
-    magnitude: of the terms of sums that may cancel, in float64.
+    magnitude: of the terms of sums that may cancel, in float64. off_by: of integers, as declared.
     """
 
     eager: torch.Tensor
     oracle: torch.Tensor
     perturbed: Sequence[torch.Tensor]
     magnitude: torch.Tensor | None = None
+    off_by: int = 0
 
     @property
     def gain(self) -> float:
         """How many times worse than rounding the inputs eager's error is; at least 1."""
+        if not self.eager.is_floating_point():
+            return 1.0
         error = (self.eager.double() - self.oracle).norm()
         sensitive = _rms([(moved - self.oracle).norm() for moved in self.perturbed])
         unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.oracle.norm()
@@ -109,8 +116,10 @@ def compare(
 
     gain: the least gain, from the other results of the same call.
     """
-    eager, oracle, perturbed, magnitude = reference
+    eager, oracle, perturbed, magnitude, _ = reference
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
+    if not eager.is_floating_point():
+        return _compare_integers(name, result, reference, slack)
     limits = torch.finfo(result.dtype)
     unit = limits.eps / math.sqrt(12)
     gain = max(gain, reference.gain)
@@ -161,6 +170,21 @@ def compare(
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size),
         widest_row=widest,
     )
+
+
+def _compare_integers(
+    name: str, result: torch.Tensor, reference: Reference, slack: float
+) -> Comparison:
+    """In counts of elements: those that are never right, and those off by what is allowed."""
+    values = [one.long() for one in (reference.oracle, reference.eager, *reference.perturbed)]
+    oracle, got = values[0], result.long()
+    known = torch.stack([got == one for one in values]).any(0)
+    undecided = torch.stack([oracle != one for one in values]).any(0).sum().item()
+    off = ~known & ((got - oracle).abs() <= reference.off_by)
+    wrong = (~known & ~off).sum().item()
+    checks = Check("exact", wrong, 0.0), Check("off by", off.sum().item(), slack * undecided)
+    sees_zero = bool((oracle.abs() > reference.off_by).any()) or not oracle.any()
+    return Comparison(name, checks, sees_zero, True, 0.0)
 
 
 def _rms(samples: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -126,10 +126,10 @@ def make_inputs(
 
     def dtype_of(declared: Tensor) -> torch.dtype:
         fixed = declared.dtype or dtype
-        return torch.float64 if dtype is torch.float64 and fixed.is_floating_point else fixed
+        return torch.float64 if dtype is torch.float64 and declared.floating else fixed
 
     def layout_of(declared: Tensor) -> str:
-        if declared.mutated or not dtype_of(declared).is_floating_point:
+        if declared.mutated or not declared.floating:
             return "contiguous"
         # Equal rows of a weight would make results cancel; only the batch is expanded.
         return "contiguous" if layout == "expanded" and declared.axes[:1] != first else layout
@@ -155,6 +155,9 @@ def make_inputs(
     grads: dict[str, torch.Tensor | None] = {}
     upstream_place = itertools.count(1 + len(op.inputs))
     for name, output in op.outputs_for(case.params).items():
+        if not output.floating:
+            grads[name] = None
+            continue
         (shape,) = shapes_of(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
         grads[name] = _laid_out(sample, dtype_of(output), device, upstream, next(upstream_place))
@@ -261,7 +264,8 @@ def _named_outputs(
         if type(value) is not torch.Tensor:
             raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
         shape = flat(dims[axis] for axis in declared.axes)
-        dtype = declared.dtype if declared.dtype and first.dtype in FLOATS else first.dtype
+        widened = declared.floating and first.dtype not in FLOATS  # the oracle's
+        dtype = declared.dtype if declared.dtype and not widened else first.dtype
         for trait, got, expected in (
             ("shape", tuple(value.shape), shape),
             ("dtype", value.dtype, dtype),

@@ -356,10 +356,15 @@ def _check(op: Op) -> None:
         _require(one, op.name, f"timed case {case}: give each leading dimension one size")
     for name, tensor in {**op.inputs, **op.outputs}.items():
         _require(tensor.dtype_of is None, op.name, f"{name!r}: dtype_of is for what is saved")
-    for name, tensor in op.inputs.items():
-        floating = tensor.dtype is None or tensor.dtype.is_floating_point
+        integral = not tensor.floating and name in op.outputs
         _require(
-            floating or not tensor.grad, op.name, f"input {name!r} is integral, it has no grad"
+            integral or not tensor.off_by, op.name, f"{name!r}: off_by is for integral outputs"
+        )
+    for name, tensor in op.inputs.items():
+        _require(
+            tensor.floating or not tensor.grad,
+            op.name,
+            f"input {name!r} is integral, it has no grad",
         )
         _require(
             not (tensor.mutated and tensor.grad), op.name, f"input {name!r} is mutated: grad=False"

@@ -38,6 +38,8 @@ class Tensor:
     many: a list of tensors, one for each size of a tuple-valued dimension.
     shape_by: of an output whose shape depends on the op's parameters: a function of these that
         returns the shape. ``shape`` is that for the defaults.
+    off_by: of an output of integers: how far an element may be from the reference's, as a rounded
+        value at a tie; of as few elements as the reference itself is undecided about.
     """
 
     shape: str
@@ -48,6 +50,12 @@ class Tensor:
     many: bool = False
     dtype_of: Callable[[torch.Tensor], torch.dtype] | None = None
     shape_by: Callable[[Mapping[str, Any]], str] | None = None
+    off_by: int = 0
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds floating-point values, which have gradients and roundings."""
+        return self.dtype is None or self.dtype.is_floating_point
 
     def dtype_beside(self, first: torch.Tensor) -> torch.dtype:
         """Its dtype in a call whose first input is ``first``."""

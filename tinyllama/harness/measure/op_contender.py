@@ -81,6 +81,10 @@ class _Bound:
         return scale * self.whole, CHANGING_ROWS * scale * self.row
 
 
+def _size(result: torch.Tensor) -> float:
+    return result.double().norm().item()
+
+
 def passes_of(op: Op) -> tuple[str, ...]:
     """The passes of an op that are timed; the gate uses the last one."""
     return (FORWARD, BOTH) if op.differentiable else (FORWARD,)
@@ -213,7 +217,7 @@ class OpContender:
             raise WrongResultError(f"{self.case}: {'; '.join(failed)}")
         exact = evaluate(self.op, self.op["eager"].call, inputs.double())
         self.bounds = {
-            one.name: _Bound(exact[one.name].norm().item(), one.checks[0].bound, one.widest_row)
+            one.name: _Bound(_size(exact[one.name]), one.checks[0].bound, one.widest_row)
             for one in comparisons
         }
         self._forget()
@@ -342,10 +346,12 @@ class OpContender:
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         self.gradients = ()
         if self.backward:
+            upstream = self.inputs.upstream.values()
+            given = [one for one in zip(self.outputs, upstream, strict=True) if one[1] is not None]
             self.gradients = torch.autograd.grad(
-                self.outputs,
+                [output for output, _ in given],
                 [self.args[leaf] for leaf in self.op.differentiable],
-                list(self.inputs.upstream.values()),
+                [gradient for _, gradient in given],
                 allow_unused=True,
             )
 
@@ -358,7 +364,7 @@ class OpContender:
         exact = self._oracle()
         for name, value in got.items():
             error = torch.atleast_1d(value.double() - exact[name])
-            whole, row = self.bounds[name].scaled_to(exact[name].norm().item())
+            whole, row = self.bounds[name].scaled_to(_size(exact[name]))
             worst = error.norm(dim=-1).max().item()
             if not (error.norm().item() <= whole and worst <= row):
                 raise WrongResultError(

@@ -45,7 +45,10 @@ def _under_autocast(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Ten
     graph = Graph(candidate, inputs, within=within)
     gradients = graph.gradients() if candidate.op.differentiable else {}
     found = {**graph.outputs, **{f"grad {name}": g for name, g in gradients.items()}}
-    return {name: value.detach().to(NARROW) for name, value in found.items()}
+    return {
+        name: value.detach().to(NARROW if value.is_floating_point() else value.dtype)
+        for name, value in found.items()
+    }
 
 
 def compiled(candidate: Candidate) -> Problem:
