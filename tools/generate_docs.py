@@ -64,6 +64,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "tried": gate_tables.tried,
     "validation": gate_tables.validation,
     "mutants": mutant_record.table,
+    "module-mutants": mutant_record.table_of_modules,
     "own-checks": check_table.table,
     "field": field.run.table,
     "documents": from_documents.table,

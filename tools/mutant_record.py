@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.machine.toml import tomllib
+from tools.tested import ENDED, KILLED, RAISED, ROOT, SURVIVED
 
-ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results/mutants.json"
+OF_MODULES = ROOT / "results/module_mutants.json"
 EXPLAINED = ROOT / "tools/mutants.toml"
-KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
+
+FOLDER = re.compile(r"(?<![\w.~<-])/(?:[^\s/:'\"]+/)+")  # of an absolute path
 
 Names = Collection[tuple[str, str]]  # of mutants: the function, and its changed line
 
@@ -79,6 +82,10 @@ class Tried:
     def unexplained(self, explained: Names) -> bool:
         return self.trial.outcome == SURVIVED and self.key not in explained
 
+    def open(self, explained: Names) -> bool:
+        """Whether another try may end otherwise: with more tests, or where processors are idle."""
+        return self.unexplained(explained) or self.trial.outcome == ENDED
+
     def text(self, explained: Names) -> str:
         """For people: a line."""
         one, survived = self.trial, self.trial.outcome == SURVIVED
@@ -111,6 +118,12 @@ def rate(trials: Sequence[Trial], equivalent: int = 0) -> str:
 # -- the record -----------------------------------------------------------------------------------
 
 
+def relative(text: str, tree: Path = ROOT) -> str:
+    """A message without folders of this machine: files of a tree by their path in it, others by
+    their name."""
+    return FOLDER.sub("", text.replace(f"{tree}/", "").replace(f"{ROOT}/", ""))
+
+
 def digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
@@ -129,30 +142,40 @@ def add(path: Path, trials: KernelTrials) -> None:
     """Write a function's trials; they replace earlier ones of the same function."""
     others = [one for one in load(path) if one.kernel != trials.kernel]
     record = sorted([*others, trials], key=lambda one: one.kernel)
+    _write(path, [asdict(replace(one, trials=_portable(one.trials))) for one in record])
+
+
+def _portable(trials: Sequence[Trial]) -> list[Trial]:
+    return [replace(one, check=relative(one.check)) for one in trials]
+
+
+def _write(path: Path, record: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(one) for one in record], indent=1) + "\n", encoding="utf-8")
-
-
-def write(path: Path, seed: int, mutants: int, tried: Sequence[Tried]) -> None:
-    """Write the trials of a sample of all mutants of the modules."""
-    found = [{"name": one.name, **asdict(one.trial)} for one in tried]
-    record = {"seed": seed, "mutants": mutants, "trials": found}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
+def write(path: Path, seed: int, mutants: int, tried: Sequence[Tried]) -> None:
+    """Write the trials of the first of all mutants of the modules, in the order of a seed."""
+    trials = _portable([one.trial for one in tried])
+    found = [{"name": one.name, **asdict(t)} for one, t in zip(tried, trials, strict=True)]
+    _write(path, {"seed": seed, "mutants": mutants, "trials": found})
+
+
 def read(path: Path) -> list[Tried]:
-    """The trials that `write` wrote."""
+    """The trials that `write` wrote; none where nothing is."""
+    if not path.exists():
+        return []
     trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
     return [Tried(one.pop("name"), Trial(**one)) for one in trials]
+
+
+# -- tables ---------------------------------------------------------------------------------------
 
 
 def table() -> str:
     """Markdown: how the recorded mutants ended, by function and in all."""
     known = explained()
-    rows = [
-        "| function | tried | killed | survived | equivalent | raised or no end | rate |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    rows = _head("function")
     every: list[Trial] = []
     same = 0
     for one in load(RECORD):
@@ -162,6 +185,29 @@ def table() -> str:
         tried = f"{len(one.trials)} of {one.mutants}"
         rows.append(_row(f"`{one.kernel}`", tried, one.trials, equivalent))
     return "\n".join([*rows, _row("all", str(len(every)), every, same)])
+
+
+def table_of_modules() -> str:
+    """Markdown: how the recorded mutants of the Python code ended, by folder and in all."""
+    known = explained()
+    folders: dict[str, list[Tried]] = {}
+    tried = read(OF_MODULES)
+    for one in tried:
+        words = one.name.split(".")
+        folder = ".".join(words[1 : 3 if words[1] == "harness" else 2])
+        folders.setdefault(folder, []).append(one)
+    rows = _head("folder")
+    for name, some in [*((f"`{name}`", folders[name]) for name in sorted(folders)), ("all", tried)]:
+        same = sum(one.trial.outcome == SURVIVED and not one.unexplained(known) for one in some)
+        rows.append(_row(name, str(len(some)), [one.trial for one in some], same))
+    return "\n".join(rows)
+
+
+def _head(first: str) -> list[str]:
+    return [
+        f"| {first} | tried | killed | survived | equivalent | raised or no end | rate |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
 
 
 def _row(name: str, tried: str, trials: Sequence[Trial], equivalent: int) -> str:

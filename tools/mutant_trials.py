@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,9 +25,8 @@ from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels.launch import Kernel, identity, jit
 from tinyllama.ops import OPS
-from tools.mutant_record import ENDED, KILLED, RAISED, SURVIVED
+from tools.tested import ENDED, KILLED, RAISED, SURVIVED, tested
 
-ROOT = Path(__file__).resolve().parent.parent
 OTHER_CHECKS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
 MOST_USERS = 2  # providers that a mutant is tried with
 SECONDS = 300.0  # that an unchanged function may take
@@ -166,28 +164,6 @@ def _looked_up(references: dict[str, References]) -> Iterator[None]:
 
     with mock.patch.object(OpCase, "references", look_up):
         yield
-
-
-def tested(names: Sequence[str]) -> tuple[str, str]:
-    """The name of the first of these tests that fails, or the first error of one."""
-    import pytest
-
-    first: list[tuple[str, str]] = []
-
-    class Noted:
-        @pytest.hookimpl
-        def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-            if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
-                wrong = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
-                test = item.nodeid.partition("[")[0]
-                first.append((KILLED, test) if wrong else (RAISED, call.excinfo.exconly()))
-
-    options = ["-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugins.suite"]
-    options += ["--device", "cpu", "--exitfirst", "-W", "ignore"]
-    status = pytest.main([*options, *(str(ROOT / name) for name in names)], plugins=[Noted()])
-    if not first and status != pytest.ExitCode.OK:
-        raise RuntimeError(f"pytest ended with {status!r}: the tests {names} cannot be run")
-    return first[0] if first else (SURVIVED, "")
 
 
 def in_fresh_process(function: Callable[[], Any], seconds: float = SECONDS) -> Any:

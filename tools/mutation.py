@@ -52,13 +52,13 @@ Rule = Callable[[ast.AST, ast.AST, Alike], Iterator[ast.AST]]  # of a node, its 
 class Change:
     """One node of a source text replaced.
 
-    place: the function or class that it is in; statement: its place among the source's
-    statements; new: the code in its stead.
+    place: the function or class that it is in; statement: the one that it is in; new: the code in
+    the node's stead.
     """
 
     original: str
     place: str
-    statement: int
+    statement: ast.stmt
     node: ast.expr | ast.stmt
     new: ast.AST
 
@@ -86,8 +86,14 @@ class Change:
     @functools.cached_property
     def gives(self) -> str:
         """The changed line, which tells the change from the same one elsewhere."""
-        statements = [s for _, s in _statements(ast.parse(self.source).body)]
-        return ast.unparse(statements[self.statement]).partition("\n")[0]
+        own = self.statement
+        for block in ("body", "orelse", "finalbody"):  # their first lines are not asked for
+            if hasattr(own, block):
+                own = _with(own, **{block: [ast.Pass()] if block == "body" else []})
+        if hasattr(own, "handlers"):
+            own = _with(own, handlers=[ast.ExceptHandler(None, None, [ast.Pass()])])
+        changed = self.new if self.node is self.statement else _replaced(own, self.node, self.new)
+        return ast.unparse(changed).partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -140,11 +146,11 @@ def defaults(sources: Iterable[str]) -> dict[str, Any]:
 
 def _changes(source: str, rule: Rule) -> list[Change]:
     found = []
-    for number, (function, statement) in enumerate(_statements(ast.parse(source).body)):
+    for function, statement in _statements(ast.parse(source).body):
         alike = _alike(function) if function else {}
         for node, parent in _places(statement):
             new = [*_operators(node), *rule(node, parent, alike)]
-            found += [Change(source, _name(function), number, node, one) for one in new]
+            found += [Change(source, _name(function), statement, node, one) for one in new]
     return found
 
 
@@ -215,6 +221,17 @@ def _with(node: ast.AST, **fields: Any) -> Any:
     new = copy.copy(node)
     vars(new).update(fields)
     return new
+
+
+def _replaced(tree: Any, node: ast.AST, new: ast.AST) -> Any:
+    """A copy of a tree with another node in the place of one."""
+    if tree is node:
+        return new
+    if isinstance(tree, list):
+        return [_replaced(one, node, new) for one in tree]
+    if not isinstance(tree, ast.AST):
+        return tree
+    return _with(tree, **{name: _replaced(one, node, new) for name, one in ast.iter_fields(tree)})
 
 
 def _swapped(node: ast.AST, operators: Mapping[type, type]) -> Iterator[ast.AST]:

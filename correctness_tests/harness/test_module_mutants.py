@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
-from tools import module_mutants, mutant_record
-from tools.module_mutants import Mutant, run_tests
-from tools.mutant_record import ENDED, KILLED, RAISED, SURVIVED, Trial, Tried
+from tools import module_mutants, mutant_record, mutant_tests
+from tools.module_mutants import Mutant
+from tools.mutant_record import KernelTrials, Trial, Tried
+from tools.mutant_tests import Server
 from tools.mutation import changes_of, defaults
+from tools.tested import ENDED, KILLED, RAISED, SURVIVED
 
 SOURCE = '''
 """A docstring - with a minus - stays."""
@@ -62,7 +66,7 @@ def test_each_kind_of_change_is_made_in_its_place_alone() -> None:
 
 
 def test_the_tests_of_a_module_are_those_that_import_it() -> None:
-    found = module_mutants.tests_of
+    found = mutant_tests.tests_of
     assert "correctness_tests/harness/test_clock.py" in found("tinyllama.harness.measure.clock")
     # Through a module of correctness_tests.support.
     assert "correctness_tests/gate/test_gate_pair.py" in found("tinyllama.harness.gate.pair")
@@ -71,36 +75,15 @@ def test_the_tests_of_a_module_are_those_that_import_it() -> None:
 
 
 def test_every_module_is_tested() -> None:
-    modules = {one.module for one in module_mutants.mutants()}
+    untested = {
+        module
+        for folder in mutant_tests.FOLDERS
+        for path in (mutant_record.ROOT / folder).rglob("*.py")
+        if not mutant_tests.tests_of(module := mutant_tests.module_of(path))
+        and changes_of(path.read_text(), {})
+    }
     # What the package `tinyllama.model` itself has is one name, for users.
-    assert {one for one in modules if not module_mutants.tests_of(one)} <= {"tinyllama.model"}
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    (tmp_path / "here.py").write_text("def twice(x): return 2 * x\n")
-    (tmp_path / "test_here.py").write_text(
-        "import here\ndef test_twice(): assert here.twice(3) == 6\n"
-    )
-    return tmp_path
-
-
-@pytest.mark.slow("five runs of pytest in processes of their own")
-def test_what_fails_raises_and_does_not_end_is_told_apart(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(mutant_record.ROOT))
-    test = str(tree / "test_here.py")
-
-    def ended(source: str, seconds: float = 120) -> str:
-        (tree / "here.py").write_text(source)
-        return run_tests(mutant_record.ROOT, [test], seconds)[0]
-
-    assert ended("def twice(x): return 2 * x") == SURVIVED
-    assert ended("def twice(x): return 2 + x") == KILLED
-    assert ended("def twice(x): return x.y") == RAISED
-    assert ended("import time\ndef twice(x): time.sleep(600)", seconds=20) == ENDED
-    assert not module_mutants._tagged("nothing")
+    assert untested <= {"tinyllama.model"}
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -115,9 +98,127 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not tried[1].unexplained(set())
 
 
-def test_a_module_that_no_test_imports_survives(tmp_path: Path) -> None:
-    change = changes_of(SOURCE, {})[0]
-    (tmp_path / "here.py").write_text(SOURCE)
-    trial = Mutant("here", "here.py", change).tried(tmp_path, [], 1.0)
-    assert (trial.outcome, trial.check) == (SURVIVED, "no test imports the module")
-    assert (tmp_path / "here.py").read_text() == SOURCE
+def test_the_order_of_a_seed_is_that_of_any_part() -> None:
+    """So that more of a sample can be tried later, or after a change of other code."""
+    some = module_mutants.mutants("training.curve")
+    order = module_mutants.drawn(some, 3)
+    assert module_mutants.drawn(some[::-1], 3) == order
+    assert module_mutants.drawn(some[5:], 3) == [one for one in order if one in some[5:]]
+    assert module_mutants.drawn(some, 4) != order
+
+
+def test_the_lines_of_a_change_are_those_of_its_statement() -> None:
+    source = "LIMIT = 2\ndef f(x):\n    return g(\n        x,\n        x + 1,\n    )\n"
+    lines = {
+        change.text: Mutant("here", "here.py", change).lines for change in changes_of(source, {})
+    }
+    assert lines == {"2 -> 3": None, "x + 1 -> x - 1": range(3, 6), "1 -> 2": range(3, 6)}
+
+
+@pytest.mark.parametrize("file", [mutant_record.RECORD, mutant_record.OF_MODULES])
+def test_records_name_no_folder_of_a_machine(file: Path) -> None:
+    assert not mutant_record.FOLDER.search(file.read_text())
+
+
+def test_a_message_is_recorded_without_folders(tmp_path: Path) -> None:
+    said = f"{tmp_path}/tinyllama/x.py:3: no file '/tmp/pytest-of-me/ab/c.json', half 1/2 or a/b"
+    assert mutant_record.relative(said, tmp_path) == (
+        "tinyllama/x.py:3: no file 'c.json', half 1/2 or a/b"
+    )
+    trial = Trial(3, "1 -> 2", "x = 2", RAISED, said)
+    mutant_record.write(tmp_path / "modules.json", 0, 1, [Tried("a.b", trial)])
+    mutant_record.add(tmp_path / "kernels.json", KernelTrials("a.b", "0", [], 1, 0, [trial]))
+    for path in tmp_path.glob("*.json"):
+        assert str(tmp_path) not in path.read_text()
+
+
+# -- tests in a copy of a tree --------------------------------------------------------------------
+
+CODE = """KEPT = 3
+
+
+def twice(x):
+    return 2 * x
+
+
+def never(x):
+    return x
+"""
+TESTS = """import here
+import pytest
+
+
+@pytest.mark.parametrize("x", [3, 4])
+def test_twice(x): assert here.twice(x) == 2 * x
+
+
+def test_kept(): assert here.KEPT == 3
+
+
+def test_wrong(): assert here.twice(1) == 3
+"""
+FILE, MODULE = "tests/test_here.py", "tinyllama/model/here.py"
+TWICE = dict.fromkeys((f"{FILE}::test_twice[3]", f"{FILE}::test_twice[4]"), 0.1)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """In a tree that has no more than the tools need."""
+    root, tree = tmp_path / "root", tmp_path / "copy"
+    texts = {
+        "pytest.ini": "[pytest]\npythonpath = tinyllama/model\n",
+        "tools/tested.py": (mutant_record.ROOT / "tools/tested.py").read_text(),
+        "tinyllama/harness/plugins/suite.py": (
+            "def pytest_addoption(parser): parser.addoption('--device')\n"
+        ),
+        MODULE: CODE,
+        FILE: TESTS,
+    }
+    for folder, name in itertools.product((root, tree), texts):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(texts[name])
+    monkeypatch.setattr(mutant_tests, "ROOT", root)
+    monkeypatch.setattr(mutant_tests, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(mutant_tests, "LEAST", 3.0)
+    one = Server(tree)
+    yield one
+    one.close()
+
+
+SERVED = pytest.mark.slow("a process that imports torch, and forks that run pytest")
+
+
+@SERVED
+def test_what_fails_raises_and_does_not_end_is_told_apart(server: Server) -> None:
+    def ended(source: str) -> tuple[str, str]:
+        (server.tree / MODULE).write_text(source)
+        return server.run(TWICE)
+
+    assert ended(CODE) == (SURVIVED, "")
+    assert ended(CODE.replace("2 * x", "2 + x")) == (KILLED, f"{FILE}::test_twice")
+    raised = (RAISED, "AttributeError: 'int' object has no attribute 'y'")
+    assert ended(CODE.replace("2 * x", "x.y")) == raised
+    assert ended("import nothing_of_this_name")[0] == RAISED
+    assert ended("import os\n" + CODE.replace("2 * x", "os._exit(0)"))[0] == RAISED
+    assert ended("import time\n" + CODE.replace("2 * x", "time.sleep(600)")) == (ENDED, "")
+    # A process that a test leaves behind ends with it.
+    left = "import subprocess\n" + CODE.replace(
+        "2 * x", "2 * x, subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    )
+    assert ended(left)[0] == KILLED
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    assert children.read_text() == ""
+
+
+@SERVED
+def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
+    pytest.importorskip("coverage", reason="it tells which lines a test executes")
+    traced = mutant_tests.trace(FILE, server)
+    assert traced.failed == [f"{FILE}::test_wrong"]
+    assert traced.tests(MODULE, range(4, 6)) == set(TWICE)
+    assert traced.tests(MODULE, range(8, 10)) == set()
+    assert traced.tests(MODULE, None) == set(TWICE), "what runs at import is of no test"
+    assert mutant_tests.trace(FILE, server) == traced, "kept"
+    # Lines of a file that has changed since are not those that were traced.
+    (mutant_tests.ROOT / MODULE).write_text("\n\n" + CODE)
+    assert traced.tests(MODULE, range(8, 10)) == set(TWICE)

@@ -16,8 +16,9 @@ from tinyllama.harness.correct.checks import Candidate
 from tinyllama.harness.kernels.launch import Kernel, identity, jit, tl
 from tinyllama.harness.records.results import records
 from tools import mutant_record, mutant_trials, mutants
-from tools.mutant_record import KILLED, RAISED, SURVIVED, Trial
+from tools.mutant_record import Trial
 from tools.mutation import mutants_of
+from tools.tested import KILLED, RAISED, SURVIVED
 
 Kernels = dict[str, tuple[Kernel, list[Candidate]]]
 
@@ -157,5 +158,5 @@ def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
 def test_what_lies_beside_the_records_is_not_read_as_one() -> None:
     results = mutant_record.RECORD.parent
     files = {path.name for path in results.glob("*.json")}
-    assert files == {"field.json", "mutants.json"}
+    assert files == {"field.json", "module_mutants.json", "mutants.json"}
     assert not files & {path.name for path, _ in records(results)}

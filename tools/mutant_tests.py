@@ -1,0 +1,299 @@
+"""Which tests a change of a module is tried with: those that import it and execute its lines.
+
+Each test file runs once unchanged under `coverage`, which keeps the lines of every test, and of the
+processes that it starts. The answer is kept in ``build/mutants`` until the test file changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.mutant_record import ROOT, relative
+from tools.tested import TEST
+
+FOLDERS = ("tinyllama/harness", "tinyllama/model", "tinyllama/training")
+KEPT = ROOT / "build/mutants"
+FILES = 8  # that a mutant is tried with
+MOST = 60.0  # seconds, after which no other test of a file is traced
+SECONDS = 600.0  # that tracing a file may take
+TIMES = 5.0  # as long as the unchanged test a test may take, beside `LEAST`
+LEAST = 60.0  # seconds; processors may be busy
+BUDGET = 45.0  # seconds that the tests of a mutant may take unchanged
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+Tests = dict[str, float]  # by name, the seconds that each takes unchanged
+
+
+# -- which tests import a module ------------------------------------------------------------------
+
+
+@functools.cache
+def imports(file: Path) -> frozenset[str]:
+    """The modules that a file imports, and the names that it takes from them, as dotted names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return frozenset(found)
+
+
+def module_of(file: Path) -> str:
+    """The dotted name of a file of the tree."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def _importers(module: str) -> tuple[Path, ...]:
+    every = (
+        path for top in ("tinyllama", "correctness_tests") for path in (ROOT / top).rglob("*.py")
+    )
+    return tuple(sorted(path for path in every if module in imports(path)))
+
+
+def tests_of(module: str) -> list[str]:
+    """The test files that import a module, by themselves or through a module of
+    `correctness_tests.support`; if there are none, those of the modules that import it."""
+    seen, now = {module}, [module]
+    while now:
+        importers = [path for one in now for path in _importers(one)]
+        helpers = [path for path in importers if "support" in path.parts]
+        users = [*importers, *(user for path in helpers for user in _importers(module_of(path)))]
+        tests = {str(path.relative_to(ROOT)) for path in users if path.name.startswith("test_")}
+        if tests:
+            return sorted(tests)
+        now = [name for path in importers if (name := module_of(path)) not in seen]
+        seen.update(now)
+    return []
+
+
+# -- a copy of the tree, and tests in it ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def servers(number: int) -> Iterator[list[Server]]:
+    """Servers in copies of the tree's files, in which mutants are planted. Each copy has a change
+    that is not committed, so that no mutant is killed by a test that asks whether there is one."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+    with tempfile.TemporaryDirectory() as folder:
+        trees = [Path(folder) / str(copy) for copy in range(number)]
+        for tree in trees:
+            for name in files:
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, tree / name)
+            for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "the tree"]):
+                who = ("-c", "user.name=tree", "-c", "user.email=tree@localhost")
+                subprocess.run(["git", *who, *words], cwd=tree, check=True)
+            with (tree / "tinyllama/__init__.py").open("a") as changed:
+                changed.write("# changed\n")
+        started = [Server(tree) for tree in trees]
+        try:
+            yield started
+        finally:
+            for one in started:
+                one.close()
+
+
+class Server:
+    """A process that runs tests in a tree; see `tools.tested`."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self._paths = [str(tree), *(path for path in _paths() if Path(path) != ROOT)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tools.tested"],
+            cwd=tree,
+            env={**os.environ, **WITHOUT_GPU, "PYTHONPATH": os.pathsep.join(self._paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, seconds: float, request: dict[str, Any], path: str = "", **env: str) -> Any:
+        """The answer to a request, which may take so many seconds. path: a folder of modules for
+        the processes that tests start."""
+        paths = os.pathsep.join([path, *self._paths] if path else self._paths)
+        asked = {**request, "limit": seconds, "environment": {**env, "PYTHONPATH": paths}}
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def run(self, tests: Tests) -> tuple[str, str]:
+        """The outcome of these tests, and the first that fails or the first error."""
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        for file in files:  # as it was traced, also if that was after the copy was made
+            shutil.copy(ROOT / file, self.tree / file)
+        limits = {test: LEAST + TIMES * seconds for test, seconds in tests.items()}
+        limit = 3 * LEAST + TIMES * sum(tests.values())
+        outcome, check = self.ask(limit, {"files": files, "seconds": limits})
+        return outcome, relative(check, self.tree)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+# -- which tests execute a line -------------------------------------------------------------------
+
+_MAKING: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by test file
+COVERAGERC = """[run]
+core = ctrace
+data_file = {folder}/data
+parallel = true
+source = {source}
+context = ${{{TEST}-}}
+disable_warnings = {warnings}
+"""
+WARNINGS = "no-data-collected,module-not-imported,module-not-measured,previously-imported"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tests of a file as they ran unchanged, by their names.
+
+    digest: of the file. seconds: that each took; failed: those that failed. lines: by source file
+    and line, the tests that execute it. digests: of the source files.
+    """
+
+    digest: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def tests(self, source: str, lines: range | None) -> set[str]:
+        """The tests that execute one of the lines of a source file; lines: None for any, as for a
+        file that has changed since."""
+        own = self.lines.get(source, {})
+        if lines is not None and self.digests.get(source) == digest(ROOT / source):
+            own = {line: own[line] for line in map(str, lines) if line in own}
+        return {test for tests in own.values() for test in tests} - set(self.failed)
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def trace(file: str, server: Server) -> Trace:
+    """The trace of a test file, made by a server unless it is kept."""
+    with _MAKING[file]:
+        kept = KEPT / f"{file.replace('/', '.')}.json"
+        if kept.exists():
+            found = _read(kept, kept.stat().st_mtime_ns)
+            if found.digest == digest(ROOT / file):
+                return found
+        made = _made(file, server)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(vars(made)), encoding="utf-8")
+    print(f"{file}: {len(made.seconds)} tests, {sum(made.seconds.values()):.0f} s", flush=True)
+    for test in made.failed:
+        print(f"left out, since it fails unchanged: {test}", flush=True)
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _read(kept: Path, written: int) -> Trace:
+    return Trace(**json.loads(kept.read_text(encoding="utf-8")))
+
+
+def _made(file: str, server: Server) -> Trace:
+    tree = server.tree
+    shutil.copy(ROOT / file, tree / file)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
+        source = ",".join(str(tree / one) for one in FOLDERS)
+        text = COVERAGERC.format(folder=folder, source=source, TEST=TEST, warnings=WARNINGS)
+        (folder / "coveragerc").write_text(text)
+        start = {"COVERAGE_PROCESS_START": f"{folder}/coveragerc"}
+        request = {"file": file, "folder": name, "most": MOST}
+        answer = server.ask(SECONDS, request, name, **start)
+        if not isinstance(answer, dict):
+            print(f"left out, since it cannot be traced: {file}: {answer}", flush=True)
+            return Trace(digest(tree / file))
+        lines = _lines(folder, tree)
+    digests = {source: digest(tree / source) for source in lines}
+    return Trace(digest(tree / file), **answer, lines=lines, digests=digests)
+
+
+def _lines(folder: Path, tree: Path) -> dict[str, dict[str, list[str]]]:
+    from coverage import CoverageData
+
+    found: dict[str, dict[str, list[str]]] = {}
+    for path in folder.glob("data*"):
+        data = CoverageData(basename=str(path))
+        with contextlib.suppress(Exception):  # of a process that was killed as it wrote
+            data.read()
+        for file in data.measured_files():
+            own = found.setdefault(str(Path(file).relative_to(tree)), {})
+            for line, contexts in data.contexts_by_lineno(file).items():
+                tests = set(own.get(str(line), [])) | {test for test in contexts if test}
+                if tests:
+                    own[str(line)] = sorted(tests)
+    return found
+
+
+def nearest(module: str) -> list[str]:
+    """The test files that import a module, first those with its name, then those that import the
+    fewest modules of the tree; no more than `FILES`."""
+
+    def distance(file: str) -> tuple[bool, int, str]:
+        named = module.rpartition(".")[2].rstrip("s") in Path(file).stem
+        return not named, sum(one.startswith("tinyllama") for one in imports(ROOT / file)), file
+
+    return sorted(tests_of(module), key=distance)[:FILES]
+
+
+def chosen(files: Sequence[str], source: str, lines: range | None, server: Server) -> Tests:
+    """Of test files, the tests for a change of these lines of a source file, in their order.
+    lines: None for those that run at import.
+
+    If no test is seen to execute them, as in a process that is killed, it is those that execute
+    any line of the file. The first of each test function come before their other parameters.
+    """
+    traces = [trace(file, server) for file in files]
+    seconds = {test: time for one in traces for test, time in one.seconds.items()}
+    for where in (lines, None):
+        found = {test for one in traces for test in one.tests(source, where)}
+        if found:
+            break
+    ranks: Counter[str] = Counter()
+    ranked = []
+    for test in sorted(found, key=lambda test: seconds.get(test, 0)):
+        function = test.partition("[")[0]
+        ranked.append((ranks[function], seconds.get(test, 0), test))
+        ranks[function] += 1
+    order: Tests = {}
+    for _, took, test in sorted(ranked):
+        if not order or sum(order.values()) + took <= BUDGET:
+            order[test] = took
+    return order

@@ -1,0 +1,237 @@
+"""A process that runs tests in forks of itself: one after another until one fails, or all of a
+file with the lines that each executes.
+
+    python -m tools.tested    (asked by `tools.mutant_tests`; a line of JSON for each request)
+
+It has imported all that is not of the tree, which takes longer than most tests. It imports nothing
+of the tree: there a change may raise at import, and lines that run at import are to be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
+TEST = "TINYLLAMA_TEST"  # in the environment: the test that started a process
+OPTIONS = ("-p", "tinyllama.harness.plugins.suite", "--device", "cpu", "-W", "ignore")
+PROCESSES = 64  # that the tests of a request may run at a time
+RESIDENT = 6 << 30  # bytes that these may hold together
+IMPORTED = (
+    *("torch._dynamo", "triton", "scipy.stats", "hypothesis.strategies", "safetensors.torch"),
+    *("rich.console", "rich.table", "yaml", "jinja2", "filelock"),
+    *("_pytest.pytester", "pytest_benchmark.plugin", "pytest_timeout", "xdist.plugin"),
+)
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+# -- in the process of a request ------------------------------------------------------------------
+
+
+class First:
+    """Notes the first test that fails, or the first error of one."""
+
+    def __init__(self) -> None:
+        self.ended: tuple[str, str] | None = None
+
+    @pytest.hookimpl
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+            wrong = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
+            test = item.nodeid.partition("[")[0]
+            ended = (KILLED, test) if wrong else (RAISED, call.excinfo.exconly())
+            self.ended = self.ended or ended
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            last = str(report.longrepr).strip().splitlines()[-1]
+            self.ended = self.ended or (RAISED, last.removeprefix("E").strip())
+
+
+class Only:
+    """Runs these tests, in this order. seconds: that each may take, or the process is ended, which
+    is told in a file (its descriptor)."""
+
+    def __init__(self, seconds: Mapping[str, float], file: int) -> None:
+        self.seconds, self.file = seconds, file
+        self.order = {test: place for place, test in enumerate(seconds)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        mine = (item for item in items if item.nodeid in self.order)
+        items[:] = sorted(mine, key=lambda item: self.order[item.nodeid])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        # Also if the test is stuck in code that is not Python's.
+        faulthandler.dump_traceback_later(self.seconds[item.nodeid], exit=True, file=self.file)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class Traced:
+    """Tells coverage, here and in processes that a test starts, which test it is; and notes what
+    tests take in seconds and which fail."""
+
+    def __init__(self, coverage: Any, most: float) -> None:
+        self.coverage, self.end = coverage, time.monotonic() + most
+        self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        os.environ[TEST] = item.nodeid
+        self.coverage.switch_context(item.nodeid)
+        start = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.monotonic() - start
+            self.coverage.switch_context("")
+            del os.environ[TEST]
+            if time.monotonic() > self.end:
+                item.session.shouldstop = "enough"
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def tested(names: Sequence[str], *plugins: Any) -> tuple[str, str]:
+    """The name of the first of these tests that fails, or the first error of one."""
+    first = First()
+    words = ["-c", str(ROOT / "pytest.ini"), *OPTIONS, "--exitfirst"]
+    words += [str(ROOT / name) for name in names]
+    status = pytest.main(words, plugins=[first, *plugins])
+    if first.ended:
+        return first.ended
+    if status != pytest.ExitCode.OK:
+        raise RuntimeError(f"pytest ended with {status!r}: the tests {names} cannot be run")
+    return SURVIVED, ""
+
+
+def traced(file: str, folder: str, most: float) -> dict[str, Any]:
+    """The tests of a file, under coverage, whose data stay in a folder. most: seconds, after which
+    no other test is begun."""
+    from coverage import Coverage
+
+    coverage = Coverage(config_file=f"{folder}/coveragerc")
+    coverage.start()
+    plugin = Traced(coverage, most)
+    pytest.main(["-c", str(ROOT / "pytest.ini"), *OPTIONS, str(ROOT / file)], plugins=[plugin])
+    coverage.stop()
+    coverage.save()
+    return {"seconds": plugin.seconds, "failed": sorted(set(plugin.failed))}
+
+
+def _answer(request: dict[str, Any], folder: Path) -> None:
+    os.environ.update(request["environment"], TMPDIR=str(folder))
+    tempfile.tempdir = None
+    output = os.open(folder / "output", os.O_CREAT | os.O_WRONLY)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, place)
+    if "files" in request:
+        only = [Only(request["seconds"], output)] if request["seconds"] else []
+        answer: Any = tested(request["files"], *only)
+    else:
+        answer = traced(request["file"], request["folder"], request["most"])
+    (folder / "answer").write_text(json.dumps(answer), encoding="utf-8")
+
+
+# -- in the server --------------------------------------------------------------------------------
+
+
+def _descendants() -> list[int]:
+    """The processes that this one is a parent of, or of whose parents; orphans stay its own."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if folder.name.isdigit():
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(folder.name))
+    found, now = [], [os.getpid()]
+    while now:
+        now = [child for one in now for child in parents.get(one, [])]
+        found += now
+    return found
+
+
+def _resident(processes: Sequence[int]) -> int:
+    """The bytes that processes hold in memory."""
+    pages = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _end_all() -> None:
+    while processes := _descendants():
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+def answered(request: dict[str, Any]) -> Any:
+    """What a request gives in a process of its own, or how that ended without an answer."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, end = Path(name), time.monotonic() + request["limit"]
+        if not (child := os.fork()):
+            try:
+                os.setsid()
+                _answer(request, folder)
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(0)
+        try:
+            while os.waitpid(child, os.WNOHANG)[0] == 0:
+                own = _descendants()
+                if time.monotonic() > end or len(own) > PROCESSES or _resident(own) > RESIDENT:
+                    return ENDED, ""
+                time.sleep(0.1)
+        finally:
+            _end_all()
+        if (folder / "answer").exists():
+            return json.loads((folder / "answer").read_text(encoding="utf-8"))
+        output = folder / "output"
+        said = output.read_text(errors="replace") if output.exists() else ""
+        if "Timeout (" in said:  # faulthandler's
+            return ENDED, ""
+        return RAISED, said.strip().rpartition("\n")[2]
+
+
+def serve() -> None:
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for line in sys.stdin:
+        print(json.dumps(answered(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
