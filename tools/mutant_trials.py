@@ -19,15 +19,13 @@ from unittest import mock
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, References
-from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, guards, run
-from tinyllama.harness.correct.evaluate import Inputs
+from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, run
 from tinyllama.harness.correct.launched import launches_of
-from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels.launch import Kernel, identity, jit
 from tinyllama.ops import OPS
 from tools.tested import ENDED, KILLED, RAISED, SURVIVED, tested
 
-OTHER_CHECKS = ("out of bounds", "empty batch", "determinism")  # beside the accuracy cases
+OTHER_CHECKS = ("empty batch", "determinism")  # beside the accuracy cases
 MOST_USERS = 2  # providers that a mutant is tried with
 SECONDS = 300.0  # that an unchanged function may take
 
@@ -87,24 +85,6 @@ def plant(source: str, kernel: Kernel) -> None:
 
 
 @dataclass(frozen=True)
-class Watched(Candidate):
-    """A candidate whose accesses out of bounds end a call, and are noted in ``known.strays``."""
-
-    # One for all calls: a later call may read a table that an earlier one made.
-    known: guards.KnownMemory = field(default_factory=guards.KnownMemory)
-
-    def inputs(self, case: OpCase) -> Inputs:
-        with self.known:
-            return super().inputs(case)
-
-    def results(
-        self, inputs: Inputs, memory: PoisonedMemory | None = None
-    ) -> dict[str, torch.Tensor]:
-        with self.known, guards.watched(self.known.watch):
-            return super().results(inputs, memory)
-
-
-@dataclass(frozen=True)
 class Attempt:
     """A changed function and what it is tried on, in a form that another process can read.
 
@@ -118,8 +98,8 @@ class Attempt:
     source: str = ""
     references: dict[str, References] = field(default_factory=dict)
 
-    def candidates(self) -> list[Watched]:
-        return [Watched(OPS[op], OPS[op][provider]) for op, provider in self.users]
+    def candidates(self) -> list[Candidate]:
+        return [Candidate(OPS[op], OPS[op][provider]) for op, provider in self.users]
 
     def compute_references(self) -> dict[str, References]:
         """By the name of the case, on the inputs that its accuracy is checked with."""
@@ -135,10 +115,7 @@ class Attempt:
         with _looked_up(self.references):
             for candidate in self.candidates():
                 fault = accuracy.first_fault(candidate)
-                if candidate.known.strays:
-                    return KILLED, "out of bounds"
-                plain = Candidate(candidate.op, candidate.provider)
-                for finding in [fault] if fault else run(plain, OTHER_CHECKS):
+                for finding in [fault] if fault else run(candidate, OTHER_CHECKS):
                     if finding.outcome is Outcome.FAILED:
                         return KILLED, finding.check
                     if finding.outcome is Outcome.CRASHED:

@@ -23,10 +23,15 @@ import os
 import torch
 from tinyllama.ops.rope import rope
 
-@rope.provider("dies")
+@rope.provider("dies", dtypes=(torch.float32,))
 def dies(q, k, cos, sin):
-    if not q.is_contiguous():
+    if q.stride()[-1] == 2:
         os._exit(7)
+    return rope["eager"].call(q, k, cos, sin)
+
+@rope.provider("vast", dtypes=(torch.float32,))
+def vast(q, k, cos, sin):
+    torch.ones(2**40)
     return rope["eager"].call(q, k, cos, sin)
 """
 
@@ -86,17 +91,24 @@ def test_where_nothing_can_be_checked_nothing_holds(
     assert "rope-unable: nothing could be checked here" in capsys.readouterr().out
 
 
-def test_a_file_that_ends_its_process_is_a_finding_and_the_rest_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "dies.py"
+def test_what_ends_a_process_is_a_fault_of_that_case_alone(tmp_path: Path) -> None:
+    """The checks of other cases pass, and memory that is not there is asked for in vain."""
+    path, out = tmp_path / "dies.py", tmp_path / "found.json"
     path.write_text(DIES)
-    only = "outputs,input layouts,scaled upstream"
-    status, found = verdicts(path, tmp_path, "--only", only)
-    assert status == 1
-    assert found["rope-dies"] == {
-        "outputs": "crashed",
+    only = "outputs,out of bounds,input layouts,gradient layouts,scaled upstream"
+    asked = ["check", str(path), "--device", "cpu", "--json", str(out), "--only", only]
+    assert main(asked) == 1
+    found = json.loads(out.read_text())
+    dies = {one["check"]: one for one in found["rope-dies"]}
+    assert {name: one["outcome"] for name, one in dies.items()} == {
+        **dict.fromkeys(only.split(","), "passed"),
         "input layouts": "crashed",
-        "scaled upstream": "passed",
     }
+    assert dies["input layouts"]["case"].endswith("-strided_inputs")
+    assert "ended with status 7" in dies["input layouts"]["message"]
+    vast = {one["check"]: one for one in found["rope-vast"]}
+    assert "dies.py:14: RuntimeError: " in vast["outputs"]["message"]
+    assert {one["outcome"] for one in vast.values()} == {"crashed", "blocked"}
 
 
 def test_a_crash_has_its_line_in_the_table_and_its_traceback_in_the_json(tmp_path: Path) -> None:

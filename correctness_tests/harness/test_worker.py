@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +240,26 @@ def test_what_is_asserted_in_a_worker_is_checked_whatever_the_environment_says(
     with worker() as it:
         it.make("thing", f"{__name__}:Thing")
         assert it.call("thing", "asserts")
+
+
+class Hostile:
+    """What runs code of its own where it is unpickled, and answers by itself."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.folder,)
+
+    def answer(self) -> None:
+        Connection(int(sys.argv[1])).send_bytes(pickle.dumps(self))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_nothing_is_unpickled_of_a_worker_that_is_not_trusted(plain: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "unpickled"
+    with Worker("hostile", plain=plain) as worker:
+        worker.make("one", f"{__name__}:Hostile", folder=str(folder))
+        with pytest.raises((WorkerError, TypeError)):
+            worker.call("one", "answer")
+    assert folder.exists() is not plain

@@ -21,6 +21,7 @@ from tinyllama.harness.declare.specs import FLOATS, Case, Tensor, flat
 from tinyllama.harness.declare.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
+Place = Callable[[Any, str], Any]  # what an argument is made of, and its name -> the argument
 
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct")
 UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct")
@@ -175,18 +176,27 @@ def make_inputs(
 
 
 def evaluate(
-    op: Op, call: Callable[..., Any], inputs: Inputs, overwrites: Collection[str] = ()
+    op: Op,
+    call: Callable[..., Any],
+    inputs: Inputs,
+    overwrites: Collection[str] = (),
+    *,
+    place: Place | None = None,
 ) -> dict[str, torch.Tensor]:
     """Run forward and backward and return every result by name.
 
     Outputs keep their names, gradients are ``"grad x"``, mutated inputs their own name
     (``"param[0]"`` for lists). An input that no gradient reaches has no entry.
-    overwrites: the inputs that backward may leave changed.
+    overwrites: the inputs that backward may leave changed, and the outputs whose upstream gradient
+        it may.
+    place: makes the argument of an input, or of an upstream gradient, and is told its name; a copy
+        with the same strides by default.
 
     Raises a `ContractError`: ChangedInputError for an input or upstream gradient that is not
     declared mutated, OutputError and GradientError for results that are not as declared.
     """
-    args = {name: copied(value) for name, value in inputs.args.items()}
+    placed = place or (lambda value, name: copied(value))
+    args = {name: placed(value, name) for name, value in inputs.args.items()}
     before = {name: copied(value) for name, value in args.items() if name not in op.mutated}
     for name in _wanted(op, inputs):
         args[name].requires_grad_(True)
@@ -195,7 +205,7 @@ def evaluate(
     _assert_untouched(op, args, before, "forward")
     results = _named_outputs(op, outputs, args, inputs.params)
     if op.differentiable:
-        results.update(backward_pass(op, results, args, inputs))
+        results.update(backward_pass(op, results, args, inputs, overwrites, placed))
         kept = {name: old for name, old in before.items() if name not in overwrites}
         _assert_untouched(op, args, kept, "backward")
     for fresh in inputs.fresh:
@@ -211,7 +221,12 @@ def is_gradient(name: str) -> bool:
 
 
 def backward_pass(
-    op: Op, results: Mapping[str, torch.Tensor], args: Leaves, inputs: Inputs
+    op: Op,
+    results: Mapping[str, torch.Tensor],
+    args: Leaves,
+    inputs: Inputs,
+    overwrites: Collection[str],
+    placed: Place,
 ) -> dict[str, torch.Tensor]:
     """The gradients by name, ``"grad x"``; raises as `evaluate` does."""
     given = {name: g for name, g in inputs.upstream.items() if g is not None}
@@ -222,15 +237,16 @@ def backward_pass(
             return {}
     elif detached:
         raise GradientError(f"{op.name}: outputs {detached} are detached from the inputs")
-    upstream = {name: copied(gradient) for name, gradient in given.items()}
+    upstream = {name: placed(gradient, f"grad {name}") for name, gradient in given.items()}
+    kept = {name: copied(gradient) for name, gradient in upstream.items()}
     gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
         [results[name] for name in given],
         [args[name] for name in _wanted(op, inputs)],
         list(upstream.values()),
         allow_unused=True,
     )
-    for name, before in given.items():
-        if not _same_memory(before, upstream[name]):
+    for name, before in kept.items():
+        if name not in overwrites and not _same_memory(before, upstream[name]):
             raise ChangedInputError(f"{op.name}: backward changed the upstream gradient of {name}")
     found = {}
     for name, gradient in zip(_wanted(op, inputs), gradients, strict=True):

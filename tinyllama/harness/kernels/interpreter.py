@@ -14,8 +14,9 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
   and a scalar, or of bfloat16, is refused; here it has the type int1, as in a compiled kernel;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
 
-What it cannot show stays so: products are never tf32 and add up without loss, and a store out of
-bounds ends the process. Programs run in turn, or as `tinyllama.harness.kernels.programs` orders.
+What it cannot show stays so: products are never tf32 and add up without loss. Programs run in turn,
+or as `tinyllama.harness.kernels.programs` orders. A store out of bounds may end the process, unless
+accesses are watched (`tinyllama.harness.kernels.bounds`); an endless loop is ended in `limited`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,27 @@ from tinyllama.harness.kernels import programs
 
 Array = Any  # a numpy array
 
-# Called at every access: addresses, which of them are accessed, bytes of each, "load" or "store".
-WATCHERS: list[Callable[[Array, Array, int, str], None]] = []
+# Called before every access: addresses, which of them are accessed, bytes of each, and "load",
+# "store" or "atomic". Each returns which of them are to be made, or None for all.
+WATCHERS: list[Callable[[Array, Array, int, str], Array | None]] = []
+STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
+
+
+class EndlessLoopError(AssertionError):
+    """A program that takes more operations than `limited` allows."""
+
+
+class AccessError(AssertionError):
+    """An access that a watcher refuses, and that has no mask to leave it out by."""
 
 
 @dataclass(eq=False, frozen=True)
 class Running:
-    """A launch: ``fn`` is the kernel's function."""
+    """A launch: ``fn`` is the kernel's function, ``kernel`` its name, ``arguments`` what it got."""
 
     fn: Callable[..., Any]
+    kernel: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 _RUNNING: list[Running] = []
@@ -76,7 +89,8 @@ def run(
 
     names: of its arguments; kernel: its own, ``op.function``.
     """
-    _RUNNING.append(Running(function))
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    _RUNNING.append(Running(function, kernel, named))
     try:
         with _language_put_back(), _device_functions():
             called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
@@ -88,6 +102,40 @@ def run(
 def running() -> tuple[Running, tuple[int, ...]]:
     """The launch that is interpreted, an object of its own for each, and its current program."""
     return _RUNNING[-1], tuple(stock.interpreter_builder.grid_idx)
+
+
+class _Steps:
+    """Counts the operations of the program that runs."""
+
+    limit: int | None = None
+    taken = 0
+    program: Any = None
+
+    def take(self) -> None:
+        program = getattr(stock.interpreter_builder, "grid_idx", ())  # none before the first launch
+        if program is not self.program:
+            self.program, self.taken = program, 0
+        self.taken += 1
+        if self.limit is not None and self.taken > self.limit:
+            self.taken = 0
+            kernel = _RUNNING[-1].kernel if _RUNNING else "a kernel"
+            raise EndlessLoopError(
+                f"{kernel}, program {tuple(program)}: more than {self.limit:,} operations: "
+                "an endless loop?"
+            )
+
+
+_STEPS = _Steps()
+
+
+@contextlib.contextmanager
+def limited(steps: int = STEPS) -> Iterator[None]:
+    """Meanwhile, a program that takes more operations raises EndlessLoopError."""
+    before, _STEPS.limit = _STEPS.limit, steps
+    try:
+        yield
+    finally:
+        _STEPS.limit = before
 
 
 _REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -143,9 +191,14 @@ def _is_bf16(dtype: Any) -> bool:
     return bool(dtype.scalar.name == "bf16")  # asked of each value: names compare fastest
 
 
-def _watched(ptrs: Any, mask: Any, kind: str) -> None:
-    for watch in WATCHERS:
-        watch(ptrs.data, mask.data, ptrs.get_element_ty().primitive_bitwidth // 8, kind)
+def _watched(ptrs: Any, mask: Any, kind: str) -> Any:
+    """The mask of an access, without what a watcher refuses."""
+    size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+    for watch in reversed(WATCHERS):  # what one refuses the others do not see
+        allowed = watch(ptrs.data, mask.data, size, kind)
+        if allowed is not None:
+            mask = stock.TensorHandle(np.reshape(allowed, np.shape(ptrs.data)), tl.int1)
+    return mask
 
 
 def _fix_comparisons() -> None:
@@ -171,6 +224,8 @@ def _fix_values() -> None:
     )
 
     def init(self: Any, data: Any, dtype: Any, *rest: Any, **named: Any) -> None:
+        if _STEPS.limit is not None:
+            _STEPS.take()
         if _is_bf16(dtype):
             data = to_values(to_bits(np.asarray(data, np.float32)))
         make(self, data, dtype, *rest, **named)
@@ -183,14 +238,14 @@ def _fix_values() -> None:
     # Loads of a descriptor give the last arguments by name.
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         programs.loaded(np.size(ptrs.data))
-        _watched(ptrs, mask, "load")
+        mask = _watched(ptrs, mask, "load")
         if ptrs.get_element_ty() != tl.bfloat16:
             return load(self, ptrs, mask, other, *rest, **named)
         bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest, **named)
         return handle(to_values(bits.data), tl.bfloat16)
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        _watched(ptrs, mask, "store")
+        mask = _watched(ptrs, mask, "store")
         stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
         programs.stored(stored, np.size(ptrs.data))
 
@@ -205,18 +260,29 @@ def _fix_values() -> None:
         product = a.data.astype(np.float64) @ b.data.astype(np.float64)
         return handle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
-    def atomic(known: Any) -> Any:
-        def checked(self: Any, *args: Any) -> Any:
-            if any(isinstance(arg, handle) and _is_bf16(arg.dtype) for arg in args):
-                raise NotImplementedError("no atomics on bfloat16: accumulate in float32")
-            result = known(self, *args)
-            programs.atomic_done(np.size(result.data))
-            return result
+    rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-        return checked
+    def refuse_bf16(*handles: Any) -> None:
+        if any(_is_bf16(one.dtype) for one in handles):
+            raise NotImplementedError("no atomics on bfloat16: accumulate in float32")
 
-    builder.create_atomic_rmw = atomic(builder.create_atomic_rmw)
-    builder.create_atomic_cas = atomic(builder.create_atomic_cas)
+    def atomic_rmw(self: Any, kind: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        refuse_bf16(value)
+        result = rmw(self, kind, ptr, value, _watched(ptr, mask, "atomic"), *rest)
+        programs.atomic_done(np.size(result.data))
+        return result
+
+    def atomic_cas(self: Any, ptr: Any, compared: Any, value: Any, *rest: Any) -> Any:
+        refuse_bf16(compared, value)
+        every = handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
+        if not _watched(ptr, every, "atomic").data.all():
+            raise AccessError("a compare-and-swap out of bounds")
+        result = cas(self, ptr, compared, value, *rest)
+        programs.atomic_done(np.size(result.data))
+        return result
+
+    builder.create_atomic_rmw = atomic_rmw
+    builder.create_atomic_cas = atomic_cas
     handle.__init__ = init
     builder.cast_impl = cast_impl
     builder.create_masked_load = masked_load

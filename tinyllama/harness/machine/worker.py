@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import pickle
 import shutil
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 TIMEOUT = 900.0  # seconds for one request; a search over compiled configurations takes minutes
 _SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
 _CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
+PLAIN = "--plain"  # among the modules to import: answers are JSON
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -54,7 +56,8 @@ class Worker:
     """A Python process that makes objects and calls their methods on request.
 
     name: for messages. python: the interpreter; cwd: where its modules are found. preload:
-    modules it imports while nobody waits.
+    modules it imports while nobody waits. plain: its answers are JSON, and nothing that it sends is
+    unpickled: for code that is not trusted.
     A worker whose process ended raises WorkerError from then on.
     """
 
@@ -66,8 +69,10 @@ class Worker:
         cwd: Path | None = None,
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        plain: bool = False,
     ) -> None:
         self.name = name
+        self._read: Callable[[bytes], Any] = json.loads if plain else pickle.loads
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         ours, theirs = socket.socketpair()
         caches = {cache: str(self._folder / cache.lower()) for cache in _CACHES}
@@ -82,6 +87,7 @@ class Worker:
                         "tinyllama.harness.machine.worker",
                         str(theirs.fileno()),
                         *preload,
+                        *([PLAIN] if plain else []),
                     ],
                     pass_fds=[theirs.fileno()],
                     cwd=cwd,
@@ -147,7 +153,7 @@ class Worker:
                 f"the process of {self.name} ended with status {self._ended()}", self._tail()
             ) from error
         try:
-            kind, value, *rest = pickle.loads(answer)
+            kind, value, *rest = self._read(answer)
         except Exception as error:
             raise WorkerError(f"the answer of {self.name} cannot be read: {error}") from error
         if kind == "error":
@@ -184,7 +190,7 @@ def _python_path() -> list[str]:
     return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, *, plain: bool = False) -> None:
     """Answer requests until the other side hangs up. An error is an answer, not an end."""
     kept: dict[str, Any] = {}
     while True:
@@ -195,13 +201,17 @@ def serve(connection: Connection) -> None:
         try:
             # Plain pickles: those of a Connection would share the memory of tensors, which
             # processes that do not descend from one another's pools cannot.
-            answer = pickle.dumps(("ok", _answer(kept, *pickle.loads(request))))
+            answer = _written(("ok", _answer(kept, *pickle.loads(request))), plain)
         except Exception as error:
             first = str(error).strip().splitlines()[:1]
             message = f"{type(error).__name__}: {first[0] if first else 'no message'}"
             types = [_qualified(kind) for kind in type(error).__mro__]
-            answer = pickle.dumps(("error", message, traceback.format_exc(), types))
+            answer = _written(("error", message, traceback.format_exc(), types), plain)
         connection.send_bytes(answer)
+
+
+def _written(answer: Any, plain: bool) -> bytes:
+    return json.dumps(answer).encode() if plain else pickle.dumps(answer)
 
 
 def _answer(kept: dict[str, Any], kind: str, key: str, *rest: Any) -> Any:
@@ -231,10 +241,10 @@ def _give_back_memory() -> None:
 def main(descriptor: str, *preload: str) -> None:
     """Serve the connection of that descriptor; a module that fails to load fails when used."""
     connection = Connection(int(descriptor))
-    for module in preload:
+    for module in (name for name in preload if name != PLAIN):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    serve(connection)
+    serve(connection, plain=PLAIN in preload)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ does not pass: it is UNSUPPORTED, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from tinyllama.harness.correct.checks import (
     accuracy,
     calls,
     compiling,
     frameworks,
-    guards,
     programs,
     sizes,
 )
@@ -30,6 +30,7 @@ from tinyllama.harness.correct.checks.finding import (
     Rank,
     Unsupported,
 )
+from tinyllama.harness.kernels.bounds import Bounds
 
 __all__ = ["CHECKS", "Candidate", "Finding", "Outcome", "Rank", "run"]
 
@@ -49,7 +50,6 @@ _COMPARING: dict[str, Check] = {
     "large offsets": programs.large_offsets,
 }
 _OTHERS: dict[str, Check] = {
-    "out of bounds": guards.out_of_bounds,
     "races": programs.races,
     "scaled upstream": calls.scaled_upstream,
     "backward twice": calls.backward_twice,
@@ -58,15 +58,21 @@ _OTHERS: dict[str, Check] = {
     "determinism": calls.determinism,
     "resources": compiling.resources,
 }
-CHECKS = (*accuracy.NAMES, *_OTHERS, *_COMPARING)
+CHECKS = (*accuracy.ALL, *_OTHERS, *_COMPARING)
 
 
 def run(
-    candidate: Candidate, only: Collection[str] = CHECKS, *, right: bool = True
+    candidate: Candidate,
+    only: Collection[str] = CHECKS,
+    *,
+    right: bool = True,
+    bounded: bool = True,
 ) -> Iterator[Finding]:
     """The findings of the checks named in ``only``, in the order of `CHECKS`.
 
     right: whether the candidate's plain results are right, as far as ``only`` does not test that.
+    bounded: likewise, whether no access out of bounds was seen. A first one is a fault of the check
+        in which it is seen.
     Raises ValueError for a name that is no check.
     """
     for name in only:
@@ -75,17 +81,31 @@ def run(
     if reason := candidate.missing():
         yield from (Finding(name, Outcome.UNSUPPORTED, message=reason) for name in only)
         return
-    if set(only) & set(accuracy.NAMES):
+    if set(only) & set(accuracy.ALL):
         for finding in accuracy.check(candidate, only):
             right = right and (finding.outcome.good or finding.check not in accuracy.PLAIN)
-            if finding.check in only:
-                yield finding
+            bounded = bounded and (finding.outcome.good or finding.check != accuracy.BOUNDS)
+            yield finding
     for name, check in {**_OTHERS, **_COMPARING}.items():
         if name in only:
             if not right and name in _COMPARING:
                 yield Finding(name, Outcome.BLOCKED, message="the plain cases fail already")
             else:
-                yield _finding(name, check, candidate)
+                bounds = Bounds()
+                with candidate.limits(bounds):
+                    finding = _finding(name, check, candidate)
+                yield _with_strays(finding, bounds.strays) if bounded else finding
+                bounded = bounded and not bounds.strays
+
+
+def _with_strays(finding: Finding, strays: list[str]) -> Finding:
+    """What was accessed out of bounds comes before what else was seen."""
+    if not strays:
+        return finding
+    if finding.outcome.good:
+        text = f"out of bounds: {strays[0]}"
+        return Finding(finding.check, Outcome.FAILED, finding.case, text, special=Rank.UNSAFE)
+    return replace(finding, message=f"out of bounds: {strays[0]}; then: {finding.message}")
 
 
 def _finding(name: str, check: Check, candidate: Candidate) -> Finding:

@@ -16,7 +16,8 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.crash import crashed, in_backward, place, refuses
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank
-from tinyllama.harness.correct.checks.guards import OutOfBoundsError
+from tinyllama.harness.correct.checks.guards import GuardedMemory
+from tinyllama.harness.correct.compare import Comparison
 from tinyllama.harness.correct.evaluate import (
     ChangedInputError,
     ContractError,
@@ -33,22 +34,32 @@ ABSENT, WANTED = "absent gradients", "wanted gradients"
 PLAIN = (OUTPUTS, GRADIENTS, UNWRITTEN, TOUCHED)
 VARIED = (EXTREMES, LAYOUTS, UPSTREAMS, ABSENT, WANTED)
 NAMES = (*PLAIN, *VARIED)
+BOUNDS = "out of bounds"  # in whatever case
+ALL = (*NAMES, BOUNDS)
+ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 
 
-def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Finding]:
-    """A finding for each of these `NAMES`; UNSUPPORTED where the op has no case for it."""
+def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding]:
+    """A finding for each of these names of `ALL`; UNSUPPORTED where the op has no case for it.
+
+    Where `BOUNDS` alone is asked for, no result is compared.
+    """
     found: dict[str, Finding] = {}
     tried: set[str] = set()
     unknown: dict[str, str] = {}
     cases = candidate.covered()
+    compared = bool({*only} - {BOUNDS})
     for case in (case for case in cases if not case.varied):
-        tried |= {OUTPUTS, UNWRITTEN, TOUCHED}
+        tried |= {OUTPUTS, UNWRITTEN, TOUCHED, BOUNDS}
         tried |= {GRADIENTS} if candidate.op.differentiable else set()
-        for finding in faults(candidate, case):
+        every = _tried(candidate, case, compared)
+        for finding in every:
             if finding.check not in found or found[finding.check].outcome is Outcome.BLOCKED:
                 found[finding.check] = finding
         if tried & set(only) <= failing(found):
             break  # each check that is asked for has failed already
+        if str(case) in candidate.ended or any(ENDLESS in one.message for one in every):
+            break  # the other cases would end so, too, and each of them takes seconds
     blocked = next((found[name] for name in PLAIN if name in found and name != TOUCHED), None)
     varied = candidate.shielded() if TOUCHED in found else candidate
     outputs_alone = blocked is not None and not {OUTPUTS, UNWRITTEN} & failing(found)
@@ -56,25 +67,38 @@ def check(candidate: Candidate, only: Collection[str] = NAMES) -> Iterator[Findi
         varied = varied.forward_only()
     for case in (case for case in cases if case.varied):
         name = variation(case)
-        if name in found or name not in only:
+        for_bounds = not compared and name in (LAYOUTS, UPSTREAMS) and BOUNDS not in found
+        if name in found or (name not in only and not for_bounds):
             continue
         tried.add(name)
         fault: Finding | None = None
         if blocked is None or (outputs_alone and name in (EXTREMES, LAYOUTS)):
-            fault = next(faults(varied, replace(case, op=varied.op)), None)
-        if fault is not None:
+            every = _tried(varied, replace(case, op=varied.op), compared)
+            for one in every:
+                if one.check == BOUNDS and one.outcome is Outcome.FAILED:
+                    found.setdefault(BOUNDS, one)
+            fault = next((one for one in every if one.check != BOUNDS), None)
+        if fault is not None and compared:
             message = f"{fault.check}: {fault.message}"
             found[name] = replace(fault, check=name, message=message, special=fault.rank)
         elif blocked is not None:
             unknown[name] = f"the plain cases fail already: {blocked.check}"
     for name, text in unknown.items():
         found.setdefault(name, Finding(name, Outcome.BLOCKED, message=text))
-    for name in (name for name in NAMES if name in only):
+    for name in (name for name in ALL if name in only):
         if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))
         else:
             none = "the provider covers no such case of the op"
             yield Finding(name, Outcome.UNSUPPORTED, message=none)
+
+
+def _tried(candidate: Candidate, case: OpCase, compared: bool) -> list[Finding]:
+    """The faults of a case; of one in which a process ended before, only that."""
+    if (text := candidate.ended.get(str(case))) is None:
+        return list(faults(candidate, case, compared=compared))
+    ended = Finding(OUTPUTS, Outcome.CRASHED, str(case), text)
+    return [ended, *_behind(candidate, case, ended)]
 
 
 def failing(found: dict[str, Finding]) -> set[str]:
@@ -98,17 +122,27 @@ def variation(case: OpCase) -> str:
     return ABSENT if case.absent else WANTED
 
 
-def faults(candidate: Candidate, case: OpCase, *, refusable: bool = False) -> Iterator[Finding]:
+def faults(
+    candidate: Candidate, case: OpCase, *, refusable: bool = False, compared: bool = True
+) -> Iterator[Finding]:
     """What is wrong in one case. refusable: an error by which the candidate refuses the case is a
-    fault of its contract, as for a layout."""
-    inputs = candidate.inputs(case)
+    fault of its contract, as for a layout. compared: whether results are."""
+    inputs, guards = candidate.inputs(case), GuardedMemory()
+    ended: Exception | None = None
+    wrong: list[Comparison] = []
     try:
-        results = candidate.results(inputs, PoisonedMemory())
-        wrong = candidate.wrong(case, results, inputs)
+        results = candidate.results(inputs, PoisonedMemory(), guards)
+        wrong = candidate.wrong(case, results, inputs) if compared else []
     except Exception as error:
+        ended = error
+    if beyond := guards.broken():
+        more = f", and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        yield Finding(BOUNDS, Outcome.FAILED, str(case), beyond[0] + more)
+    if ended is not None:
         refusable |= variation(case) in (LAYOUTS, UPSTREAMS) and case.varied
-        first = _ended_by(candidate, case, error, refusable)
-        yield first
+        first = _ended_by(candidate, case, ended, refusable)
+        if not (beyond and first.check == TOUCHED):  # what was changed are the canaries around it
+            yield first
         yield from _behind(candidate, case, first)
         return
     with_nan = [one.name for one in wrong if results[one.name].isnan().any()]
@@ -136,8 +170,7 @@ def _ended_by(candidate: Candidate, case: OpCase, error: Exception, refusable: b
         finding = Finding(check, Outcome.FAILED, str(case), text)
     else:
         finding = crashed(check, error, candidate, str(case))
-    ours = isinstance(error, (ContractError, OutOfBoundsError))
-    if refusable and refuses(error) and not ours:
+    if refusable and refuses(error) and not isinstance(error, ContractError):
         return replace(finding, special=Rank.CONTRACT)
     return finding
 
@@ -147,7 +180,7 @@ def _behind(candidate: Candidate, case: OpCase, first: Finding) -> Iterator[Find
     if first.check == TOUCHED:
         yield from faults(candidate.shielded(), case)
         return
-    unknown = [UNWRITTEN, TOUCHED]
+    unknown = [UNWRITTEN, TOUCHED, BOUNDS]
     if first.check == GRADIENTS:
         forward = candidate.forward_only()
         yield from faults(forward, replace(case, op=forward.op))

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements, op_cases
+from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.compare import SLACK, Comparison
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, evaluate
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.machine.device import cannot, synchronize
 
 
 class Outcome(enum.Enum):
@@ -93,6 +95,19 @@ class Finding:
         words = {"outcome": self.outcome.value, "rank": self.rank.value if self.rank else ""}
         return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
 
+    @classmethod
+    def of(cls, plain: Mapping[str, str]) -> Finding:
+        """From what `as_dict` returns.
+
+        Raises ValueError, TypeError or AttributeError for anything else.
+        """
+        words = dict(plain)
+        outcome, rank = Outcome(words.pop("outcome")), words.pop("rank")
+        special = Rank(rank) if rank else None
+        if not all(isinstance(word, str) for word in words.values()):
+            raise TypeError("a finding is made of words")
+        return cls(outcome=outcome, special=special, **words)
+
 
 # What a check finds: the case, what was seen, and its rank where that is a special one.
 Problem = tuple[OpCase, str] | tuple[OpCase, str, Rank] | None
@@ -107,6 +122,8 @@ class Candidate:
     """A provider of an op that is checked: on this device, with inputs from this seed.
 
     backend: of torch.compile, for the check `compiled`.
+    announce: is told each case that is about to be tried.
+    ended: cases in which a process ended before, with what is known of that; they are not tried.
     """
 
     op: Op
@@ -114,6 +131,8 @@ class Candidate:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     seed: int = 0
     backend: str = "aot_eager"
+    announce: Callable[[str], None] = lambda case: None
+    ended: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def slack(self) -> dict[torch.dtype, float]:
@@ -160,14 +179,41 @@ class Candidate:
         return [case for case in self.covered() if not case.varied]
 
     def inputs(self, case: OpCase) -> Inputs:
+        self.announce(str(case))
         return case.inputs(self.device, self.seed)
 
     def results(
-        self, inputs: Inputs, memory: PoisonedMemory | None = None
+        self,
+        inputs: Inputs,
+        memory: PoisonedMemory | None = None,
+        guards: GuardedMemory | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Outputs and gradients of one call."""
-        with memory or contextlib.nullcontext():
-            return evaluate(self.op, self.provider.call, inputs, self.provider.overwrites)
+        """Outputs and gradients of one call. guards: put everything between canaries."""
+        with contextlib.ExitStack() as within:
+            if guards is not None:
+                within.enter_context(self.limits(guards))
+            for mode in filter(None, (memory, guards)):
+                within.enter_context(mode)
+            results = evaluate(
+                self.op,
+                self.provider.call,
+                inputs,
+                self.provider.overwrites,
+                place=guards.placed if guards else None,
+            )
+            synchronize(self.device)
+            return results
+
+    @contextlib.contextmanager
+    def limits(self, bounds: Bounds) -> Iterator[None]:
+        """Meanwhile, interpreted kernels access nothing out of bounds, and end."""
+        if not self.interpreted:
+            yield
+            return
+        from tinyllama.harness.kernels.interpreter import limited
+
+        with watched(bounds.watch), limited():
+            yield
 
     def wrong(
         self, case: OpCase, results: dict[str, torch.Tensor], inputs: Inputs

@@ -1,45 +1,33 @@
-"""Accesses out of bounds, found by canaries around every buffer: inputs, outputs and scratch.
+"""Memory between canaries: inputs, upstream gradients, outputs and scratch.
 
-A store out of bounds changes a canary. A load is only seen where kernels are interpreted; it does
-no harm unless the memory beyond a buffer is not mapped.
+A store out of bounds changes a canary. Where kernels are interpreted, loads and stores out of
+bounds are noted before they are made (`tinyllama.harness.kernels.bounds`), and left out.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tinyllama.harness.correct.checks.finding import Candidate, Problem
-from tinyllama.harness.correct.checks.graph import Graph
 from tinyllama.harness.correct.poison import UNINITIALISED
-from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.kernels.bounds import Bounds, watched
+
+__all__ = ["GuardedMemory", "KnownMemory", "watched"]
 
 WIDTH = 2**16  # bytes of canary on each side of a buffer
 CANARY = 0xA5
 
 
-class OutOfBoundsError(AssertionError):
-    """An access to memory that belongs to no tensor; it is refused."""
-
-
-class KnownMemory(TorchDispatchMode):
-    """While active, notes the memory of every tensor that an operator takes or returns. `watch`
-    refuses any other access of an interpreted kernel, which could end the process.
-
-    strays: the accesses that were refused.
-    """
+class KnownMemory(TorchDispatchMode, Bounds):
+    """While active, notes the memory of every tensor that an operator takes or returns: what a
+    table of addresses may name."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.strays: list[str] = []
-        self._known: dict[int, int] = {}  # first byte of a storage -> the byte behind its last
-        self._sorted: tuple[Any, Any] | None = None
+        TorchDispatchMode.__init__(self)
+        Bounds.__init__(self, known={})
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -51,26 +39,9 @@ class KnownMemory(TorchDispatchMode):
         return result
 
     def _know(self, storage: torch.UntypedStorage) -> None:
+        assert self.known is not None
         start = storage.data_ptr()
-        end = start + storage.nbytes()
-        if self._known.get(start, 0) < end:
-            self._known[start] = end
-            self._sorted = None
-
-    def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> None:
-        """Raises OutOfBoundsError for an access to memory that belongs to no known tensor."""
-        if self._sorted is None:
-            starts = np.array(sorted(self._known), dtype=np.uint64)
-            ends = np.array([self._known[int(start)] for start in starts], dtype=np.uint64)
-            self._sorted = starts, np.maximum.accumulate(ends)
-        starts, ends = self._sorted
-        wanted = np.asarray(addresses)[np.broadcast_to(accessed, np.shape(addresses))]
-        place = np.searchsorted(starts, wanted.astype(np.uint64), side="right") - 1
-        inside = (place >= 0) & (wanted.astype(np.uint64) + np.uint64(size) <= ends[place])
-        if not inside.all():
-            text = f"a {kind} of {size} bytes from memory that is no tensor's"
-            self.strays.append(text)
-            raise OutOfBoundsError(text)
+        self.known[start] = max(self.known.get(start, 0), start + storage.nbytes())
 
 
 class GuardedMemory(KnownMemory):
@@ -78,7 +49,7 @@ class GuardedMemory(KnownMemory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffers: list[tuple[torch.Tensor, int]] = []  # all bytes, how many are the tensor's
+        self.buffers: list[tuple[torch.Tensor, int, str]] = []  # all bytes, its own, what it is
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -86,75 +57,41 @@ class GuardedMemory(KnownMemory):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         return self.guarded(result) if func in UNINITIALISED and result.numel() else result
 
-    def guarded(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the same shape, strides and contents between canaries."""
-        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    def guarded(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """A tensor of the same shape, strides and contents between canaries, gaps included."""
+        if not tensor.numel():
+            return tensor.detach().clone()
+        pairs = zip(tensor.shape, tensor.stride(), strict=True)
+        extent = 1 + sum((n - 1) * s for n, s in pairs)
         size = extent * tensor.itemsize
         raw = torch.full((size + 2 * WIDTH,), CANARY, dtype=torch.uint8, device=tensor.device)
-        self.buffers.append((raw, size))
+        self.buffers.append((raw, size, name))
         self._know(raw.untyped_storage())
+        start = raw.data_ptr() + WIDTH
+        self.inside[raw.data_ptr()] = start, start + size
         inside = raw[WIDTH : WIDTH + size].view(tensor.dtype)
-        return inside.as_strided(tensor.shape, tensor.stride(), inside.storage_offset()).copy_(
-            tensor
-        )
+        whole = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
+        inside.copy_(whole)
+        return inside.as_strided(tensor.shape, tensor.stride(), inside.storage_offset())
 
-    def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> None:
-        """Note a load from a canary. Raises OutOfBoundsError as `KnownMemory` does."""
-        super().watch(addresses, accessed, size, kind)
-        for raw, length in self.buffers if kind == "load" else ():
-            start = raw.data_ptr() + WIDTH
-            near = (addresses >= start - WIDTH) & (addresses < start + length + WIDTH)
-            inside = (addresses >= start) & (addresses + size <= start + length)
-            if (near & ~inside & accessed).any():
-                first = int(addresses[near & ~inside & accessed].min())
-                self.strays.append(f"a load at byte {first - start} of a buffer of {length} bytes")
+    def placed(self, value: Any, name: str = "") -> Any:
+        """An input between canaries; of a list, each entry."""
+        if isinstance(value, list):
+            return [self.placed(one, f"{name}[{place}]") for place, one in enumerate(value)]
+        return self.guarded(value, name)
 
     def broken(self) -> list[str]:
-        """Buffers whose canaries were read or overwritten, and where."""
-        found = list(dict.fromkeys(self.strays))
-        for raw, size in self.buffers:
+        """What was accessed out of bounds, and buffers whose canaries were overwritten, and where.
+
+        The canaries are put back: what is said once is not said again.
+        """
+        found, self.strays = self.strays, []
+        for raw, size, name in self.buffers:
             for side, canary in (("before", raw[:WIDTH]), ("after", raw[WIDTH + size :])):
                 hit = (canary != CANARY).nonzero().flatten()
                 if len(hit):
                     near = WIDTH - 1 - hit[-1] if side == "before" else hit[0]
-                    found.append(f"a store {int(near)} bytes {side} a buffer of {size} bytes")
+                    what = f"{name}, a buffer" if name else "a buffer"
+                    found.append(f"a store {int(near)} bytes {side} {what} of {size} bytes")
+                    canary.fill_(CANARY)
         return found
-
-
-@contextlib.contextmanager
-def watched(watch: Callable[..., None]) -> Iterator[None]:
-    """Meanwhile, call a function for every access of an interpreted kernel."""
-    from tinyllama.harness.kernels import interpreter
-
-    interpreter.WATCHERS.append(watch)
-    try:
-        yield
-    finally:
-        interpreter.WATCHERS.remove(watch)
-
-
-def out_of_bounds(candidate: Candidate) -> Problem:
-    """No kernel accesses memory beyond its buffers, in any plain case, forward or backward."""
-    candidate.smallest()  # raises where no case is covered: nothing would be checked
-    for case in candidate.plain():
-        guards = GuardedMemory()
-
-        def guarded(value: Any, guards: GuardedMemory = guards) -> Any:
-            if isinstance(value, list):
-                return [guarded(item) for item in value]
-            return guards.guarded(value)
-
-        inputs = candidate.inputs(case)
-        watching = watched(guards.watch) if candidate.interpreted else contextlib.nullcontext()
-        try:
-            with watching, guards:
-                graph = Graph(candidate, inputs, prepare=guarded)
-                if candidate.op.differentiable:
-                    graph.gradients(guards.guarded)
-                synchronize(candidate.device)
-        except Exception:
-            if not guards.strays:  # where there is one, it says more than the error it led to
-                raise
-        if broken := guards.broken():
-            return case, broken[0] + (f", and {len(broken) - 1} more" if len(broken) > 1 else "")
-    return None

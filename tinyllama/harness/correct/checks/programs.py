@@ -12,9 +12,9 @@ import torch
 from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
-from tinyllama.harness.correct.checks.guards import KnownMemory, watched
 from tinyllama.harness.correct.offsets import BF16, Far, NoAddressesError
 from tinyllama.harness.declare.specs import Tensor
+from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import identity
 from tinyllama.harness.kernels.programs import NAMES, Order, ordered
 
@@ -32,17 +32,18 @@ class Stores:
         self._launch: Any = None
         self._stored: dict[tuple[int, ...], list[Any]] = {}
 
-    def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> None:
+    def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> Any:
         from tinyllama.harness.kernels import interpreter
 
         if kind != "store":
-            return
+            return None
         launch, program = interpreter.running()
         if launch is not self._launch:
             self.close()
             self._launch = launch
         wanted = np.asarray(addresses)[np.broadcast_to(accessed, np.shape(addresses))]
         self._stored.setdefault(program, []).append(wanted.ravel())
+        return None
 
     def close(self) -> None:
         """Judge the last launch."""
@@ -134,7 +135,7 @@ def large_offsets(candidate: Candidate) -> Problem:
     if BF16 not in candidate.dtypes:
         raise Unsupported("it takes no bfloat16, of which 2^31 elements have addresses here")
     case = _with_entries(candidate, APART, BF16)
-    op, inputs, memory = candidate.op, candidate.inputs(case), KnownMemory()
+    op, inputs = candidate.op, candidate.inputs(case)
     axis = _first_axis(candidate)
 
     def is_placed(value: Any, declared: Tensor) -> bool:
@@ -149,21 +150,20 @@ def large_offsets(candidate: Candidate) -> Problem:
 
     if not any(is_placed(value, op.inputs[name]) for name, value in inputs.args.items()):
         raise Unsupported(f"no input that it takes in bfloat16 has the first axis {axis}")
-    with memory, watched(memory.watch):
-        try:
-            far = Far()
-        except NoAddressesError as error:
-            raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
-        placed = replace(
-            inputs,
-            args=apart(inputs.args, op.inputs),
-            upstream=apart(inputs.upstream, op.outputs),
-        )
-        graph = Graph(candidate, placed, prepare=lambda value: value.detach())
-        results = {name: value.detach() for name, value in graph.outputs.items()}
-        if op.differentiable:
-            gradients = graph.gradients(lambda gradient: gradient)
-            results |= {f"grad {name}": value for name, value in gradients.items()}
+    try:
+        far = Far()
+    except NoAddressesError as error:
+        raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
+    placed = replace(
+        inputs,
+        args=apart(inputs.args, op.inputs),
+        upstream=apart(inputs.upstream, op.outputs),
+    )
+    graph = Graph(candidate, placed, prepare=lambda value: value.detach())
+    results = {name: value.detach() for name, value in graph.outputs.items()}
+    if op.differentiable:
+        gradients = graph.gradients(lambda gradient: gradient)
+        results |= {f"grad {name}": value for name, value in gradients.items()}
     wrong = candidate.wrong(case, results, inputs)
     return (case, str(wrong[0])) if wrong else None
 

@@ -1,9 +1,17 @@
-"""Checks in a process of their own: what ends that process is a finding, and the rest goes on."""
+"""Checks in a process of their own: what ends that process is a finding, and the rest goes on.
+
+The process says which case it is about to try. Where it ends, that case has a fault, and the checks
+go on with the next case in a new process. What it sends is JSON, and never unpickled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import faulthandler
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +21,10 @@ from tinyllama.harness.correct.checks.crash import place_in
 from tinyllama.harness.declare.registry import discover, load_file
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.worker import Worker, WorkerError
+
+MOST_ENDED = 6  # processes of one group of checks that may end before its rest is not tried
+SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
+RESERVE = 2**30  # bytes of memory that are left to other processes
 
 
 @dataclass(frozen=True)
@@ -32,10 +44,16 @@ class Asked:
 
 
 class Checks:
-    """In the worker: the providers that are asked about, and the checks on them."""
+    """In the worker: the providers that are asked about, and the checks on them.
 
-    def __init__(self, **asked: object) -> None:
+    log: a file to which each case is written before it is tried.
+    """
+
+    def __init__(self, log: str, **asked: object) -> None:
         self.asked = Asked(**asked)  # type: ignore[arg-type]
+        self.log = Path(log)
+        if self.asked.device == "cpu":
+            limit_memory()
         self.candidates = {
             str(one.provider): one
             for one in self._declared()
@@ -52,7 +70,7 @@ class Checks:
         elif asked.op not in ops:
             raise UsageError(_unknown("--op", asked.op, ops))
         found = [
-            Candidate(op, provider, torch.device(asked.device), asked.seed)
+            Candidate(op, provider, torch.device(asked.device), asked.seed, announce=self.announce)
             for op in ops.values()
             if asked.op in (None, op.name)
             for provider in op.providers.values()
@@ -63,53 +81,113 @@ class Checks:
             raise UsageError(_unknown("--provider", asked.provider, names))
         yield from found
 
+    def announce(self, case: str) -> None:
+        """Note a case, which has so much time from now on."""
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(case) + "\n")
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+
     def providers(self) -> list[str]:
         return list(self.candidates)
 
-    def findings(self, provider: str, only: list[str], right: bool) -> list[Finding]:
-        return list(run(self.candidates[provider], only, right=right))
+    def findings(
+        self, provider: str, only: list[str], right: bool, bounded: bool, ended: dict[str, str]
+    ) -> list[dict[str, str]]:
+        """As plain data. ended: cases that ended a process before."""
+        candidate = replace(self.candidates[provider], ended=ended)
+        try:
+            return [one.as_dict() for one in run(candidate, only, right=right, bounded=bounded)]
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
-def check(asked: Asked, only: Sequence[str]) -> Iterator[tuple[str, list[Finding]]]:
+def limit_memory() -> None:
+    """Let an allocation fail that the machine has no memory for, before the system ends the
+    process; on Linux."""
+    facts = Path("/proc/meminfo")
+    if not facts.is_file():
+        return
+    import resource
+
+    (available,) = re.findall(r"^MemAvailable: +(\d+) kB", facts.read_text(), re.MULTILINE)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = max(int(available) * 1024 - RESERVE, RESERVE)
+    if most == resource.RLIM_INFINITY or wanted < most:
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+
+
+def check(
+    asked: Asked,
+    only: Sequence[str],
+    progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[tuple[str, list[Finding]]]:
     """Each provider that is asked about, and the findings of these checks on it.
 
-    Raises WorkerError when the file cannot be loaded, or has no such op or provider.
+    progress: is told what is tried now. Raises WorkerError when the file cannot be loaded, or has
+    no such op or provider.
     """
-    together = [name for name in only if name in accuracy.NAMES]
+    together = [name for name in only if name in accuracy.ALL]
     groups = [*([together] if together else []), *([n] for n in only if n not in together)]
-    worker: Worker | None = None
-    try:
-        worker = _started(asked)
-        for provider in worker.call("checks", "providers"):
-            found: list[Finding] = []
-            for names in groups:
-                right = all(one.outcome.good for one in found if one.check in accuracy.PLAIN)
-                try:
-                    found += worker.call("checks", "findings", provider, names, right)
-                except WorkerError as error:  # the process ended: the next check gets a new one
-                    found += [_ended(name, error, asked.file) for name in names]
-                    worker.close()
-                    worker = _started(asked)
-            yield provider, found
-    finally:
-        if worker is not None:
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        one = _Run(asked, Path(folder) / "cases")
+        try:
+            for provider in one.worker.call("checks", "providers"):
+                found: list[Finding] = []
+                for names in groups:
+                    progress(f"{provider}: {', '.join(names)}")
+                    found += one.findings(provider, names, found)
+                yield provider, found
+        finally:
+            one.worker.close()
+
+
+class _Run:
+    """A worker, and another one after each that ended."""
+
+    def __init__(self, asked: Asked, log: Path) -> None:
+        self.asked, self.log = asked, log
+        self.worker = self._started()
+
+    def findings(self, provider: str, names: list[str], before: list[Finding]) -> list[Finding]:
+        """Of a group of checks; before: those of earlier groups."""
+        right = all(one.outcome.good for one in before if one.check in accuracy.PLAIN)
+        bounded = all(one.outcome.good for one in before if one.check == accuracy.BOUNDS)
+        ended: dict[str, str] = {}
+        while True:
+            self.log.write_text("")
+            try:
+                plain = self.worker.call(
+                    "checks", "findings", provider, names, right, bounded, ended
+                )
+                return [Finding.of(one) for one in plain]
+            except WorkerError as error:
+                text, details = self._said(error), error.details
+            self.worker.close()
+            self.worker = self._started()
+            cases = self.log.read_text(encoding="utf-8").splitlines()
+            case = json.loads(cases[-1]) if cases else ""
+            varied = set(names) & set(accuracy.ALL)
+            if not varied or not case or case in ended or len(ended) + 1 == MOST_ENDED:
+                return [Finding(name, Outcome.CRASHED, case, text, details) for name in names]
+            ended[case] = text
+
+    def _said(self, error: WorkerError) -> str:
+        """How a process ended, with the author's line."""
+        file = self.asked.file
+        place = "" if file is None else place_in(error.details, str(Path(file).resolve()))
+        if error.details.startswith("Timeout (") or "\nTimeout (" in error.details:
+            return f"{place}no end after {SECONDS} s"
+        return f"{place}{error}"
+
+    def _started(self) -> Worker:
+        worker = Worker("check", preload=[self.asked.package], plain=True)
+        try:
+            worker.make("checks", f"{__name__}:Checks", log=str(self.log), **asdict(self.asked))
+        except WorkerError:
             worker.close()
-
-
-def _ended(check: str, error: WorkerError, file: str | None) -> Finding:
-    place = "" if file is None else place_in(error.details, str(Path(file).resolve()))
-    return Finding(check, Outcome.CRASHED, message=f"{place}{error}", traceback=error.details)
+            raise
+        return worker
 
 
 def _unknown(option: str, name: str | None, known: Iterable[str]) -> str:
     return f"{option} {name!r:.80} does not exist: use one of {', '.join(known)}"
-
-
-def _started(asked: Asked) -> Worker:
-    worker = Worker("check", preload=[asked.package])
-    try:
-        worker.make("checks", f"{__name__}:Checks", **asdict(asked))
-    except WorkerError:
-        worker.close()
-        raise
-    return worker

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.accuracy import faults
+from tinyllama.harness.correct.checks.accuracy import ENDLESS, faults
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsupported
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.specs import flat
@@ -73,6 +73,8 @@ def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int
         for extreme in (None, *extremes):
             one = replace(case, extreme=extreme)
             fault = next(faults(candidate, one, refusable=True), None)
+            if fault is not None and ENDLESS in fault.message and largest:
+                return largest, f" (programs would take too many operations at {size:,})"
             if fault is not None:
                 text = f"{fault.check}: {fault.message}"
                 return replace(fault, check="sizes", message=text, special=fault.rank)

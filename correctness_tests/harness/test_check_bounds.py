@@ -1,0 +1,123 @@
+"""Accesses out of bounds and endless loops of interpreted kernels: named before they do harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import Provider
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.kernels import interpreter
+from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.ops import OPS
+
+OP = OPS["silu_mul"]
+PASSED, FAILED, CRASHED = Outcome.PASSED, Outcome.FAILED, Outcome.CRASHED
+FAR = 2**40  # elements: no memory of this process
+NAME = __name__.rpartition(".")[2]
+
+
+@jit
+def storing(x, out, n, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * 4 + tl.arange(0, 4)
+    tl.store(out + at + tl.cast(SHIFT, tl.int64), tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@jit
+def adding(x, out, n, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 4)
+    tl.atomic_add(out + at + tl.cast(SHIFT, tl.int64), 1.0, mask=at < n)
+
+
+@jit
+def swapping(x, out, n, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.atomic_cas(out + tl.cast(SHIFT, tl.int64), 0, 1)
+
+
+@jit
+def reading(x, out, n, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(out, tl.load(x + tl.cast(SHIFT, tl.int64)))
+
+
+@jit
+def endless(x, out, n, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    while tl.atomic_cas(out, 0, 1) == 0:  # a lock that nobody releases
+        tl.store(out, 0)
+
+
+def beside(kernel: Any, shift: int, wrong: str = "") -> Any:
+    """The op, beside a launch that is out of bounds: always, or in one layout."""
+
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        dtype = torch.int32 if kernel in (swapping, endless) else torch.float32
+        out = torch.zeros(8, dtype=dtype)
+        shifted = not wrong or gate.stride()[-1] == 2
+        kernel[(2,)](torch.ones(8, dtype=dtype), out, 8, SHIFT=shift if shifted else 0)
+        return OP["eager"].call(gate, up)
+
+    return call
+
+
+def found(call: Any, *only: str) -> dict[str, Finding]:
+    provider = Provider(OP.name, "tried", call, dtypes=(torch.float32,), requires=("triton",))
+    dims = OP.cases[0].dims
+    narrow = replace(provider, supports=lambda given: None if given == dims else "another case")
+    return {one.check: one for one in run(Candidate(OP, narrow), only=only)}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shift", "seen"),
+    [
+        (storing, FAR, "program (0, 0, 0): a store of 4 bytes "),
+        (storing, 7, "program (0, 0, 0): a store of 4 bytes 0 bytes behind the end of out, "),
+        (adding, -FAR, "an atomic of 4 bytes "),
+        (swapping, FAR, "an atomic of 4 bytes "),
+        (reading, -1, "a load of 4 bytes 4 bytes before the start of x, a buffer of 32 bytes"),
+    ],
+    ids=["far store", "near store", "atomic", "swap", "load"],
+)
+def test_an_access_out_of_bounds_is_named_and_not_made(kernel: Any, shift: int, seen: str) -> None:
+    """With the line, the kernel, the program and the argument; and the process goes on."""
+    findings = found(beside(kernel, shift), "outputs", "out of bounds", "determinism")
+    finding = findings["out of bounds"]
+    assert finding.outcome is FAILED, finding
+    assert finding.rank is Rank.UNSAFE
+    assert finding.message.startswith(f"{__file__}:")
+    assert f": {NAME}.{kernel.fn.__name__}, " in finding.message
+    assert seen in finding.message
+    if kernel is not swapping:  # it has no mask, so nothing can be left out
+        assert findings["outputs"].outcome is PASSED
+        assert findings["determinism"].outcome is PASSED
+
+
+def test_one_layout_alone_is_out_of_bounds() -> None:
+    findings = found(beside(storing, FAR, "strided"), "outputs", "out of bounds", "input layouts")
+    assert findings["out of bounds"].case.endswith("-strided_inputs")
+    assert {findings[name].outcome for name in ("outputs", "input layouts")} == {PASSED}
+
+
+def test_an_access_that_one_check_alone_sees_is_its_fault() -> None:
+    finding = found(beside(storing, FAR), "determinism")["determinism"]
+    assert (finding.outcome, finding.rank) == (FAILED, Rank.UNSAFE)
+    assert finding.message.startswith("out of bounds: ")
+
+
+def test_an_endless_loop_is_ended_and_named() -> None:
+    with interpreter.limited(steps=100), pytest.raises(Exception, match="more than 100 operations"):
+        endless[(1,)](torch.ones(8), torch.zeros(8, dtype=torch.int32), 8, SHIFT=0)
+    with interpreter.limited(steps=100):
+        storing[(2,)](torch.ones(8), torch.zeros(8), 8, SHIFT=0)
+
+
+def test_what_is_within_its_tensors_is_left_alone() -> None:
+    bounds, out = Bounds(), torch.zeros(8)
+    with watched(bounds.watch):
+        storing[(2,)](torch.ones(8), out, 8, SHIFT=0)
+    assert not bounds.strays
+    assert out.sum() == 8

@@ -1,0 +1,167 @@
+"""Accesses of interpreted kernels, held to the memory of their arguments before they are made.
+
+    bounds = Bounds()
+    with watched(bounds.watch):
+        ...                      # what is launched
+    for stray in bounds.strays: ...
+
+An access outside of every tensor that a launch is given is not made: a store out of bounds would
+change memory of others, or end the process. It is noted with the kernel, its program, the argument
+that lies nearest and the author's line, and the launch goes on, so that other faults are seen too.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_MACHINERY = ("triton", "numpy", "tinyllama.harness")
+_ADDRESSES = (torch.int64, torch.uint64)  # dtypes of tables of addresses
+
+
+class Region(NamedTuple):
+    """Bytes that an argument of a launch may access: from start to before end."""
+
+    start: int
+    end: int
+    name: str
+
+
+class Bounds:
+    """strays: what was refused, in words; the first access of each kernel, argument and kind.
+
+    inside: of storages (by their first byte) of which only a part may be accessed, that part.
+    known: first byte of other storages -> the byte behind the last; None: they are not known.
+    """
+
+    def __init__(self, known: dict[int, int] | None = None) -> None:
+        self.strays: list[str] = []
+        self.inside: dict[int, tuple[int, int]] = {}
+        self.known = known
+        self._met: set[tuple[str, str, str]] = set()
+        self._launch: Any = None
+        self._regions: list[Region] = []
+        self._starts: list[int] = []
+        self._anywhere = False
+
+    def watch(self, addresses: Any, accessed: Any, size: int, kind: str) -> Any:
+        """Which of these accesses are allowed, where not all of them are; else None."""
+        from tinyllama.harness.kernels import interpreter
+
+        launch, program = interpreter.running()
+        if launch is not self._launch:
+            self._prepare(launch)
+        if self._anywhere:
+            return None
+        addresses = np.asarray(addresses).astype(np.uint64)
+        if addresses.size and self._in_one_region(int(addresses.min()), int(addresses.max()), size):
+            return None
+        starts = np.array(self._starts, np.uint64)
+        ends = np.array([region.end for region in self._regions], np.uint64)
+        place = np.searchsorted(starts, addresses, side="right") - 1
+        right = (place >= 0) & (addresses + np.uint64(size) <= ends[place])
+        accessed = np.broadcast_to(accessed, addresses.shape).astype(bool)
+        if not (accessed & ~right).any():
+            return None
+        self._note(launch.kernel, program, int(addresses[accessed & ~right].min()), size, kind)
+        return accessed & right
+
+    def _in_one_region(self, low: int, high: int, size: int) -> bool:
+        place = bisect.bisect_right(self._starts, low) - 1
+        return place >= 0 and high + size <= self._regions[place].end
+
+    def _prepare(self, launch: Any) -> None:
+        """What a launch may access: its tensors, and those whose addresses are in its tables."""
+        tensors = list(_tensors(launch.arguments))
+        self._launch = launch
+        found: dict[tuple[int, int], Region] = {}
+        for name, tensor in tensors:
+            start, end = self._part(tensor.untyped_storage())
+            found.setdefault((start, end), Region(start, end, name))
+        tables = [tensor for _, tensor in tensors if tensor.dtype in _ADDRESSES]
+        self._anywhere = bool(tables) and self.known is None
+        if tables and self.known:
+            for start, end in self._named_by(tables):
+                found.setdefault((start, end), Region(start, end, "a tensor of its table"))
+        self._regions = sorted(found.values())
+        self._starts = [region.start for region in self._regions]
+        self._anywhere = self._anywhere or not self._regions
+
+    def _part(self, storage: torch.UntypedStorage) -> tuple[int, int]:
+        start = storage.data_ptr()
+        return self.inside.get(start, (start, start + storage.nbytes()))
+
+    def _named_by(self, tables: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
+        assert self.known is not None
+        starts = np.array(sorted(self.known), np.uint64)
+        for table in tables:
+            values = np.unique(table.detach().numpy().astype(np.uint64))
+            place = np.unique(np.searchsorted(starts, values, side="right"))
+            for start in (int(starts[at - 1]) for at in place if at):
+                yield self.inside.get(start, (start, self.known[start]))
+
+    def _note(
+        self, kernel: str, program: tuple[int, ...], address: int, size: int, kind: str
+    ) -> None:
+        def distance(region: Region) -> int:
+            return max(region.start - address, address + size - region.end)
+
+        nearest = min(self._regions, key=distance)
+        met = (kernel, nearest.name, kind)
+        if met in self._met:
+            return
+        self._met.add(met)
+        if address < nearest.start:
+            where = f"{nearest.start - address} bytes before the start of {nearest.name}"
+        else:
+            where = f"{address - nearest.end} bytes behind the end of {nearest.name}"
+        length = nearest.end - nearest.start
+        self.strays.append(
+            f"{author_line()}{kernel}, program {program}: {_article(kind)} of {size} bytes "
+            f"{where}, a buffer of {length} bytes"
+        )
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] == "a" else f"a {kind}"
+
+
+def _tensors(arguments: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a launch on the CPU by argument, those of descriptors and in tuples too."""
+    for name, value in arguments.items():
+        several = value if isinstance(value, (tuple, list)) else [value]
+        for place, one in enumerate(several):
+            one = getattr(one, "base", one)  # of a descriptor, or a reinterpreted tensor
+            if isinstance(one, torch.Tensor) and one.device.type == "cpu":
+                yield name if one is value or len(several) == 1 else f"{name}[{place}]", one
+
+
+def author_line() -> str:
+    """``FILE:LINE: `` of the author's code that is running, the innermost; "" where none is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        machinery = any(module == one or module.startswith(f"{one}.") for one in _MACHINERY)
+        if not machinery and not frame.f_code.co_filename.startswith("<"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
+
+
+@contextlib.contextmanager
+def watched(watch: Callable[..., Any]) -> Iterator[None]:
+    """Meanwhile, call a function for every access of an interpreted kernel."""
+    from tinyllama.harness.kernels import interpreter
+
+    interpreter.WATCHERS.append(watch)
+    try:
+        yield
+    finally:
+        interpreter.WATCHERS.remove(watch)
