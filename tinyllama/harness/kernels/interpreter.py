@@ -1,6 +1,6 @@
 """Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
 
-The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Five things
+The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Seven things
 in it are fixed here, once, so that no kernel branches on it and no tolerance widens for it:
 
 * it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
@@ -12,6 +12,9 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
   once, wherever it stands;
 * it gives the result of a comparison the type of what was compared, so that a mask made of a block
   and a scalar, or of bfloat16, is refused; here it has the type int1, as in a compiled kernel;
+* it leaves a floating-point argument a Python number; here it is a float32 scalar, as compiled;
+* it passes over libdevice, whose functions return None; here the common ones are computed, and the
+  others raise an error that names them;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
 
 What it cannot show stays so: products are never tf32 and add up without loss. Programs run in turn,
@@ -32,7 +35,7 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import programs
+from tinyllama.harness.kernels import libdevice, programs
 
 Array = Any  # a numpy array
 
@@ -92,7 +95,7 @@ def run(
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     _RUNNING.append(Running(function, kernel, named))
     try:
-        with _language_put_back(), _device_functions():
+        with _language_put_back(), _device_functions(), libdevice.computed(function):
             called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
             stock.GridExecutor(called, names, grid)(*args, **kwargs)
     finally:
@@ -156,13 +159,15 @@ def _device_functions() -> Iterator[None]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.fn not in known:
             known.add(self.fn)
+            computed.enter_context(libdevice.computed(self.fn))
             if tl.core in self.fn.__globals__.values():  # as in triton's own library
                 stock._patch_lang(self.fn)
         return _rewritten(self.fn)(*args, **kwargs)
 
     JITFunction.__call__ = call
     try:
-        yield
+        with contextlib.ExitStack() as computed:
+            yield
     finally:
         JITFunction.__call__ = before
 
@@ -290,6 +295,7 @@ def _fix_values() -> None:
     builder.create_barrier = lambda self, *args: programs.barrier()
     builder.create_bitcast = create_bitcast
     builder.create_dot = create_dot
+    builder.create_extern_elementwise = libdevice.create_extern_elementwise
     builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)
     stock._get_np_dtype = _remembered(
         lambda dtype: np.dtype(np.float32) if _is_bf16(dtype) else numpy_dtype(dtype)
@@ -350,7 +356,20 @@ def _fix_scalars() -> None:
     stock._patch_lang_tensor = patched
 
 
+def _fix_arguments() -> None:
+    convert = stock._implicit_cvt
+
+    def converted(argument: Any) -> Any:
+        if isinstance(argument, float):
+            handle = stock.TensorHandle(np.array([argument], np.float32), tl.float32)
+            return tl.tensor(handle, tl.float32)
+        return convert(argument)
+
+    stock._implicit_cvt = converted
+
+
 _fix_comparisons()
+_fix_arguments()
 _fix_values()
 _fix_scalars()
 _compare_types_fast()

@@ -1,0 +1,162 @@
+"""Kernels of other projects run without a GPU: what they ask of one is answered, and no more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness.kernels import foreign as door
+from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.kernels.interpreter import stock
+
+libdevice = pytest.importorskip("triton.language.extra.libdevice", reason="triton is missing")
+erf = libdevice.erf  # as kernels import it
+X = torch.linspace(0.1, 3, 40)
+
+
+def in_a_process(code: str, folder: Path) -> str:
+    """What Python code prints; `foreign` answers for the rest of a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@jit
+def scaled_kernel(x: Any, y: Any, n: Any, factor: Any, BLOCK: tl.constexpr) -> None:
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    tl.store(y + at, value * factor.to(tl.float32), mask=at < n)
+
+
+def test_a_floating_point_argument_is_a_float32_scalar_as_it_is_compiled() -> None:
+    y = torch.empty_like(X)
+    scaled_kernel[(1,)](X, y, X.numel(), 0.1, BLOCK=64)
+    assert torch.equal(y, X * torch.tensor(0.1))
+
+
+@jit
+def library_kernel(x: Any, y: Any, n: Any, BLOCK: tl.constexpr) -> None:
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n, other=1.0)
+    tl.store(y + at, libdevice.rsqrt(value) + libdevice.pow(value, 2.0) + erf(value), mask=at < n)
+
+
+@jit
+def unknown_kernel(x: Any) -> None:
+    tl.store(x, libdevice.cyl_bessel_i0(tl.load(x)))
+
+
+def test_functions_of_libdevice_are_computed_under_any_name() -> None:
+    y = torch.empty_like(X)
+    library_kernel[(1,)](X, y, X.numel(), BLOCK=64)
+    torch.testing.assert_close(y, X.rsqrt() + X.square() + X.erf())
+    assert libdevice.rsqrt(1.0) is None, "it is to be put back"
+    with pytest.raises(stock.InterpreterError, match="cyl_bessel_i0f is not interpreted"):
+        unknown_kernel[(1,)](X.clone())
+
+
+QUESTIONS = """
+    import torch
+    from triton.runtime import driver
+    from tinyllama.harness.kernels.foreign import foreign
+    from tinyllama.harness.kernels.launch import processors
+
+    def ask():
+        yield lambda: torch.cuda.get_device_properties("cpu").multi_processor_count
+        yield lambda: torch.cuda.get_device_properties(device=torch.device("cpu")).name
+        yield lambda: torch.cuda.get_device_capability()
+        yield lambda: torch.cuda.current_device()
+        yield lambda: torch.cuda.device(torch.device("cpu")).__enter__()
+        yield lambda: driver.active.get_current_target().backend
+
+    def answers():
+        for question in ask():
+            try:
+                yield question()
+            except Exception as error:
+                yield "an error"
+    print(*answers(), sep=", ")
+    with foreign():
+        pass
+    print(*answers(), sep=", ")
+    print(torch.cuda.is_available())
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers itself")
+def test_questions_about_a_gpu_raise_before_and_are_answered_after(tmp_path: Path) -> None:
+    before, after, available = in_a_process(QUESTIONS, tmp_path).splitlines()
+    assert before == ", ".join(["an error"] * 6)
+    assert after == "2, cpu, (0, 0), 0, None, cpu"
+    assert available == "False", "code that asks must still take its path for a CPU"
+
+
+def test_what_a_gpu_answers_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Torch:
+        @staticmethod
+        def properties(device: Any = None) -> str:
+            return f"asked about {device}"
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    door._replace(Torch, "properties", lambda *_: "answered")
+    assert Torch.properties(torch.device("cpu")) == "answered"
+    assert Torch.properties(0) == "asked about 0"
+    assert Torch.properties() == "asked about None"
+    assert Torch.properties(device="cuda:1") == "asked about cuda:1"
+
+
+PACKAGE = {
+    "heavy/__init__.py": "raise RuntimeError('no GPU')",
+    "heavy/kernels/__init__.py": "raise RuntimeError('no GPU')",
+    "heavy/kernels/one.py": """
+        import triton, triton.language as tl
+        from absent.tools import factor, unused
+
+        @triton.jit
+        def kernel(x):
+            tl.store(x, tl.load(x) * 2)
+
+        def double(x):
+            kernel[(1,)](x)
+            return x * factor
+    """,
+}
+
+
+def test_a_module_is_imported_without_the_packages_around_it(tmp_path: Path) -> None:
+    for name, text in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    code = """
+        import torch
+        from tinyllama.harness.kernels.foreign import foreign
+
+        with foreign(hollow=["heavy", "heavy.kernels"], instead={"absent.tools": {"factor": 10}}):
+            from heavy.kernels import one
+        print(one.double(torch.ones(1)).item())
+        try:
+            one.unused()
+        except NotImplementedError as error:
+            print(error)
+        try:
+            with foreign(hollow=["nowhere"]):
+                pass
+        except ModuleNotFoundError as error:
+            print(error)
+    """
+    assert in_a_process(code, tmp_path).splitlines() == [
+        "20.0",
+        "absent.tools.unused is not imported: `foreign` stands for absent.tools",
+        "no package 'nowhere': install it",
+    ]
