@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from triton.language.core import is_builtin
 from triton.runtime import interpreter as stock
 
 _UNLIKE_NUMPY = {
@@ -87,12 +88,24 @@ def _libdevice() -> tuple[dict[Any, Callable[..., Any]], list[tuple[Any, dict[st
     return instead, modules
 
 
+@functools.cache
+def _with_meaning(builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """A builtin of Triton's that a kernel calls by a name of its own, as in ``cast = tl.cast``: the
+    interpreter knows it as a member of `triton.language` only."""
+    return lambda *args, **named: builtin(*args, **{**named, **_MEANING})
+
+
 @contextlib.contextmanager
 def computed(function: Callable[..., Any]) -> Iterator[None]:
     """Libdevice's functions can be called meanwhile, by the names that a kernel sees them under."""
     instead, modules = _libdevice()
     seen = function.__globals__
-    own = {name: instead[v] for name, v in seen.items() if inspect.isfunction(v) and v in instead}
+    functions = {name: value for name, value in seen.items() if inspect.isfunction(value)}
+    own = {
+        name: instead[value] if value in instead else _with_meaning(value)
+        for name, value in functions.items()
+        if value in instead or is_builtin(value)
+    }
     swapped = [(vars(module), members) for module, members in modules] + [(seen, own)]
     before = [(space, {name: space[name] for name in names}) for space, names in swapped]
     try:
