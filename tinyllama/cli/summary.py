@@ -105,6 +105,9 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
     for part, why in result.left_out.items():
         yield "left out", f"{part}: {why}"
     yield "device", result.device
+    if result.ranks > 1:
+        how = "shards of all parameters (FSDP2)" if result.in_shards else "all parameters"
+        yield "ranks", f"{result.ranks}, each with {how} and its part of the batch"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield (
         "model",

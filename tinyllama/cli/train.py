@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Container
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllama.cli.options import file_path, number, whole
+from tinyllama.cli.options import file_path, number, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
@@ -16,6 +17,7 @@ from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, Tra
 if TYPE_CHECKING:
     from tinyllama.training.checkpoint import Checkpoint
     from tinyllama.training.data import Batches
+    from tinyllama.training.ranks import Ranks
 
 STATUS = {"completed": 0, "failed": 1, "interrupted": 130}
 NO_GRADIENT = 1  # exit status when the run completed and a parameter received no gradient
@@ -40,6 +42,9 @@ def add(subparsers: Any) -> None:
         "--save", type=file_path, metavar="PATH", help="write a checkpoint (safetensors) at the end"
     )
     option(
+        "--save-every", type=whole, metavar="N", help="and after every N steps, to the same file"
+    )
+    option(
         "--resume", type=file_path, metavar="PATH", help="continue from a checkpoint, of any tier"
     )
     option("--json", type=file_path, metavar="PATH", help="write the result as JSON")
@@ -58,6 +63,18 @@ def add(subparsers: Any) -> None:
         help="show the output of every op, and its gradient, in the first and the last step",
     )
     option("--diagnose-every", type=whole, metavar="N", help="the same, in every N-th step as well")
+    option(
+        "--shard",
+        action="store_true",
+        help="split parameters, gradients and moments over the ranks of torchrun (FSDP2; v1 to v3)",
+    )
+    option(
+        "--rank-timeout",
+        type=whole_within(1, 86400),
+        default=600,
+        metavar="SECONDS",
+        help="how long a rank waits for the others before the job fails (default %(default)s)",
+    )
 
 
 def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None:
@@ -116,11 +133,30 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Train and print; the exit status."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from tinyllama.training.ranks import launched
+
+    ranks = launched()
+    if ranks.count == 1:
+        return _run(args, ranks)
+    try:
+        # So that torchrun shows the error of the rank that failed first.
+        status: int = record(_run)(args, ranks)  # type: ignore[assignment]
+        return status
+    except UsageError as error:
+        raise UsageError(f"rank {ranks.rank} of {ranks.count}: {error}") from error
+
+
+def _run(args: argparse.Namespace, ranks: Ranks) -> int:
+    import tinyllama
     from tinyllama.cli.summary import ProgressBar, console, print_diagnosis, print_summary
+    from tinyllama.harness.records.results import versions
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
     from tinyllama.training.curve import check_curve, write_curve
     from tinyllama.training.data import RandomTokens, TextBytes
+    from tinyllama.training.ranks import device_of, joined
     from tinyllama.training.train import NotSavedError, train
 
     tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
@@ -129,10 +165,17 @@ def run(args: argparse.Namespace) -> int:
     check_apart(("--resume", args.resume), ("--json", args.json), *curves)
     resumed = checkpoint.load(args.resume) if args.resume else None
     model, config = settings(args, resumed)
-    check_writable(args.json, "--json")
-    check_writable(args.save, "--save")
-    for path in args.curve:
-        check_curve(path)
+    device = device_of(ranks, args.device)
+    ranks.part(config.batch_size)
+    if args.save_every is not None and (args.save_every < 1 or args.save is None):
+        raise UsageError(
+            f"--save-every is {args.save_every!r:.80}: use a number of at least 1, with --save"
+        )
+    if ranks.first:
+        check_writable(args.json, "--json")
+        check_writable(args.save, "--save")
+        for path in args.curve:
+            check_curve(path)
     batches: Batches
     if args.data:
         batches = TextBytes(args.data, model.vocab_size, config)
@@ -140,33 +183,51 @@ def run(args: argparse.Namespace) -> int:
         batches = RandomTokens(model.vocab_size, config)
     if resumed:
         _check_data(args, resumed, batches)
-        if not resumed.checksummed:
+        if not resumed.checksummed and ranks.first:
             _note("the checkpoint has no checksum, so damage to it may not be seen: it is older")
 
     not_saved: NotSavedError | None = None
-    with ProgressBar(config) as bar:
+    bar = ProgressBar(config) if ranks.first else None
+    with joined(ranks, device, args.rank_timeout), bar or nullcontext():
+        ranks.check_alike(
+            {
+                "tier": str(tier.table),
+                "model": str(model),
+                "training": str(config),
+                "data": str(batches.describe()),
+                "steps done": resumed.steps if resumed else 0,
+                "versions": {"tinyllama": tinyllama.__version__, **versions()},
+                "--shard": args.shard,
+                "--save-every": args.save_every,
+                "diagnosed steps": str(_diagnosed_steps(args, config.num_steps)),
+            }
+        )
         try:
             result = train(
                 model,
                 config,
                 tier,
-                device=args.device,
+                device=device,
                 batches=batches,
                 resume=resumed,
                 save_to=args.save,
+                save_every=args.save_every,
                 diagnose_at=_diagnosed_steps(args, config.num_steps),
-                on_step=bar.update,
+                on_step=bar.update if bar else None,
+                ranks=ranks,
+                in_shards=args.shard,
             )
         except NotSavedError as error:
             result, not_saved = error.result, error
-    out = console(sys.stdout)
-    for diagnosis in result.diagnoses:
-        print_diagnosis(diagnosis, out)
-    print_summary(result, out)
-    if args.json:
-        write_json(args.json, result.as_dict())
-    for path in args.curve:
-        write_curve(path, result)
+    if ranks.first:
+        out = console(sys.stdout)
+        for diagnosis in result.diagnoses:
+            print_diagnosis(diagnosis, out)
+        print_summary(result, out)
+        if args.json:
+            write_json(args.json, result.as_dict())
+        for path in args.curve:
+            write_curve(path, result)
     if not_saved:
         raise not_saved
     return STATUS[result.status] or (NO_GRADIENT if result.lost else 0)

@@ -152,6 +152,10 @@ class TinyLlama(nn.Module):
             self._tables[key] = (cos.to(key[1]), sin.to(key[1]))
         return self._tables[key]
 
+    def stacks(self, x_ND: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether the blocks are one op for rows like these, with products in a dtype."""
+        return self.stack is not None and pays(x_ND, dtype)
+
     def hidden(
         self, tokens_BT: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
@@ -159,8 +163,8 @@ class TinyLlama(nn.Module):
         x_ND = self.rows(self.embedding, tokens_BT.flatten())
         x_BTD = x_ND.unflatten(0, tokens_BT.shape)
         recompute = self.recompute and torch.is_grad_enabled()
-        in_one = self.stack is not None and self.in_one and not recompute
-        if self.stack is not None and in_one and pays(x_BTD, compute_dtype(x_BTD)):
+        in_one = self.in_one and not recompute and self.stacks(x_BTD, compute_dtype(x_BTD))
+        if self.stack is not None and in_one:
             each = zip(*(layer.parameters() for layer in self.layers), strict=True)
             weights = [Stacked.apply(*parameters) for parameters in each]
             x_BTD = self.stack(x_BTD, *tables, *weights, eps=self.config.norm_eps)

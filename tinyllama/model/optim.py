@@ -29,7 +29,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[torch.nn.Parameter],
+        parameters: Iterable[torch.Tensor],
         config: TrainConfig,
         provider: str = "eager",
     ) -> None:

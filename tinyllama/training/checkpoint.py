@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from tinyllama.harness.machine.device import memory_bytes
 from tinyllama.harness.machine.files import NotWrittenError, write_whole
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
+from tinyllama.training.shards import part, whole
 from tinyllama.training.step import TrainStep
 
 _KEY = "tinyllama"
@@ -75,13 +76,13 @@ class Checkpoint:
                     f"the model {ours[name]}: remove the model's options or match them"
                 )
         state = _state(step)
-        for name, tensor in state.items():
-            if name not in self.tensors or self.tensors[name].shape != tensor.shape:
-                shape = tuple(tensor.shape)
-                raise _damaged(self.path, f"it has no tensor {name} of shape {shape}")
+        for name, (tensor, parameter) in state.items():
+            shape = tensor.shape if parameter is None else parameter.shape
+            if name not in self.tensors or self.tensors[name].shape != shape:
+                raise _damaged(self.path, f"it has no tensor {name} of shape {tuple(shape)}")
         with torch.no_grad():
-            for name, tensor in state.items():
-                tensor.copy_(self.tensors[name])
+            for name, (tensor, parameter) in state.items():
+                tensor.copy_(part(self.tensors[name], parameter))
         if self.scaler and step.scaler.is_enabled():
             step.scaler.load_state_dict(self.scaler)
 
@@ -95,7 +96,8 @@ class Checkpoint:
 def save(
     path: Path, step: TrainStep, steps: int, batches: dict[str, Any], *, interrupted: bool = False
 ) -> None:
-    """Write the whole state of a run after ``steps`` steps, or nothing.
+    """Write the whole state of a run after ``steps`` steps, or nothing. All ranks call it, and the
+    first one writes: the same file whatever their number.
 
     Raises NotWrittenError, also for a state from which no run could continue.
     """
@@ -109,11 +111,17 @@ def save(
         "scaler": step.scaler.state_dict(),
         "interrupted": interrupted,
     }
-    tensors = {**_state(step), "random.cpu": torch.get_rng_state()}
-    if step.device.type != "cpu":
-        tensors["random.device"] = torch.cuda.get_rng_state(step.device)
     # Copies, since parameters share memory, which the format does not allow.
-    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    copies: dict[str, torch.Tensor] = {}
+    for name, (tensor, parameter) in _state(step).items():
+        gathered = whole(tensor.detach(), parameter)
+        if step.ranks.first:
+            copies[name] = gathered.to("cpu", copy=True)
+    if not step.ranks.first:
+        return
+    copies["random.cpu"] = torch.get_rng_state()
+    if step.device.type != "cpu":
+        copies["random.device"] = torch.cuda.get_rng_state(step.device).cpu()
     try:
         _check_tensors(copies)
     except ValueError as error:
@@ -265,8 +273,15 @@ def _digest(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> st
     return found.hexdigest()
 
 
-def _state(step: TrainStep) -> dict[str, torch.Tensor]:
-    """The tensors of a step by the names they have in a file."""
-    parameters = {f"model.{name}": p for name, p in step.model.named_parameters()}
-    optimizer = {f"optimizer.{name}": t for name, t in step.optimizer.tensors().items()}
-    return {**parameters, **optimizer}
+def _state(step: TrainStep) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """The tensors of a step by the names they have in a file, each with the parameter that it
+    belongs to, whose shape it has and in whose way it is split over the ranks."""
+    named = list(step.model.named_parameters())
+    state: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {
+        f"model.{name}": (mine, parameter)
+        for (name, parameter), mine in zip(named, step.optimizer.parameters, strict=True)
+    }
+    for kind in ("exp_avg", "exp_avg_sq"):
+        for i, moment in enumerate(getattr(step.optimizer, kind)):
+            state[f"optimizer.{kind}.{i}"] = (moment, named[i][1])
+    return {**state, "optimizer.steps": (step.optimizer.steps, None)}

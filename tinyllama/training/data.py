@@ -18,6 +18,7 @@ import torch
 
 from tinyllama.harness.machine.files import read_regular
 from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.training.ranks import ALONE, Ranks
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -31,14 +32,15 @@ class Batches:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
-    def batch(self, index: int) -> Batch:
+    def batch(self, index: int, ranks: Ranks = ALONE) -> Batch:
         """Batch ``index`` (from 0): tokens and targets (B T), int64 on the CPU.
 
-        B is `TrainConfig.samples_per_step`: all that a step accumulates over. A target is the
-        token one later.
+        B is `TrainConfig.samples_per_step`: all that a step accumulates over; of several ranks each
+        gets its part. A target is the token one later.
         """
         generator = np.random.default_rng((self.config.seed, index))
-        windows = self._draw(generator, self.config.samples_per_step, self.config.seq_len + 1)
+        count = self.config.samples_per_step
+        windows = self._draw(generator, count, self.config.seq_len + 1, ranks.part(count))
         drawn = torch.from_numpy(windows.astype(np.int64))
         return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
@@ -46,8 +48,10 @@ class Batches:
         """What the source is, as plain data: for the record of a run and for checkpoints."""
         raise NotImplementedError
 
-    def _draw(self, generator: np.random.Generator, count: int, window: int) -> np.ndarray:
-        """Windows of tokens (count window)."""
+    def _draw(
+        self, generator: np.random.Generator, count: int, window: int, part: slice
+    ) -> np.ndarray:
+        """The windows of tokens (count window) of which this is the part."""
         raise NotImplementedError
 
 
@@ -61,8 +65,10 @@ class RandomTokens(Batches):
     def describe(self) -> dict[str, Any]:
         return {"kind": "random tokens"}
 
-    def _draw(self, generator: np.random.Generator, count: int, window: int) -> np.ndarray:
-        return generator.integers(self.vocab_size, size=(count, window))
+    def _draw(
+        self, generator: np.random.Generator, count: int, window: int, part: slice
+    ) -> np.ndarray:
+        return generator.integers(self.vocab_size, size=(count, window))[part]
 
 
 class TextBytes(Batches):
@@ -110,8 +116,10 @@ class TextBytes(Batches):
             "files_left_out": self.files_left_out,
         }
 
-    def _draw(self, generator: np.random.Generator, count: int, window: int) -> np.ndarray:
-        starts = generator.integers(len(self.bytes) - window + 1, size=(count, 1))
+    def _draw(
+        self, generator: np.random.Generator, count: int, window: int, part: slice
+    ) -> np.ndarray:
+        starts = generator.integers(len(self.bytes) - window + 1, size=(count, 1))[part]
         return self.bytes[starts + np.arange(window)]
 
 

@@ -18,9 +18,11 @@ import torch.nn.functional as F
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS, compose
+from tinyllama.training.shards import in_shards, local
 from tinyllama.training.step import TrainStep
 
 RECEIVED = "received"
+_DECIDES = ("not finite", RECEIVED, "all zero")  # of what several ranks saw
 Call = Callable[..., Any]
 
 
@@ -184,13 +186,21 @@ class _Observer:
         return wrapped
 
 
+def _on_gradient(parameter: torch.nn.Parameter, hook: Callable[[Any], None]) -> Any:
+    """Call the hook with each gradient of a parameter, or of this rank's shard of it, to which
+    autograd itself brings none."""
+    if not in_shards(parameter):
+        return parameter.register_hook(hook)
+    return parameter.register_post_accumulate_grad_hook(lambda p: hook(local(p.grad)))
+
+
 def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> dict[str, str]:
     """What arrived at each parameter: `RECEIVED`, or ``absent``, ``all zero``, ``not finite``.
 
     A hook sees the gradient as it arrives: a ``grad`` that was there before does not count, and
     one that is freed at once does. Of several micro-batches, one is enough for "received" and
-    for "not finite". In fp16 the gradient scaler starts too high on purpose and finds its scale
-    by overflows, so here the scale is halved until nothing overflows.
+    for "not finite", and so is one of several ranks. In fp16 the gradient scaler starts too high on
+    purpose and finds its scale by overflows, so here the scale is halved until nothing overflows.
     """
     named = dict(step.model.named_parameters())
     found: dict[str, str] = {}
@@ -211,8 +221,11 @@ def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor
     def probe() -> None:
         found.clear()
         step.probe(tokens_BT, targets_BT)
+        for theirs in step.ranks.gathered(dict(found)):
+            for name, what in theirs.items():
+                found[name] = min(what, found.get(name, what), key=_DECIDES.index)
 
-    hooks = [parameter.register_hook(watch(name)) for name, parameter in named.items()]
+    hooks = [_on_gradient(parameter, watch(name)) for name, parameter in named.items()]
     scaler = step.scaler.state_dict()
     try:
         probe()

@@ -55,7 +55,7 @@ class MemoryMeter:
         """Bytes that stay allocated between steps."""
         if self._gpu:
             return live_bytes(self._step.device, self._step.graphs)
-        parameters = list(self._step.model.parameters())
+        parameters = self._step.optimizer.parameters
         gradients = [p.grad for p in parameters if p.grad is not None]
         tensors = [*parameters, *gradients, *self._step.optimizer.tensors().values()]
         return sum(tensor.nbytes for tensor in tensors)

@@ -21,6 +21,8 @@ class Result:
     status: ``completed``; ``interrupted`` by Ctrl-C; or ``failed``. reason: why not completed.
     model, train: the settings; parameters: how many numbers the model has.
     tier, plan: what ran; left_out: parts of the tier's plan that could not run, and why.
+    ranks: processes that shared the batch; in_shards: and the parameters (FSDP2). Seconds, memory
+        and diagnoses are those of the first rank.
     start: steps done before this run, by those that it resumed from.
     losses: one for each step of this run, before its update; step_seconds likewise, of the
         whole step (on a GPU of the device).
@@ -39,6 +41,8 @@ class Result:
     tier: str
     plan: str
     left_out: Mapping[str, str]
+    ranks: int = 1
+    in_shards: bool = False
     batches: Mapping[str, Any]
     start: int
     losses: list[float] = field(default_factory=list)

@@ -5,6 +5,9 @@ are repeated for each micro-batch. Captured, they are one device graph, and a re
 launch. What may change between replays is on the device: the batch, the learning rate, the
 step count, and whether the loss was finite (if it was not, the update changes nothing; where
 gradients are clipped, their norm must be finite too).
+
+Of several ranks each runs its part of the batch. Gradients, loss and norm are those of the whole
+batch (`tinyllama.training.reduction`), so all ranks make the same update, or none does.
 """
 
 from __future__ import annotations
@@ -13,9 +16,7 @@ import contextlib
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -23,14 +24,16 @@ from tinyllama.harness.kernels.addresses import TABLES
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
-from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
+from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, EarlyUpdate, RoundedWeights
 from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
+from tinyllama.training.plans import AUTOCAST, runnable
+from tinyllama.training.ranks import ALONE, Ranks
+from tinyllama.training.reduction import LossOf, reduction_of
 
 PHASES = ("forward", "backward", "optimizer")
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextlib.contextmanager
@@ -63,6 +66,9 @@ class TrainStep:
 
     plan: None takes the tier's default for the device, minus what cannot run there; the
     reasons are in ``left_out``. Raises ConfigError for a given plan that cannot run.
+    ranks: config and loss are those of all ranks together; this one takes its part of a batch.
+    ``stop``: a scalar on the device, to be set to 1 where this rank must end; ``stopping`` is above
+    0 after a step in which any rank had set it.
     Use it inside `products(precision)`, and call `prepare` first.
     """
 
@@ -71,30 +77,40 @@ class TrainStep:
         model: TinyLlama,
         config: TrainConfig,
         plan: StepPlan | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.config = config
+        self.ranks = ranks
         self.device = model.embedding.device
-        self.left_out: dict[str, str] = {}
-        self.plan = self._runnable(plan)
-        self.optimizer = AdamW(model.parameters(), config, model.tier.table["adamw"])
-        self.rounded = RoundedWeights.of(model, self.optimizer, _AUTOCAST.get(config.precision))
+        self.plan, self.left_out = runnable(model, config, plan, ranks)
+        loss_of: LossOf = model.loss_with
+        if self.plan.compile:
+            loss_of = torch.compile(model.loss_with, dynamic=False, fullgraph=True)
+        self._reduction = reduction_of(model, config, self.plan, ranks, loss_of)
+        if reason := self._reduction.waits:
+            self.left_out["overlapped reduction"] = reason
+        parameters = self._reduction.parameters
+        self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
+        self.rounded = RoundedWeights.of(model, self.optimizer, AUTOCAST.get(config.precision))
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self._shape = torch.Size((config.samples_per_step, config.seq_len))
+        mine = ranks.part(config.samples_per_step)
+        self._shape = torch.Size((mine.stop - mine.start, config.seq_len))
         self._batch = torch.zeros((2, *self._shape), dtype=torch.int64, device=self.device)
         self.tokens, self.targets = (half.chunk(config.accumulate) for half in self._batch)
         self.loss = torch.zeros((), device=self.device)
         self._one = torch.ones((), device=self.device)  # the gradient of the loss
+        self._share = self._one * self._reduction.share
         self.norm: torch.Tensor | None = None
-        self._loss_of: Callable[..., torch.Tensor] = model.loss_with
-        if self.plan.compile:
-            self._loss_of = torch.compile(model.loss_with, dynamic=False, fullgraph=True)
+        self.stop = torch.zeros((), device=self.device)
+        self.stopping = torch.zeros((), device=self.device)
+        self._reduces = True
         self.graphs: list[torch.cuda.CUDAGraph] = []
         small = self.plan.memory == "small"
         model.recompute = small
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
         self._side = Side(self.device)
-        index = {id(p): i for i, p in enumerate(self.optimizer.parameters)}
+        index = {id(p): i for i, p in enumerate(model.parameters())}
         self._index = {
             (layer, name): index[id(parameter)]
             for layer, block in enumerate(model.layers)
@@ -103,69 +119,6 @@ class TrainStep:
         # An optimizer on the host waits for one number of the device: its copy, and an event.
         self._host_waits = self.optimizer.found_inf.device.type != self.device.type
         self._copied = torch.zeros((), pin_memory=self._host_waits)
-
-    def _runnable(self, plan: StepPlan | None) -> StepPlan:
-        wanted = plan or self.model.tier.plan(self.device.type)
-        if wanted.memory not in MEMORY:
-            raise ConfigError(f"memory {wanted.memory!r} is unknown: use {', '.join(MEMORY)}")
-        if wanted.memory == "small":
-            self._refuse_with_small_memory()
-        selective = self.model.tier.table.get("block") == "selective"
-        if selective != (wanted.memory == "selective"):
-            raise ConfigError(
-                f"memory {wanted.memory!r} and the blocks of tier {self.model.tier.name} do not "
-                "belong together: take the tier's own plan, from Tier.with_memory"
-            )
-        at_once = "a compiled backward pass gives all gradients at once"
-        reasons = {
-            "compile": cannot("compile", self.device)
-            or (at_once if wanted.memory == "small" else None),
-            "capture": cannot("capture", self.device) or self._frozen_by_capture(),
-            "overlap": self._final_at_the_end(wanted),
-        }
-        for way, reason in reasons.items():
-            if reason and getattr(wanted, way):
-                if plan is not None:
-                    raise ConfigError(f"{way} cannot run on {self.device.type}: {reason}")
-                self.left_out[way] = reason
-        off: dict[str, Any] = dict.fromkeys(self.left_out, False)
-        return replace(wanted, **off)
-
-    def _refuse_with_small_memory(self) -> None:
-        """Raise ConfigError for a setting that needs all gradients at once: to compute their norm,
-        to sum them over micro-batches, or to find one that is not finite before the update."""
-        config = self.config
-        for setting, used, instead in (
-            (f"max_grad_norm {config.max_grad_norm}", config.max_grad_norm is not None, "no limit"),
-            (f"accumulate {config.accumulate}", config.accumulate > 1, "accumulate 1"),
-            ("precision fp16", config.precision == "fp16", "precision bf16"),
-        ):
-            if used:
-                raise ConfigError(
-                    f"memory small never has all gradients at once, and {setting} needs them: "
-                    f"use memory fast, or {instead}"
-                )
-
-    def _frozen_by_capture(self) -> str | None:
-        """Why a graph of this step would freeze what changes; None when it may be captured."""
-        if self.config.precision == "fp16":
-            return "the fp16 gradient scaler reads the device in every step"
-        if self.model.tier.counts_on_host:
-            return "the optimizer of this tier counts its steps on the host"
-        return None
-
-    def _final_at_the_end(self, plan: StepPlan) -> str | None:
-        """Why no block can be updated before the backward pass ends; None when it can."""
-        config, table = self.config, self.model.tier.table
-        if "stack" not in table or table["adamw"] != "triton":
-            return "the blocks of this tier are not one op, or its optimizer takes all at once"
-        reasons = {
-            "clipped gradients wait for the norm of all": config.max_grad_norm is not None,
-            "accumulated gradients wait for the last micro-batch": config.accumulate > 1,
-            "fp16 waits for gradients that are not finite": config.precision == "fp16",
-            f"memory {plan.memory} updates in an order of its own": plan.memory != "fast",
-        }
-        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         """Train on one batch (B T) and return its loss, before the update.
@@ -193,11 +146,11 @@ class TrainStep:
         """
         if self.rounded is not None:
             self.rounded.refresh()
-        loss_of, recompute = self._loss_of, self.model.recompute
+        recompute, self._reduces = self.model.recompute, False
         self._load(tokens_BT, targets_BT)
         if not compiled:
-            self._loss_of, self.model.recompute = self.model.loss_with, False
-            self.model.in_one = False
+            self._reduction.plain = True
+            self.model.recompute = self.model.in_one = False
         with self._same_results():
             try:
                 for part in range(self.config.accumulate):
@@ -205,14 +158,16 @@ class TrainStep:
                     self._backward(update=False)
                 return self.loss
             finally:
-                self._loss_of, self.model.recompute = loss_of, recompute
-                self.model.in_one = True
+                self._reduction.plain, self.model.recompute = False, recompute
+                self.model.in_one = self._reduces = True
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture; model and optimizer are the same afterwards."""
         with self.preserved():
             if self.rounded is not None:
                 self.rounded.refresh()
+            if self.plan.capture and capture and warm_up:
+                warm_up = max(warm_up, self._reduction.warm_up)
             for _ in range(warm_up):
                 self._run()
             synchronize(self.device)
@@ -258,7 +213,7 @@ class TrainStep:
 
         The copies are in host memory, so that the device's peak stays that of a step.
         """
-        tensors = [*self.model.parameters(), *self.optimizer.tensors().values()]
+        tensors = [*self.optimizer.parameters, *self.optimizer.tensors().values()]
         copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         scaler = self.scaler.state_dict()
         try:
@@ -300,21 +255,27 @@ class TrainStep:
             phase()
 
     def _forward(self, part: int) -> None:
-        if part == 0:
-            self.optimizer.zero_grad(set_to_none=True)  # its memory is free for activations
-        dtype = _AUTOCAST.get(self.config.precision)
+        last = part == self.config.accumulate - 1
+        if part == 0:  # its memory is free for activations
+            self.optimizer.zero_grad(set_to_none=True)
+            self._reduction.clear()
+        self._reduction.expect(self._reduces and last)
+        dtype = AUTOCAST.get(self.config.precision)
         tables = self.model.rope(self.config.seq_len)
         # A captured graph must cast the weights again in each replay: no cached casts.
         autocast = torch.autocast(
             self.device.type, dtype, enabled=dtype is not None, cache_enabled=not self.plan.capture
         )
         with autocast, self.rounded.offered() if self.rounded else contextlib.nullcontext():
-            loss = self._loss_of(self.tokens[part], self.targets[part], tables)
+            loss = self._reduction.loss(self.tokens[part], self.targets[part], tables)
         if self.config.accumulate > 1:
             loss = loss / self.config.accumulate
         self._graph_loss = loss
         self.loss = loss.detach() if part == 0 else self.loss + loss.detach()
-        if part == self.config.accumulate - 1:
+        if last:
+            if self._reduces and self.ranks.count > 1:
+                both = torch.stack([self.loss, self.stop])
+                self.loss, self.stopping = self.ranks.mean(both).unbind()
             self._judge(self.loss)
 
     def _backward(self, update: bool = True) -> None:
@@ -330,7 +291,8 @@ class TrainStep:
         # In this thread, the backward pass uses the BLAS workspace of the forward pass.
         one_thread = self._early_update is not None
         with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
-            self.scaler.scale(self._graph_loss).backward(self._one)
+            upstream = self._share if self._reduces else self._one
+            self.scaler.scale(self._graph_loss).backward(upstream)
         del self._graph_loss
 
     def _receive(
@@ -345,9 +307,11 @@ class TrainStep:
             if not layer:
                 make()
             mine = {self._index[layer, name]: grad for name, grad in gradients.items()}
+            self._reduction.reduce(mine)
             self.optimizer.update_with(mine, beside=layer > 0)
 
     def _update(self) -> None:
+        self._reduction.finish()
         if self.plan.overlap:
             self.optimizer.update_rest()
             self._side.join()
@@ -357,8 +321,7 @@ class TrainStep:
             return
         if self.config.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            limit = self.config.max_grad_norm
-            self.norm = torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, limit)
+            self.norm = self._reduction.clip(self.config.max_grad_norm)
             # A norm that is not finite would zero every finite gradient.
             self._judge(self.loss + self.norm)
         self._guard()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ from tinyllama.training.checkpoint import Checkpoint, save, saved_bytes
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
 from tinyllama.training.memory import MemoryMeter
+from tinyllama.training.ranks import ALONE, Ranks
 from tinyllama.training.result import FAILED, INTERRUPTED, Result
+from tinyllama.training.shards import shard
 from tinyllama.training.step import TrainStep, products
 
 
@@ -56,18 +59,23 @@ def train(
     plan: StepPlan | None = None,
     resume: Checkpoint | None = None,
     save_to: Path | None = None,
+    save_every: int | None = None,
     diagnose_at: Container[int] = (),
     on_step: Callable[[StepRecord], None] | None = None,
+    ranks: Ranks = ALONE,
+    in_shards: bool = False,
 ) -> Result:
     """Train for ``config.num_steps`` steps (beyond those of ``resume``).
 
     device: None takes the GPU if there is one. batches: None takes random tokens.
     plan: how steps are run; None takes the tier's default minus what cannot run here.
-    save_to: a checkpoint is written there, unless the run failed. diagnose_at: numbers of
-    steps, counted from 1 in this run, before which every op is diagnosed; with any, so is
-    the step that fails.
+    save_to: a checkpoint is written there, unless the run failed; save_every: and after so many
+    steps each. diagnose_at: numbers of steps, counted from 1 in this run, before which every op is
+    diagnosed; with any, so is the step that fails.
     on_step: called after each step. A KeyboardInterrupt, in it or at any other time, ends the
     run after the step in progress. torch's random state is the same after the call as before.
+    ranks: the processes, connected by `tinyllama.training.ranks.joined`, that call this together;
+    the batch of ``config`` is that of all. in_shards: split the parameters over them (FSDP2).
 
     Raises UsageError (most often ConfigError), before the first step, for whatever cannot be
     done; NotSavedError, which has the result, when the checkpoint cannot be written.
@@ -77,16 +85,21 @@ def train(
     reason = tier.cannot_run(device)
     if reason:
         raise ConfigError(f"tier {tier.name} cannot run on {device.type}: {reason}")
-    _check_fits(model_config, config, device)
-    check_writable(save_to, "--save", saved_bytes(model_config))
+    _check_fits(model_config, config, device, ranks, in_shards)
+    if ranks.first:
+        check_writable(save_to, "--save", saved_bytes(model_config))
     on_gpu = device.type != "cpu"
     with (
         torch.cuda.device(device) if on_gpu else contextlib.nullcontext(),
         _forked_random(device),
         products(config.precision, device),
     ):
-        model = TinyLlama(model_config, tier, seed=config.seed).to(device)
-        step = TrainStep(model, config, plan)
+        model = TinyLlama(model_config, tier, seed=config.seed)
+        if in_shards:
+            shard(model, config, device, ranks)
+        else:
+            model.to(device)
+        step = TrainStep(model, config, plan, ranks)
         if resume is not None:
             resume.restore(step)
         batches = batches or RandomTokens(model_config.vocab_size, config)
@@ -97,21 +110,23 @@ def train(
             tier=tier.name,
             plan=str(step.plan),
             left_out=step.left_out,
+            ranks=ranks.count,
+            in_shards=in_shards,
             batches=batches.describe(),
             start=resume.steps if resume else 0,
             device=device_name(device),
             versions={"tinyllama": tinyllama.__version__, **versions()},
         )
-        run = _Run(step, batches, result, resume, diagnose_at, on_step)
-        run.go()
-        result.memory = run.meter.read()
-        if save_to is not None and result.status != FAILED:
-            interrupted = result.status == INTERRUPTED
-            try:
+        run = _Run(step, batches, result, resume, diagnose_at, on_step, save_to, save_every)
+        try:
+            run.go()
+            result.memory = run.meter.read()
+            if save_to is not None and result.status != FAILED:
                 with held_interrupts():
-                    save(save_to, step, run.done, batches.describe(), interrupted=interrupted)
-            except NotWrittenError as error:
-                raise NotSavedError(str(error), result) from error
+                    run.save(save_to)
+        except NotWrittenError as error:
+            result.memory = run.meter.read()
+            raise NotSavedError(str(error), result) from error
         return result
 
 
@@ -123,12 +138,15 @@ class NotSavedError(NotWrittenError):
         self.result = result
 
 
-def _check_fits(model: ModelConfig, config: TrainConfig, device: torch.device) -> None:
+def _check_fits(
+    model: ModelConfig, config: TrainConfig, device: torch.device, ranks: Ranks, in_shards: bool
+) -> None:
     """Raise ConfigError for what must run out of memory: parameters with both moments, tokens, and
     the embedding's output are held at least."""
-    tokens = config.samples_per_step * config.seq_len
-    width = 4 * config.batch_size * config.seq_len * model.hidden_dim
-    least, there = 12 * model.parameters + 16 * tokens + width, memory_bytes(device)
+    tokens = config.samples_per_step * config.seq_len // ranks.count
+    width = 4 * config.batch_size * config.seq_len * model.hidden_dim // ranks.count
+    state = 12 * model.parameters // (ranks.count if in_shards else 1)
+    least, there = state + 16 * tokens + width, memory_bytes(device)
     if least > there:
         raise ConfigError(
             f"the run takes {least / 2**30:,.0f} GiB or more, and {device_name(device)} has "
@@ -146,6 +164,8 @@ class _Run:
     resume: Checkpoint | None
     diagnose_at: Container[int]
     on_step: Callable[[StepRecord], None] | None
+    save_to: Path | None
+    save_every: int | None
 
     def __post_init__(self) -> None:
         self.meter = MemoryMeter(self.step)
@@ -157,18 +177,33 @@ class _Run:
 
     def go(self) -> None:
         """Run until the end, a failure, Ctrl-C or SIGTERM."""
+        several = self.step.ranks.count > 1
         try:
-            self._prepare()
-            for number in range(1, self.step.config.num_steps + 1):
-                if self.result.status == FAILED:
-                    break
-                self._one_step(number)
+            # Of several ranks all end after the same step, whichever of them got the signal.
+            with contextlib.ExitStack() as stack:
+                held = stack.enter_context(held_interrupts()) if several else []
+                self._prepare()
+                for number in range(1, self.step.config.num_steps + 1):
+                    if self.result.status == FAILED:
+                        break
+                    if several and held:
+                        self.step.stop.fill_(1.0)
+                    self._one_step(number)
+                    if several and self.step.stopping.item():
+                        raise KeyboardInterrupt(
+                            signal.Signals(held[0]).name if held else "a signal to another rank"
+                        )
         except KeyboardInterrupt as interrupt:
             self.result.status = INTERRUPTED
             self.result.reason = (
                 f"{str(interrupt) or 'Ctrl-C'} after {len(self.result.losses)} of "
                 f"{self.step.config.num_steps} steps"
             )
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint of what is done so far. Raises NotWrittenError."""
+        interrupted = self.result.status == INTERRUPTED
+        save(path, self.step, self.done, self.batches.describe(), interrupted=interrupted)
 
     def _prepare(self) -> None:
         """Check the gradients, then compile, time the phases, warm up and capture: as if nothing
@@ -178,7 +213,8 @@ class _Run:
         else:
             _seed(self.step.config.seed, self.step.device)
         with _forked_random(self.step.device):
-            arrived = gradients(self.step, *self.batches.batch(self.result.start))
+            batch = self.batches.batch(self.result.start, self.step.ranks)
+            arrived = gradients(self.step, *batch)
         self.result.gradients = {name: what == RECEIVED for name, what in arrived.items()}
         self.result.lost = {name: what for name, what in arrived.items() if what != RECEIVED}
         if absent := list(arrived.values()).count("absent"):
@@ -193,7 +229,7 @@ class _Run:
             self.step.prepare()
 
     def _one_step(self, number: int) -> None:
-        batch = self.batches.batch(self.done)
+        batch = self.batches.batch(self.done, self.step.ranks)
         if number in self.diagnose_at:
             with self.meter.paused():
                 self.result.diagnoses.append(diagnose(self.step, *batch, self.done + 1))
@@ -206,6 +242,8 @@ class _Run:
                 self.result.step_seconds.append(seconds)
                 if norm is not None:
                     self.result.gradient_norms.append(norm if math.isfinite(norm) else None)
+                if self.save_to and self.save_every and number % self.save_every == 0:
+                    self.save(self.save_to)
         if wrong is not None:
             self._explain(wrong, batch, number)
         elif self.on_step is not None:
@@ -230,13 +268,19 @@ class _Run:
         diagnosis = diagnose(self.step, *batch, self.done + 1)
         if self.diagnose_at and number not in self.diagnose_at:
             self.result.diagnoses.append(diagnosis)
+        where = None
         if output := diagnosis.first_nonfinite:
             where = f"the first op whose output is not finite is {output.name}"
         elif gradient := diagnosis.last_nonfinite_gradient:
             where = f"the last op whose output's gradient is not finite is {gradient.name}"
-        else:
-            where = "run uncompiled, every op's output is finite: switch parts of the tier off"
-        self._fail(f"{wrong}: {where}")
+        for rank, seen in enumerate(self.step.ranks.gathered(where)):
+            if seen is not None:
+                place = f" on rank {rank}" if self.step.ranks.count > 1 else ""
+                self._fail(f"{wrong}: {seen}{place}")
+                return
+        self._fail(
+            f"{wrong}: run uncompiled, every op's output is finite: switch parts of the tier off"
+        )
 
     def _fail(self, reason: str) -> None:
         self.result.status, self.result.reason = FAILED, reason

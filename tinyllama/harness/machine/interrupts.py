@@ -29,15 +29,16 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def held_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the end: an update must not stop half way."""
-    if not _receives_signals():
-        yield
-        return
+def held_interrupts() -> Iterator[list[int]]:
+    """Delay Ctrl-C and SIGTERM until the end: an update must not stop half way. Gives the list of
+    those that came meanwhile."""
     held: list[int] = []
+    if not _receives_signals():
+        yield held
+        return
     before = {one: signal.signal(one, lambda number, _: held.append(number)) for one in _BOTH}
     try:
-        yield
+        yield held
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

@@ -1,0 +1,141 @@
+"""The processes that train one model together: who this one is, and what all of them agree on.
+
+`torchrun` starts them and says so in the environment; `joined` connects them by
+torch.distributed. Without it there is one rank, `ALONE`, and nothing is communicated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tinyllama.harness.machine.device import usable_device
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.model.config import ConfigError
+
+TIMEOUT = 600.0  # seconds that a rank waits for the others, compilation included
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """``rank`` of ``count`` processes. Those of one machine have different numbers ``local``."""
+
+    rank: int = 0
+    count: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank prints and writes."""
+        return self.rank == 0
+
+    def part(self, samples: int) -> slice:
+        """This rank's part of so many samples. Raises ConfigError unless all parts are equal."""
+        if samples % self.count:
+            raise ConfigError(
+                f"batch_size {samples} does not divide by {self.count} ranks: use a multiple of "
+                f"{self.count}, or another number of ranks"
+            )
+        size = samples // self.count
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """What every rank gives here, in the order of the ranks: small plain data."""
+        if self.count == 1:
+            return [mine]
+        all_of_them: list[Any] = [None] * self.count
+        dist.all_gather_object(all_of_them, mine)
+        return all_of_them
+
+    def mean(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The mean of a tensor over the ranks, in the tensor's memory."""
+        if self.count > 1:
+            dist.all_reduce(numbers)
+            numbers /= self.count
+        return numbers
+
+    def check_alike(self, settings: Mapping[str, Any]) -> None:
+        """Raise UsageError, on every rank, for a setting that is not the same on all of them."""
+        theirs = self.gathered(dict(settings))
+        for name, ours in theirs[0].items():
+            for rank, other in enumerate(theirs):
+                if other[name] != ours:
+                    raise UsageError(
+                        f"{name} is {ours!r:.300} on rank 0 and {other[name]!r:.300} on rank "
+                        f"{rank}: start all ranks with the same options, data and versions"
+                    )
+
+
+ALONE = Ranks()
+
+
+def launched() -> Ranks:
+    """What a launcher such as torchrun says in the environment; without one, `ALONE`.
+
+    Raises UsageError for variables that do not belong together.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    given = {name: os.environ[name] for name in names if name in os.environ}
+    if "RANK" not in given:
+        return ALONE
+    try:
+        rank, count, local = (int(given[name]) for name in names)
+        if not 0 <= rank < count:
+            raise ValueError
+    except (LookupError, ValueError):
+        raise UsageError(
+            f"the environment has {given}, which is no rank of a job: start with torchrun, "
+            f"or unset {', '.join(names)}"
+        ) from None
+    return Ranks(rank, count, local)
+
+
+def device_of(ranks: Ranks, named: str | None) -> torch.device:
+    """The device of this rank: with several, the GPU whose number is ``local``, or the CPU.
+
+    Raises UsageError for one that is not there, or that several ranks would share.
+    """
+    device = usable_device(named)
+    if ranks.count == 1 or device.type == "cpu":
+        return device
+    if str(device) != device.type:
+        raise UsageError(
+            f"--device {named} is one GPU, and there are {ranks.count} ranks: use --device cuda "
+            "or leave it out, and each takes its own"
+        )
+    if ranks.local >= torch.cuda.device_count():
+        raise UsageError(
+            f"rank {ranks.rank} is number {ranks.local} on its machine, which has "
+            f"{torch.cuda.device_count()} GPUs: start one process for each GPU "
+            "(torchrun --nproc-per-node), or use --device cpu"
+        )
+    return torch.device(device.type, ranks.local)
+
+
+@contextlib.contextmanager
+def joined(ranks: Ranks, device: torch.device, seconds: float = TIMEOUT) -> Iterator[None]:
+    """Connect the ranks, unless they are: by NCCL (or RCCL) between GPUs, and by gloo on CPUs.
+
+    Whoever waits longer than ``seconds`` for the others gets an error. After an error nothing is
+    shut down in order: that could wait for ranks that are gone, and the process ends anyway.
+    """
+    if ranks.count == 1 or dist.is_initialized():
+        yield
+        return
+    on_gpu = device.type != "cpu"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        f"cpu:gloo,{device.type}:nccl" if on_gpu else "gloo",
+        timeout=timedelta(seconds=seconds),
+        device_id=device if on_gpu else None,
+    )
+    yield
+    dist.destroy_process_group()

@@ -1,0 +1,179 @@
+"""How the gradients of a step become those of the whole batch, which several ranks share.
+
+one rank     nothing to do
+Parallel     DistributedDataParallel: buckets, reduced while the backward pass goes on
+Beside       V4: a block's gradients adjoin, and are reduced on its side branch, before its update
+Sharded      FSDP2: each rank gets the gradients of its shards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tinyllama.harness.kernels.layout import as_one, joined
+from tinyllama.model.config import TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import StepPlan
+from tinyllama.training.plans import AUTOCAST
+from tinyllama.training.ranks import Ranks
+from tinyllama.training.shards import local, sharded
+
+LossOf = Callable[..., torch.Tensor]
+
+
+class Reduction:
+    """For one rank. loss_of: tokens, targets and tables -> loss, as `TinyLlama.loss_with`.
+
+    share: the gradient of the loss that backward starts with. warm_up: steps before a capture.
+    waits: why no reduction runs while the backward pass goes on; None where one does, or none is
+    needed. With ``plain`` set, `loss` neither compiles nor reduces.
+    """
+
+    share = 1.0
+    warm_up = 0
+    waits: str | None = None
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
+        self.model = model
+        self.plain = False
+        self._loss_of = loss_of
+        self.parameters: list[torch.Tensor] = list(model.parameters())
+
+    def loss(self, *batch: Any) -> torch.Tensor:
+        return (self.model.loss_with if self.plain else self._loss_of)(*batch)
+
+    def expect(self, reduce: bool) -> None:
+        """Before each forward pass: whether its backward pass completes the gradients."""
+
+    def clear(self) -> None:
+        """Before the first forward pass of a step: free gradients that the optimizer has not."""
+
+    def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Reduce some gradients, by their parameter's index, on the current stream."""
+
+    def finish(self) -> None:
+        """After the last backward pass: gradients are those of the whole batch."""
+
+    def clip(self, limit: float) -> torch.Tensor:
+        """Scale the gradients down to a norm; -> the norm before."""
+        return nn.utils.clip_grad_norm_(self.parameters, limit)
+
+
+class _Loss(nn.Module):
+    """The loss as a module, as DistributedDataParallel takes it."""
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_of = loss_of
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        return self.loss_of(*batch)
+
+
+class Parallel(Reduction):
+    """A compiled loss is split at the buckets by torch.compile itself."""
+
+    warm_up = 11  # as PyTorch's notes on CUDA graphs ask for
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf, waits: str | None = None) -> None:
+        super().__init__(model, loss_of)
+        self.waits = waits
+        device = model.embedding.device
+        # The stream is for a capture: the same notes.
+        stream = torch.cuda.Stream(device) if device.type != "cpu" else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            self._ddp = DistributedDataParallel(_Loss(model, loss_of), gradient_as_bucket_view=True)
+        if stream is not None:
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+    def loss(self, *batch: Any) -> torch.Tensor:
+        return super().loss(*batch) if self.plain else self._ddp(*batch)
+
+    def expect(self, reduce: bool) -> None:
+        self._ddp.require_backward_grad_sync = reduce
+
+
+class Beside(Reduction):
+    """For a step that updates blocks while the backward pass goes on. Gradients are summed."""
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks) -> None:
+        super().__init__(model, loss_of)
+        self.share = 1 / ranks.count
+        self._reduced: set[int] = set()
+
+    def clear(self) -> None:
+        self._reduced.clear()
+
+    def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        self._reduced.update(gradients)
+        _sum([gradients[i] for i in sorted(gradients)])
+
+    def finish(self) -> None:
+        rest = [p.grad for i, p in enumerate(self.parameters) if i not in self._reduced]
+        there = [gradient for gradient in rest if gradient is not None]
+        for matrix in there:
+            if matrix.dim() > 1:
+                _sum([matrix])
+        _sum([gradient for gradient in there if gradient.dim() == 1])
+        self._reduced.clear()
+
+
+class Sharded(Reduction):
+    """Every micro-batch reduces its gradients, so that no rank holds whole ones."""
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
+        super().__init__(model, loss_of)
+        self._shards = self.parameters
+        self.parameters = [local(parameter) for parameter in self._shards]
+
+    def clear(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    def finish(self) -> None:
+        for mine, shard in zip(self.parameters, self._shards, strict=True):
+            mine.grad = None if shard.grad is None else local(shard.grad)
+
+    def clip(self, limit: float) -> torch.Tensor:
+        norm: Any = nn.utils.clip_grad_norm_(self._shards, limit)
+        return norm.full_tensor()
+
+
+def reduction_of(
+    model: TinyLlama, config: TrainConfig, plan: StepPlan, ranks: Ranks, loss_of: LossOf
+) -> Reduction:
+    """The way for this step; made inside `tinyllama.training.step.products`."""
+    if ranks.count == 1:
+        return Reduction(model, loss_of)
+    if sharded(model):
+        return Sharded(model, loss_of)
+    rows = config.batch_size // ranks.count * config.seq_len
+    x_ND = model.embedding.detach()[:1].expand(rows, -1)
+    if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
+        return Parallel(model, loss_of)
+    if plan.overlap:
+        return Beside(model, loss_of, ranks)
+    return Parallel(model, loss_of, waits="the gradients of all blocks come at once")
+
+
+def _sum(tensors: list[torch.Tensor]) -> None:
+    """Sum each tensor over the ranks, in its memory: at once, where they adjoin or are small."""
+    if not tensors:
+        return
+    flat = as_one(*tensors)
+    if flat is not None:
+        dist.all_reduce(flat)
+        return
+    flat = joined(tensors)
+    dist.all_reduce(flat)
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, summed in zip(tensors, flat.split(sizes), strict=True):
+        tensor.copy_(summed.view(tensor.shape))
