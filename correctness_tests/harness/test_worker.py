@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -17,6 +16,16 @@ import torch
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.measure.clock import Reading
+from tinyllama.harness.records.entries import Ratio
+from tinyllama.harness.records.verdict import Outcome
+
+
+class Hostile:
+    """What would run something where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (9,)
 
 
 class Thing:
@@ -55,8 +64,15 @@ class Thing:
         print(text, file=sys.stderr)
         return text
 
-    def unpicklable(self) -> Any:
-        return lambda: None
+    def gives(self, what: str) -> Any:
+        return {"function": lambda: None, "tensor": torch.arange(3), "hostile": Hostile()}[what]
+
+    def answers(self, text: str) -> None:
+        """Past the protocol, as a hostile candidate would."""
+        import gc
+
+        (connection,) = (one for one in gc.get_objects() if type(one) is Connection)
+        connection.send_bytes(text.encode())
 
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -130,15 +146,52 @@ def test_an_exception_arrives_with_message_and_traceback(shared: Worker) -> None
     assert isinstance(shared.call("thing", "pid"), int), "the worker goes on"
 
 
-def test_a_result_that_cannot_travel_is_an_error(shared: Worker) -> None:
-    with pytest.raises(WorkerError, match=r"unpicklable|pickle"):
-        shared.call("thing", "unpicklable")
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("function", "builtins.function"), ("tensor", "torch.Tensor"), ("hostile", "Hostile")],
+)
+def test_a_result_that_cannot_travel_is_an_error_that_names_it(
+    shared: Worker, what: str, said: str
+) -> None:
+    with pytest.raises(
+        WorkerError, match=rf"WireError: the value\[1\] is a .*{said}, which cannot"
+    ):
+        shared.call("thing", "gives", what)
     assert isinstance(shared.call("thing", "pid"), int)
 
 
-def test_tensors_travel(shared: Worker) -> None:
-    shared.call("thing", "set", torch.arange(3))
-    assert shared.call("thing", "get").tolist() == [0, 1, 2]
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": (1, 2.5, None, True), 3: ["b"], (1, 2): {4}},
+        float("inf"),
+        Path("/a"),
+        Reading(1.0, 2.0, queued=True),
+        Ratio(1.0, 0.5, 2.0),
+        Outcome.SLOWER,
+    ],
+    ids=str,
+)
+def test_values_arrive_as_they_were(shared: Worker, value: Any) -> None:
+    shared.call("thing", "set", value)
+    got = shared.call("thing", "get")
+    assert (got, type(got)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "cnt\nsystem\n(S'false'\ntR.",  # a pickle
+        '{"of": "os:system", "are": ["false"]}',
+        '["ok", {"of": "subprocess:Popen", "are": [["false"]]}, "", []]',
+        '["ok", {"of": "no.such:Thing", "are": {}}, "", []]',
+        '["ok", {"unknown": 1}, "", []]',
+        "[]",
+    ],
+)
+def test_an_answer_that_is_none_of_ours_is_an_error_and_runs_nothing(answer: str) -> None:
+    with worker("hostile") as hostile, pytest.raises(WorkerError, match="cannot be read"):
+        hostile.call("thing", "answers", answer)
 
 
 def test_what_is_printed_does_not_reach_the_answers(shared: Worker) -> None:
@@ -240,26 +293,3 @@ def test_what_is_asserted_in_a_worker_is_checked_whatever_the_environment_says(
     with worker() as it:
         it.make("thing", f"{__name__}:Thing")
         assert it.call("thing", "asserts")
-
-
-class Hostile:
-    """What runs code of its own where it is unpickled, and answers by itself."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (self.folder,)
-
-    def answer(self) -> None:
-        Connection(int(sys.argv[1])).send_bytes(pickle.dumps(self))
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_nothing_is_unpickled_of_a_worker_that_is_not_trusted(plain: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "unpickled"
-    with Worker("hostile", plain=plain) as worker:
-        worker.make("one", f"{__name__}:Hostile", folder=str(folder))
-        with pytest.raises((WorkerError, TypeError)):
-            worker.call("one", "answer")
-    assert folder.exists() is not plain

@@ -8,6 +8,9 @@ a worker of its own, holds its objects there, and works only while it is asked t
         worker.make("step", "package.steps:Step", tier="v1")
         seconds = worker.call("step", "turn")
 
+What crosses is JSON (`tinyllama.harness.machine.wire`), so that a worker cannot make its caller run
+anything.
+
 Compiler caches of a worker start empty, so that the time to compile is a measurement.
 """
 
@@ -15,24 +18,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
-import pickle
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.wire import decode, encode
+
 TIMEOUT = 900.0  # seconds for one request; a search over compiled configurations takes minutes
+LONGEST_ANSWER = 2**28  # bytes
 _SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
 _CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
-PLAIN = "--plain"  # among the modules to import: answers are JSON
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -56,8 +59,7 @@ class Worker:
     """A Python process that makes objects and calls their methods on request.
 
     name: for messages. python: the interpreter; cwd: where its modules are found. preload:
-    modules it imports while nobody waits. plain: its answers are JSON, and nothing that it sends is
-    unpickled: for code that is not trusted.
+    modules it imports while nobody waits.
     A worker whose process ended raises WorkerError from then on.
     """
 
@@ -69,10 +71,8 @@ class Worker:
         cwd: Path | None = None,
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        plain: bool = False,
     ) -> None:
         self.name = name
-        self._read: Callable[[bytes], Any] = json.loads if plain else pickle.loads
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         ours, theirs = socket.socketpair()
         caches = {cache: str(self._folder / cache.lower()) for cache in _CACHES}
@@ -87,7 +87,6 @@ class Worker:
                         "tinyllama.harness.machine.worker",
                         str(theirs.fileno()),
                         *preload,
-                        *([PLAIN] if plain else []),
                     ],
                     pass_fds=[theirs.fileno()],
                     cwd=cwd,
@@ -141,23 +140,23 @@ class Worker:
 
     def _request(self, *request: Any, timeout: float = TIMEOUT) -> Any:
         try:
-            self._connection.send_bytes(pickle.dumps(request))
+            self._connection.send_bytes(encode(request))
             if not self._connection.poll(timeout):
                 self._process.kill()
                 raise WorkerError(
                     f"{self.name} did not answer {request[0]} in {timeout:.0f} s", self._tail()
                 )
-            answer = self._connection.recv_bytes()
+            answer = self._connection.recv_bytes(LONGEST_ANSWER)
         except (EOFError, OSError) as error:
             raise WorkerError(
                 f"the process of {self.name} ended with status {self._ended()}", self._tail()
             ) from error
         try:
-            kind, value, *rest = self._read(answer)
-        except Exception as error:
+            kind, value, details, types = decode(answer)
+        except (TypeError, ValueError) as error:
             raise WorkerError(f"the answer of {self.name} cannot be read: {error}") from error
         if kind == "error":
-            raise WorkerError(value, *rest)
+            raise WorkerError(str(value), str(details), [str(one) for one in types])
         return value
 
     def _ended(self) -> int:
@@ -190,7 +189,7 @@ def _python_path() -> list[str]:
     return [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
 
-def serve(connection: Connection, *, plain: bool = False) -> None:
+def serve(connection: Connection) -> None:
     """Answer requests until the other side hangs up. An error is an answer, not an end."""
     kept: dict[str, Any] = {}
     while True:
@@ -199,19 +198,13 @@ def serve(connection: Connection, *, plain: bool = False) -> None:
         except EOFError:
             return
         try:
-            # Plain pickles: those of a Connection would share the memory of tensors, which
-            # processes that do not descend from one another's pools cannot.
-            answer = _written(("ok", _answer(kept, *pickle.loads(request))), plain)
+            answer = encode(["ok", _answer(kept, *decode(request, importing=True)), "", []])
         except Exception as error:
             first = str(error).strip().splitlines()[:1]
             message = f"{type(error).__name__}: {first[0] if first else 'no message'}"
             types = [_qualified(kind) for kind in type(error).__mro__]
-            answer = _written(("error", message, traceback.format_exc(), types), plain)
+            answer = encode(["error", message, traceback.format_exc(), types])
         connection.send_bytes(answer)
-
-
-def _written(answer: Any, plain: bool) -> bytes:
-    return json.dumps(answer).encode() if plain else pickle.dumps(answer)
 
 
 def _answer(kept: dict[str, Any], kind: str, key: str, *rest: Any) -> Any:
@@ -241,10 +234,10 @@ def _give_back_memory() -> None:
 def main(descriptor: str, *preload: str) -> None:
     """Serve the connection of that descriptor; a module that fails to load fails when used."""
     connection = Connection(int(descriptor))
-    for module in (name for name in preload if name != PLAIN):
+    for module in preload:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    serve(connection, plain=PLAIN in preload)
+    serve(connection)
 
 
 if __name__ == "__main__":

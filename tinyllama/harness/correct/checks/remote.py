@@ -180,7 +180,7 @@ class _Run:
         return f"{place}{error}"
 
     def _started(self) -> Worker:
-        worker = Worker("check", preload=[self.asked.package], plain=True)
+        worker = Worker("check", preload=[self.asked.package])
         try:
             worker.make("checks", f"{__name__}:Checks", log=str(self.log), **asdict(self.asked))
         except WorkerError:
