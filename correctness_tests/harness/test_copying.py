@@ -105,7 +105,7 @@ def test_nothing_is_read_beside_the_tensor(order: tuple[int, int], device: torch
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """An integer of 32 bits that overflows in a kernel ends it."""
-    options = replace(interpreter_builder.options, debug=True)
+    options = replace(interpreter_builder.options, debug=True, sanitize_overflow=True)
     monkeypatch.setattr(interpreter_builder, "options", options)
 
 

@@ -39,7 +39,9 @@ PROGRAMS = {f"{op.name}-{name}": entry for op in LOADED for name, entry in op.pr
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """An integer of 32 bits that overflows in a kernel ends it."""
     monkeypatch.setattr(
-        interpreter_builder, "options", replace(interpreter_builder.options, debug=True)
+        interpreter_builder,
+        "options",
+        replace(interpreter_builder.options, debug=True, sanitize_overflow=True),
     )
 
 

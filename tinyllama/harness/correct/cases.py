@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -38,16 +38,18 @@ PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
 @dataclass(frozen=True)
 class References:
     """Results of the reference, by name: in the case's dtype, in float64, and in float64 on inputs
-    that were moved by a rounding. off_by: as declared, of outputs of integers."""
+    that were moved by a rounding. off_by: as declared, of outputs of integers. magnitudes: of what
+    cancels, where the op declares it (`Op.magnitude`)."""
 
     eager: dict[str, torch.Tensor]
     oracle: dict[str, torch.Tensor]
     perturbed: list[dict[str, torch.Tensor]]
     off_by: Mapping[str, int] = field(default_factory=dict)
+    magnitudes: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    def of(self, name: str, magnitude: torch.Tensor | None = None) -> Reference:
+    def of(self, name: str) -> Reference:
         moved = [one[name] for one in self.perturbed]
-        off_by = self.off_by.get(name, 0)
+        magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
         return Reference(self.eager[name], self.oracle[name], moved, magnitude, off_by)
 
 
@@ -117,34 +119,41 @@ class OpCase:
         *,
         provider: Provider | None = None,
         slack: float = SLACK,
+        references: Callable[[Inputs], References] | None = None,
     ) -> list[Comparison]:
         """Run the provider (or ``provider`` in its place) and compare every result with eager's.
 
         The provider runs first, on poisoned memory, so that it cannot find the reference's results
-        there.
+        there. references: gives them for these inputs, if they may be known from another provider.
         """
         inputs = self.inputs(device, seed)
         tried = provider or self.provider
         with PoisonedMemory():
             results = evaluate(self.op, tried.call, inputs, tried.overwrites)
-        return self.judge(results, inputs, slack=slack * tried.slack.get(self.dtype, 1.0))
+        found = (references or self.references)(inputs)
+        slack *= tried.slack.get(self.dtype, 1.0)
+        return self.judge(results, inputs, slack=slack, references=found)
 
     def judge(
-        self, results: dict[str, torch.Tensor], inputs: Inputs, *, slack: float = SLACK
+        self,
+        results: dict[str, torch.Tensor],
+        inputs: Inputs,
+        *,
+        slack: float = SLACK,
+        references: References | None = None,
     ) -> list[Comparison]:
         """Results against the reference in the same dtype and in float64.
 
         Raises GradientError for one that is missing, or not zero where the reference has none.
         """
-        references = self.references(inputs)
+        references = references or self.references(inputs)
         oracle = references.oracle
         for name, value in results.items():
             if name not in oracle and value.any():
                 raise GradientError(f"{self.op.name}: {name} is not zero")
         if missing := sorted(set(oracle) - set(results)):
             raise GradientError(f"{self.op.name}: missing {', '.join(missing)}")
-        magnitudes = self._magnitudes(inputs.double(), oracle)
-        each = {name: references.of(name, magnitudes.get(name)) for name in oracle}
+        each = {name: references.of(name) for name in oracle}
         gain = median(one.gain for one in each.values())
         return [
             compare(name, results[name], one, gain=gain, slack=slack) for name, one in each.items()
@@ -153,11 +162,13 @@ class OpCase:
     def references(self, inputs: Inputs) -> References:
         """What results for these inputs are compared with; the same for every provider."""
         reference = self.op["eager"].call
+        oracle = evaluate(self.op, reference, inputs.double())
         return References(
             evaluate(self.op, reference, inputs),
-            evaluate(self.op, reference, inputs.double()),
+            oracle,
             [evaluate(self.op, reference, inputs.perturbed(n)) for n in range(PERTURBATIONS)],
             {name: one.off_by for name, one in self.op.outputs.items()},
+            self._magnitudes(inputs.double(), oracle),
         )
 
     def _magnitudes(
@@ -174,11 +185,12 @@ class OpCase:
 
 def op_cases(ops: Iterable[Op], *, providers: Iterable[str] | None = None) -> Iterator[OpCase]:
     """Every case of every provider of these ops. The reference is one of them: it must agree with
-    itself in float64 within its own error, which finds a reference that modifies its inputs."""
+    itself in float64 within its own error, which finds a reference that modifies its inputs. All
+    providers' cases of one kind follow each other: they share what they are compared with."""
     for op in ops:
-        for provider in op.providers.values():
-            if providers is None or provider.name in providers:
-                yield from _cases(op, provider)
+        chosen = [p for p in op.providers.values() if providers is None or p.name in providers]
+        for alike in itertools.zip_longest(*(_cases(op, provider) for provider in chosen)):
+            yield from (case for case in alike if case is not None)
 
 
 def _cases(op: Op, provider: Provider) -> Iterator[OpCase]:
