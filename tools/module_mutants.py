@@ -56,14 +56,13 @@ class Mutant:
 
     def tried(self, server: Server) -> Trial:
         """How its tests end with the change planted in a copy of the tree: those of the nearest
-        test file, then those of the others."""
-        first, *others = nearest(self.module) or [""]
+        test file, then those of the next four, then those of all others."""
+        every = nearest(self.module)
         outcome = SURVIVED, "no test runs it"
         path = server.tree / self.file
         original = path.read_text(encoding="utf-8")
-        for files in filter(all, ([first], others)):
-            tests = chosen(files, self.file, self.lines, server)
-            if tests and outcome[0] == SURVIVED:
+        for files in (every[:1], every[1:5], every[5:]):
+            if outcome[0] == SURVIVED and (tests := chosen(files, self.file, self.lines, server)):
                 path.write_text(self.change.source, encoding="utf-8")
                 try:
                     outcome = server.run(tests)
@@ -125,7 +124,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     # A shell that runs this in the background has it ignore Ctrl-C, and the tests with it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
     every = mutants(args.only)
     if args.again and not (args.json and args.json.is_file()):
         parser.error("--again tries what a file holds once more: add --json FILE")

@@ -28,12 +28,11 @@ from tools.tested import TEST
 
 FOLDERS = ("tinyllama/harness", "tinyllama/model", "tinyllama/training")
 KEPT = ROOT / "build/mutants"
-FILES = 8  # that a mutant is tried with
 MOST = 60.0  # seconds, after which no other test of a file is traced
 SECONDS = 600.0  # that tracing a file may take
 TIMES = 5.0  # as long as the unchanged test a test may take, beside `LEAST`
 LEAST = 60.0  # seconds; processors may be busy
-BUDGET = 45.0  # seconds that the tests of a mutant may take unchanged
+BUDGET = 45.0  # seconds that the tests chosen from some files may take unchanged
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 Tests = dict[str, float]  # by name, the seconds that each takes unchanged
@@ -264,13 +263,13 @@ def _lines(folder: Path, tree: Path) -> dict[str, dict[str, list[str]]]:
 
 def nearest(module: str) -> list[str]:
     """The test files that import a module, first those with its name, then those that import the
-    fewest modules of the tree; no more than `FILES`."""
+    fewest modules of the tree."""
 
     def distance(file: str) -> tuple[bool, int, str]:
         named = module.rpartition(".")[2].rstrip("s") in Path(file).stem
         return not named, sum(one.startswith("tinyllama") for one in imports(ROOT / file)), file
 
-    return sorted(tests_of(module), key=distance)[:FILES]
+    return sorted(tests_of(module), key=distance)
 
 
 def chosen(files: Sequence[str], source: str, lines: range | None, server: Server) -> Tests:
@@ -282,6 +281,7 @@ def chosen(files: Sequence[str], source: str, lines: range | None, server: Serve
     """
     traces = [trace(file, server) for file in files]
     seconds = {test: time for one in traces for test, time in one.seconds.items()}
+    found: set[str] = set()
     for where in (lines, None):
         found = {test for one in traces for test in one.tests(source, where)}
         if found:

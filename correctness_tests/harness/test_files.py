@@ -150,3 +150,6 @@ def test_only_a_file_of_some_size_is_read(tmp_path: Path) -> None:
         files.read_regular(tmp_path)
     with pytest.raises(FileNotFoundError):
         files.read_regular(tmp_path / "gone")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe' is a pipe or a device, not a file"):
+        files.read_regular(tmp_path / "pipe")

@@ -5,6 +5,8 @@ No GPU is needed: Triton's part of a launch is a stand-in, which compiles nothin
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -72,6 +74,33 @@ def test_constants_are_put_in_the_signatures_order(specialised: list[Compiled]) 
         double[(7, 2)](X, None, 2.0, TURN=1, BLOCK=16, n=64)
     (one,) = specialised
     assert [args for _, args in one.launched] == [(X, None, 2.0, 64, 16, 1)]
+
+
+def test_first_and_later_launches_are_on_the_device_of_their_tensors(
+    specialised: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, seen = [0], []
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        now[0] = index
+        yield
+        now[0] = 0
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Compiled:
+        seen.append(("first", now[0]))
+        return Compiled()
+
+    later = lambda *args: seen.append(("later", now[0]))  # noqa: E731
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(Compiled, "__getitem__", lambda self, grid: later)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    double = kernel()
+    for index in (1, 1, 0, 0):
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda self, index=index: index)
+        double[(7,)](X, None, 2.0, 64, BLOCK=16)
+    assert seen == [("first", 1), ("later", 1), ("first", 0), ("later", 0)]
 
 
 UNLIKE = {
