@@ -18,7 +18,7 @@ import hashlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -96,7 +96,7 @@ def drawn(every: Sequence[Mutant], seed: int) -> list[Mutant]:
 
 
 def attempts(some: Sequence[Mutant], jobs: int) -> Iterator[Tried]:
-    """The trials of these mutants, so many at a time."""
+    """The trials of these mutants, so many at a time, each as soon as it ended."""
     with servers(jobs) as started, ThreadPoolExecutor(jobs) as pool:
         free: SimpleQueue[Server] = SimpleQueue()
         for server in started:
@@ -109,7 +109,13 @@ def attempts(some: Sequence[Mutant], jobs: int) -> Iterator[Tried]:
             finally:
                 free.put(server)
 
-        yield from pool.map(tried, some)
+        trials = [pool.submit(tried, one) for one in some]
+        try:
+            for trial in as_completed(trials):
+                yield trial.result()
+        finally:
+            for trial in trials:
+                trial.cancel()
 
 
 def main(argv: list[str] | None = None) -> int:

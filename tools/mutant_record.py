@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.machine.files import write_whole
 from tinyllama.harness.machine.toml import tomllib
 from tools.tested import ENDED, KILLED, RAISED, ROOT, SURVIVED
 
@@ -151,7 +152,8 @@ def _portable(trials: Sequence[Trial]) -> list[Trial]:
 
 def _write(path: Path, record: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=1) + "\n"
+    write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def write(path: Path, seed: int, mutants: int, tried: Sequence[Tried]) -> None:
