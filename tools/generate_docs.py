@@ -23,6 +23,7 @@ from tools import (
     guide_table,
     model_tables,
     mutant_record,
+    plan_tables,
     readme_tables,
     result_figures,
     result_tables,
@@ -68,6 +69,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "own-checks": check_table.table,
     "field": field.run.table,
     "documents": from_documents.table,
+    "plan-errors": plan_tables.errors,
+    "plan-steps": plan_tables.steps,
 }
 
 
