@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from tinyllama.harness.machine.toml import tomllib
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW
@@ -36,18 +38,16 @@ class Parts:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: ``fault`` names the part that is to be found (None: nothing is broken); ``check``
-    the check that finds it. issue, loss, speed, memory: the documents' table; "-" where it has no
-    figure. lesson: what the numbers show. fix: what is to be changed."""
+    """A table of stages.toml, which explains the fields."""
 
     number: int
     title: str
     parts: Parts
-    fault: str | None
     check: str
     issue: str
     lesson: str
     fix: str
+    fault: str | None = None
     loss: str = "7.0"
     speed: str = "-"
     memory: str = "~282 MB"
@@ -61,62 +61,16 @@ class Stage:
         return replace(self, parts=replace(self.parts, **right), fault=None)
 
 
-STAGES = {
-    stage.number: stage
-    for stage in (
-        Stage(
-            1, "missing weight initialisation", Parts(initialised=False, blas=False),
-            "initialised", "first loss", "No weight init",
-            "The embedding of torch's default has standard deviation 1 and is the output "
-            "projection too, so a token's own logit is about as large as the width. The first loss "
-            "must be near ln(vocabulary). The documents print 942; the size of the logits depends "
-            "on the residual stream, so another model gives another number.",
-            "after the layers are made, draw every matrix with init_std: "
-            "nn.init.normal_(weight, std=0.02)",
-            loss="942", memory="-",
-        ),
-        Stage(
-            2, "keys and values that are not contiguous", Parts(dense=False, blas=False),
-            "dense", "dense inputs", "Non-contig tensors",
-            "The expansion leaves the values of one head H elements apart, so each memory access "
-            "fetches H - 1 values that nobody uses. The documents report a factor of 20; here it "
-            "is what the strided reads cost in attention's forward kernel, and no delay is added.",
-            "k, v = k.contiguous(), v.contiguous() after the expansion",
-            speed="15",
-        ),
-        Stage(
-            3, "a clock that does not wait", Parts(waits=False, blas=False),
-            "waits", "phases add up", "Wrong timing",
-            "A GPU works after the call has returned. Without a wait the clock reads how long the "
-            "host took to ask for the work, and the phases do not add up to the step.",
-            "torch.cuda.synchronize() before each reading of the clock",
-            speed="311",
-        ),
-        Stage(
-            4, "a naive SwiGLU kernel", Parts(blas=False),
-            "blas", "products by BLAS", "Slow SwiGLU",
-            "One program for each element reads its row and its column again: nothing that is read "
-            "is used twice. Forward takes most of the step.",
-            "F.linear for the products, a kernel for the activation alone "
-            "(provider triton of swiglu instead of naive)",
-            speed="306",
-        ),
-        Stage(
-            5, "hybrid", Parts(), None, "gradients", "OPTIMAL",
-            "Products by the BLAS library, kernels for what memory limits.",
-            "nothing is broken", speed="2065",
-        ),
-        Stage(
-            6, "kernels without a backward", Parts(differentiable=False),
-            "differentiable", "gradients", "Nothing learns (not in the documents)",
-            "A kernel that writes into an empty tensor is invisible to autograd, so the backward "
-            "pass ends at the final norm. The step is fast and small, and on random tokens the "
-            "loss stays near ln(vocabulary) whether or not the model learns.",
-            "give each kernel a torch.autograd.Function with its backward pass",
-            loss="-", memory="-",
-        ),
-    )
-}  # fmt: skip
+def _stages() -> dict[int, Stage]:
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    found = {}
+    for number, table in enumerate(tomllib.loads(text)["stage"], 1):
+        parts = Parts(**dict.fromkeys(table.pop("wrong"), False))
+        found[number] = Stage(number=number, parts=parts, **table)
+    return found
+
+
+STAGES = _stages()
 
 
 def tier_of(parts: Parts, device: torch.device) -> Tier:
