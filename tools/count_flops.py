@@ -12,9 +12,6 @@ more than that, 2 no such tool, no GPU, or counters that this user may not read.
 from __future__ import annotations
 
 import argparse
-import csv
-import math
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,6 +29,7 @@ from tinyllama.harness.measure.op_contender import OpContender, Timed, timed_dty
 from tinyllama.harness.records.entries import FlopsEntry
 from tinyllama.harness.records.results import Record, folder, load, new_record, save
 from tinyllama.ops import OPS
+from tinyllama.profiling import nsight
 from tools import cuda_tools
 from tools.cuda_tools import SECONDS, ToolError
 
@@ -161,30 +159,21 @@ def _counted(profiler: str, names: Sequence[str], number: int) -> list[Count]:
 def parsed(output: str) -> list[Count]:
     """The counts of the profiled calls, in order; a spin kernel begins each.
 
-    Raises CountError where ncu printed a value that is no number, or no value at all.
+    Raises ProfileError where ncu printed a value that is no number, or no value at all, and
+    CountError for a kernel before the first call.
     """
-    lines = output.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
-        said = next((line for line in lines if re.match(r"==(ERROR|WARNING)==", line)), "no line")
-        raise CountError(f"ncu counted nothing: {said}")
     found: list[list[float]] = []
     seen = None
-    for row in csv.DictReader(line for line in lines[start:] if line.startswith('"')):
-        if SEPARATOR in row["Kernel Name"]:
-            if row["ID"] != seen:
+    for launch, kernel, metric, _, value in nsight.readings("ncu's output", output):
+        if SEPARATOR in kernel:
+            if launch != seen:
                 found.append([0.0, 0.0])
-            seen = row["ID"]
-            continue
-        name = row["Metric Name"]
-        try:
-            value = float(row["Metric Value"].replace(",", ""))
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or not found:
-            raise CountError(f"{name} of {row['Kernel Name']} is {row['Metric Value']!r}")
-        found[-1][0] += value if name in MATRIX else 0.0
-        found[-1][1] += value * SCALAR.get(name, 0)
+            seen = launch
+        elif not found:
+            raise CountError(f"{kernel} was counted before the first call")
+        else:
+            found[-1][0] += value if metric in MATRIX else 0.0
+            found[-1][1] += value * SCALAR.get(metric, 0)
     return [Count(*each) for each in found]
 
 

@@ -20,6 +20,7 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V1, Tier
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
+from tinyllama.profiling import rates
 from tinyllama.training.data import RandomTokens
 
 FP32 = 4  # bytes
@@ -75,21 +76,9 @@ LETTERS: dict[str, Any] = {letter: Formula({letter: 1}) for letter in Formula.OR
 
 def sizes(workload: Workload) -> dict[str, int]:
     """The size of every dimension in a workload, by its letter."""
-    model, batch, length = workload.model, workload.batch_size, workload.seq_len
+    model = workload.model
     return {
-        "L": model.num_layers,
-        "B": batch,
-        "T": length,
-        "N": batch * length,
-        "D": model.hidden_dim,
-        "H": model.num_heads,
-        "G": model.num_kv_heads,
-        "K": model.head_dim,
-        "C": model.head_dim // 2,
-        "Q": model.num_heads * model.head_dim,
-        "R": model.num_kv_heads * model.head_dim,
-        "F": model.ffn_dim,
-        "V": model.vocab_size,
+        **rates.sizes(model, workload.batch_size, workload.seq_len),
         "P": model.parameters,
     }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tinyllama.profiling.kernels import Counter, Profile, ProfileError, Total, summed
 
@@ -21,26 +23,43 @@ def is_one(path: Path) -> bool:
         return file.readline().startswith(("==", FIRST))
 
 
-def read(path: Path) -> Profile:
-    """The time of each kernel, and its counters: of shares the mean over the launches, of others
-    the sum. Raises ProfileError."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+class Reading(NamedTuple):
+    """One counter of one launch."""
+
+    launch: str
+    kernel: str
+    metric: str
+    unit: str
+    value: float
+
+
+def readings(name: str, text: str) -> Iterator[Reading]:
+    """What Nsight Compute counted, from its output; name: what that is called in an error. Raises
+    ProfileError."""
+    lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith(FIRST)), None)
     if start is None:
         said = next((line for line in lines if line.startswith(("==ERROR==", "==WARNING=="))), "")
-        raise ProfileError(f"{path} has no counter of Nsight Compute: {said or 'profile again'}")
+        raise ProfileError(f"{name} has no counter of Nsight Compute: {said or 'profile again'}")
     of_table = [line for line in lines[start:] if line.startswith('"')]
     if not of_table[-1].endswith('"'):
-        raise ProfileError(f"{path} is truncated: profile again")
+        raise ProfileError(f"{name} is truncated: profile again")
     table = csv.DictReader(of_table)
-    lacking = [name for name in COLUMNS if name not in (table.fieldnames or ())]
+    lacking = [column for column in COLUMNS if column not in (table.fieldnames or ())]
     if lacking:
-        raise ProfileError(f"{path} has no column {lacking[0]!r}: profile again")
+        raise ProfileError(f"{name} has no column {lacking[0]!r}: profile again")
+    for row in table:
+        launch, kernel, metric, unit, value = (row[column] for column in COLUMNS)
+        yield Reading(launch, kernel, metric, unit or "", _number(name, value, metric, kernel))
+
+
+def read(path: Path) -> Profile:
+    """The time of each kernel, and its counters: of shares the mean over the launches, of others
+    the sum. Raises ProfileError."""
     totals: list[Total] = []
     values: dict[tuple[str, str, str], list[float]] = {}
-    for row in table:
-        kernel, metric, unit = row["Kernel Name"], row["Metric Name"], row["Metric Unit"] or ""
-        value = _number(path, row["Metric Value"], metric, kernel)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for _, kernel, metric, unit, value in readings(str(path), text):
         if metric == DURATION:
             if unit not in SECONDS:
                 raise ProfileError(f"{path}: {metric} is in {unit!r}: use {', '.join(SECONDS)}")
@@ -54,12 +73,12 @@ def read(path: Path) -> Profile:
     return Profile(summed(totals), counters=found, sources=(str(path),))
 
 
-def _number(path: Path, text: str | None, metric: str, kernel: str) -> float:
+def _number(name: str, text: str | None, metric: str, kernel: str) -> float:
     """A value; thousands have commas."""
     try:
         value = float((text or "").replace(",", ""))
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ProfileError(f"{path}: {metric} of {kernel} is {text!r}, no number: profile again")
+        raise ProfileError(f"{name}: {metric} of {kernel} is {text!r}, no number: profile again")
     return value
