@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.timed_suite import COMPARE, Suite, lines, timing
+from correctness_tests.support.timed_suite import COMPARE, Suite, ends, lines, timing
 
 pytest_plugins = ["pytester"]
 
@@ -36,9 +36,7 @@ def test_other_settings_are_13_never_compared_and_never_overwritten(
     stored_elsewhere(baseline, **fields)
     before = {path: path.read_bytes() for path in baseline.paths()}
     baseline.measure(9.0)
-    found = baseline.run(COMPARE)
-    assert found.ret == 13
-    lines(found, f"OTHER DEVICE OR VERSION one: .*{text}")
+    ends(baseline.run(COMPARE), 13, f"OTHER DEVICE OR VERSION one: .*{text}")
     assert {path: path.read_bytes() for path in before} == before
     assert len(baseline.records()) == 4
     assert baseline.run(COMPARE).ret == 0
@@ -93,9 +91,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(
 
 
 def test_resuming_nothing_is_refused(suite: Suite) -> None:
-    found = suite.run("--resume")
-    assert found.ret == pytest.ExitCode.USAGE_ERROR
-    lines(found, "--resume goes with --record or --benchmark-compare")
+    ends(
+        suite.run("--resume"),
+        pytest.ExitCode.USAGE_ERROR,
+        "--resume goes with --record or --benchmark-compare",
+    )
 
 
 def test_a_corrupt_record_is_named_before_anything_runs(baseline: Suite) -> None:
@@ -170,9 +170,11 @@ def test_a_group_is_measured_once(suite: Suite) -> None:
 def test_entries_are_checked_when_added(suite: Suite) -> None:
     figures = {"one": {"one/a": {**timing(1.0), "tolerances": {"second": 2}}}}
     Path("figures.json").write_text(json.dumps(figures))
-    found = suite.run("--record")
-    assert found.ret == pytest.ExitCode.TESTS_FAILED
-    lines(found, "tolerance of 'second': known are seconds, ")
+    ends(
+        suite.run("--record"),
+        pytest.ExitCode.TESTS_FAILED,
+        "tolerance of 'second': known are seconds, ",
+    )
 
 
 @pytest.mark.parametrize("option", [COMPARE, "--record"])
@@ -180,9 +182,11 @@ def test_a_run_is_resumed_where_it_ended(suite: Suite, option: str) -> None:
     suite.right("assert group.record.group != 'two'")
     assert suite.run(option).ret == pytest.ExitCode.TESTS_FAILED
     suite.right()
-    found = suite.run(option, "--resume")
-    assert found.ret == (12 if option == COMPARE else 0), "the verdict is that of one run"
-    lines(found, r"2  --resume: one was recorded at 20")
+    ends(
+        suite.run(option, "--resume"),
+        (12 if option == COMPARE else 0),
+        r"2  --resume: one was recorded at 20",
+    )
     complete = [record["group"] for record in suite.records() if record["complete"]]
     assert complete == ["one", "two"]
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT
-from correctness_tests.support.timed_suite import COMPARE, SUITE, Suite, lines
+from correctness_tests.support.timed_suite import COMPARE, SUITE, Suite, ends, lines
 from tinyllama.harness.records import results
 
 pytest_plugins = ["pytester"]
@@ -25,12 +25,6 @@ CURVE = """CurveEntry(
                 name=name, workload="w", contender="c", precision="fp32", steps=2, window=1,
                 every=1, losses=[3.0, 2.0],
             )"""
-
-
-def ends(found: pytest.RunResult, status: int, *says: str) -> None:
-    """A run has this exit status, and says this."""
-    assert found.ret == status, found.stdout.str()
-    lines(found, *says)
 
 
 # -- the verdict ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from correctness_tests.support.gate_fakes import CPU
 from correctness_tests.support.gated_suite import GatedSuite
-from correctness_tests.support.timed_suite import COMPARE, Suite, lines
+from correctness_tests.support.timed_suite import COMPARE, Suite, ends, lines
 from tinyllama.harness.gate import team
 from tinyllama.harness.gate.side import ON_GPU, Side, declared, usual_slowdowns
 from tinyllama.harness.gate.subject import DEVICE, HOST
@@ -78,18 +78,14 @@ def test_a_tolerance_counts_where_an_entry_states_none(suite: Suite) -> None:
     assert suite.run("--record").ret == 0
     assert suite.records()[0]["entries"][0]["tolerances"] == {"seconds": 1.01, "peak_bytes": 1.5}
     suite.measure(1.03)
-    found = suite.run(COMPARE)
-    assert found.ret == 10
-    lines(found, r"SLOWER one/a: seconds 1.030 times \(1.01 allowed\)")
+    ends(suite.run(COMPARE), 10, r"SLOWER one/a: seconds 1.030 times \(1.01 allowed\)")
 
 
 def test_a_change_cannot_widen_the_tolerance_that_judges_it(suite: Suite) -> None:
     assert suite.run("--record").ret == 0
     write("tolerances = { seconds = 2.0 }")
     suite.measure(1.2)
-    found = suite.run(COMPARE)
-    assert found.ret == 10
-    lines(found, r"\(the baseline allows 1.05: 2 counts once it is recorded\)")
+    ends(suite.run(COMPARE), 10, r"\(the baseline allows 1.05: 2 counts once it is recorded\)")
     assert suite.run("--record").ret == 0
     suite.measure(1.5)
     assert suite.run(COMPARE).ret == 0

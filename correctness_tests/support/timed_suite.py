@@ -147,3 +147,9 @@ def lines(found: pytest.RunResult, *patterns: str) -> None:
     text = found.stdout.str() + found.stderr.str()
     for pattern in patterns:
         assert re.search(pattern, text, re.MULTILINE), f"{pattern}\n{text}"
+
+
+def ends(found: pytest.RunResult, status: int, *says: str) -> None:
+    """A run has this exit status, and says this."""
+    assert found.ret == status, found.stdout.str()
+    lines(found, *says)
