@@ -21,6 +21,7 @@ LANES = {  # check -> what of it `make test` has, what the slow lane adds
     "autocast": (QUICK, "nothing more: rows that are zero have no bound under autocast"),
     "empty batch": (QUICK, "nothing more: it has no rows to differ in"),
     "sizes": ("nothing", "each axis of the first case"),
+    "configurations": ("nothing", "the checks above, in each of them"),
     "large offsets": ("the smallest case that fits, in bf16", "nothing more: only offsets grow"),
     "resources": ("the largest case for each chip", "every case for each chip"),
     "compiled": (f"{QUICK}, by `aot_eager`", "every case, by `inductor`"),
@@ -30,6 +31,7 @@ ELSEWHERE = {
     **dict.fromkeys(accuracy.NAMES, "ops/test_ops.py"),
     "resources": "kernels/test_compiled.py",
     "sizes": "ops/test_checks.py",
+    "configurations": "ops/test_checks.py",
 }
 HERE = [name for name in CHECKS if name not in ELSEWHERE]
 IN_PLACE = {

@@ -137,7 +137,7 @@ def test_a_provider_of_the_tree_is_right_along_each_axis(
 def test_each_check_has_its_lanes() -> None:
     """No check is left out: those with a suite of their own are named, all others run here."""
     assert set(HERE) | set(ELSEWHERE) == set(CHECKS)
-    assert set(ELSEWHERE) == {*accuracy.NAMES, "resources", "sizes"}
+    assert set(ELSEWHERE) == {*accuracy.NAMES, "resources", "sizes", "configurations"}
     assert set(LANES) <= set(CHECKS)
 
 

@@ -41,6 +41,11 @@ def add(subparsers: Any) -> None:
     option("file", type=file_path, nargs="?", metavar="FILE", help="a Python file with an op")
     option("--op", metavar="NAME", help="in place of FILE: an op of the tree or of a package")
     option("--provider", metavar="NAME", help="only the provider of this name")
+    option(
+        "--candidate",
+        metavar="FILE:FUNCTION",
+        help="with --op: check this function, by the op's own reference and cases",
+    )
     option("--only", metavar="A,B", help="only these checks")
     option(
         "--fail-on",
@@ -65,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.file is None) == (args.op is None):
         raise UsageError("name either a file or an op: FILE, or --op NAME")
+    if args.candidate is not None and (args.op is None or ":" not in args.candidate):
+        raise UsageError(f"--candidate {args.candidate!r}: use FILE:FUNCTION, with --op NAME")
     only = args.only.split(",") if args.only else list(CHECKS)
     check_known("--only", only, CHECKS)
     check_writable(args.json, "--json")
@@ -75,11 +82,14 @@ def run(args: argparse.Namespace) -> int:
     out = console(sys.stdout)
     found: Found = {}
     file = None if args.file is None else str(args.file)
-    asked = Asked(PACKAGE, file, args.op, args.provider, str(device), args.seed)
+    asked = Asked(PACKAGE, file, args.op, args.provider, str(device), args.seed, args.candidate)
     try:
-        for provider, findings in check(asked, only):
-            found[provider] = findings
-            out.print(_table(provider, findings))
+        with console(sys.stderr).status("loading") as status:
+            for provider, findings, own in check(asked, only, status.update):
+                found[provider] = findings
+                out.print(_table(provider, findings))
+                if own:
+                    out.print(f"{provider}: self-declared, its reference is of the same file")
     except WorkerError as error:
         if error.raised(UsageError):
             raise UsageError(str(error).partition(": ")[2]) from error

@@ -129,7 +129,9 @@ class OpCase:
         inputs = self.inputs(device, seed)
         tried = provider or self.provider
         with PoisonedMemory():
-            results = evaluate(self.op, tried.call, inputs, tried.overwrites)
+            results = evaluate(
+                self.op, tried.call, inputs, tried.overwrites, dtypes=tried.output_dtypes
+            )
         found = (references or self.references)(inputs)
         slack *= tried.slack.get(self.dtype, 1.0)
         return self.judge(results, inputs, slack=slack, references=found)
@@ -194,6 +196,7 @@ def op_cases(ops: Iterable[Op], *, providers: Iterable[str] | None = None) -> It
 
 
 def _cases(op: Op, provider: Provider) -> Iterator[OpCase]:
+    op = provider.offered(op)
     for dtype in op.dtypes:
         for case in op.cases:
             yield OpCase(op, provider, case, dtype)

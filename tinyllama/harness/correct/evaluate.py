@@ -182,6 +182,7 @@ def evaluate(
     overwrites: Collection[str] = (),
     *,
     place: Place | None = None,
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Run forward and backward and return every result by name.
 
@@ -191,6 +192,7 @@ def evaluate(
         it may.
     place: makes the argument of an input, or of an upstream gradient, and is told its name; a copy
         with the same strides by default.
+    dtypes: of outputs, where they are not as the op declares.
 
     Raises a `ContractError`: ChangedInputError for an input or upstream gradient that is not
     declared mutated, OutputError and GradientError for results that are not as declared.
@@ -203,7 +205,7 @@ def evaluate(
 
     outputs = call(*args.values(), **inputs.params)
     _assert_untouched(op, args, before, "forward")
-    results = _named_outputs(op, outputs, args, inputs.params)
+    results = _named_outputs(op, outputs, args, inputs.params, dtypes or {})
     if op.differentiable:
         results.update(backward_pass(op, results, args, inputs, overwrites, placed))
         kept = {name: old for name, old in before.items() if name not in overwrites}
@@ -265,7 +267,11 @@ def _wanted(op: Op, inputs: Inputs) -> list[str]:
 
 
 def _named_outputs(
-    op: Op, outputs: Any, args: Leaves, params: Mapping[str, Any]
+    op: Op,
+    outputs: Any,
+    args: Leaves,
+    params: Mapping[str, Any],
+    dtypes: Mapping[str, torch.dtype],
 ) -> dict[str, torch.Tensor]:
     if not op.outputs:
         if outputs is not None:
@@ -275,13 +281,15 @@ def _named_outputs(
     if len(values) != len(op.outputs):
         raise OutputError(f"{op.name} returned {len(values)} outputs, not {len(op.outputs)}")
     dims = op.check_arguments(list(args.values()), {})
-    first = next(v for v in args.values() if isinstance(v, torch.Tensor))
+    tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
+    first = next((one for one in tensors if one.is_floating_point()), tensors[0])
     for (name, declared), value in zip(op.outputs_for(params).items(), values, strict=True):
         if type(value) is not torch.Tensor:
             raise OutputError(f"{op.name}: {name} is a {type(value).__name__}, not a torch.Tensor")
         shape = flat(dims[axis] for axis in declared.axes)
         widened = declared.floating and first.dtype not in FLOATS  # the oracle's
-        dtype = declared.dtype if declared.dtype and not widened else first.dtype
+        fixed = declared.dtype if declared.dtype and not widened else first.dtype
+        dtype = dtypes.get(name, fixed)
         for trait, got, expected in (
             ("shape", tuple(value.shape), shape),
             ("dtype", value.dtype, dtype),

@@ -7,13 +7,14 @@ reference, run in float64, is the oracle that all of them are held to.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tinyllama.harness.declare.specs import (
 )
 from tinyllama.harness.declare.values import Values
 
+MOST_SLACK = 100.0  # a provider that is allowed more passes with results that are no results
 RandomDims = Callable[[Callable[[int, int], int]], Mapping[str, Any]]
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -46,10 +48,15 @@ class Provider:
     dtypes: the floating-point dtypes it supports (those of the op, unless it says fewer).
     deterministic: equal inputs give equal bits, in a set of device types ("cpu", "cuda").
     double_backward: second derivatives are right; otherwise they must raise.
-    slack: by dtype, multiple of the error otherwise allowed; declared with its reason beside it.
+    slack: by dtype, multiple of the error otherwise allowed, up to `MOST_SLACK`; declared with its
+        reason beside it.
     requires: capabilities of `tinyllama.harness.machine.device` without which it cannot run.
     supports: None when a case's dims are supported, else the reason why they are not.
-    overwrites: inputs that its backward leaves changed, which a peer's may; ours never do.
+    overwrites: inputs that its backward leaves changed, and outputs whose upstream gradient it
+        does, by design, which a peer's may; ours never do.
+    frozen: inputs of which it gives no gradient.
+    contiguous: it takes contiguous inputs alone, and raises an error for others.
+    output_dtypes: by output, its dtype where that is not the one that the op declares.
     waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
     counts_on_host: its calls read a step count that is kept on the host, so a graph would freeze
         it, and device time cannot be isolated.
@@ -72,6 +79,9 @@ class Provider:
     requires: tuple[str, ...] = ()
     supports: Callable[[Mapping[str, Any]], str | None] = lambda dims: None
     overwrites: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    contiguous: bool = False
+    output_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     waits: bool = False
     counts_on_host: bool = False
     slowdowns: Mapping[str, float] = field(default_factory=dict)
@@ -84,6 +94,17 @@ class Provider:
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         return self.call(*args, **params)
+
+    def offered(self, op: Op) -> Op:
+        """The op without the gradients that this provider does not give."""
+        if not self.frozen:
+            return op
+        less = copy.copy(op)
+        less.inputs = {
+            name: replace(one, grad=one.grad and name not in self.frozen)
+            for name, one in op.inputs.items()
+        }
+        return less
 
     def __str__(self) -> str:
         return f"{self.op}-{self.name}"
@@ -168,6 +189,18 @@ class Op(Signature):
 
         def register(implementation: Any) -> Any:
             traits.setdefault("dtypes", self.dtypes)
+            known = {
+                "overwrites": [*self.inputs, *self.outputs],
+                "frozen": self.differentiable,
+                "output_dtypes": self.outputs,
+            }
+            for trait, names in known.items():
+                for one in traits.get(trait, ()):
+                    text = f"{trait} of {name!r} names {one!r}: use {', '.join(names) or 'none'}"
+                    _require(one in names, self.name, text)
+            for dtype, slack in traits.get("slack", {}).items():
+                text = f"slack of {name!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
+                _require(0 < slack <= MOST_SLACK, self.name, text)
             derived = derive(self, name, implementation, traits)
             call = spread(implementation, self.params) if derived is None else derived.call
             if derived is not None:

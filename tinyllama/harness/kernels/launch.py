@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 elif HAS_TRITON:
     import triton.language as tl
-    from triton.runtime.jit import JITFunction, KernelInterface
+    from triton.runtime.jit import JITFunction
 else:
 
     class _Language:
@@ -68,12 +68,14 @@ else:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch that was recorded: the kernel, its grid, and its arguments by name."""
+    """One launch that was recorded: the kernel, its grid, and its arguments by name. tuned: the
+    `tinyllama.harness.kernels.tuned.Tuned` that chose its configuration, if one did."""
 
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
     options: dict[str, Any]
+    tuned: Any = None
 
     @property
     def identity(self) -> str:
@@ -81,6 +83,7 @@ class Launch:
         return identity(self.kernel)
 
 
+CHOOSING: list[Any] = []  # of `tinyllama.harness.kernels.tuned`: whose launch is being made
 _RECORDS: list[list[Launch]] = []
 _CHIPS: list[str] = []
 _LAUNCHED: list[list[Launched]] = []
@@ -327,10 +330,14 @@ def identity(kernel: Any) -> str:
     return f"{_op_of(kernel.fn.__module__)}.{kernel.fn.__name__}"
 
 
+# The module of a file that a user named, as `tinyllama.harness.declare.registry` imports it.
+_LOADED = re.compile(r"^tinyllama_ops_file_(.+?)(_[0-9a-f]{8})?$")
+
+
 def _op_of(module: str) -> str:
     """The op whose kernels a module holds: its file, or the folder of a file ``kernels.py`` or
     ``*_kernels.py``."""
-    folder, _, file = module.rpartition(".")
+    folder, _, file = _LOADED.sub(r"\1", module).rpartition(".")
     inside = folder and (file == "kernels" or file.endswith("_kernels"))
     return folder.rpartition(".")[2] if inside else file
 
@@ -397,21 +404,6 @@ if HAS_TRITON and not TYPE_CHECKING:
         _SHOWN[name] = function
         return Kernel(function, repr=lambda specialization: name)
 
-    class _Tuned(KernelInterface):
-        """A kernel under ``triton.autotune``: tuned on a GPU; elsewhere, where nothing is timed, in
-        the first of its configurations."""
-
-        def __init__(self, kernel: Any, configs: Any, tuner: Callable[[Any], Any]) -> None:
-            self.fn, self.arg_names, self.configs = kernel, kernel.arg_names, list(configs)
-            self._tuner = functools.cache(lambda: tuner(kernel))
-
-        def run(self, *args: Any, **kwargs: Any) -> Any:
-            device = device_of((*args, *kwargs.values()))
-            if device is not None and device.type == "cuda":
-                with current(device):
-                    return self._tuner().run(*args, **kwargs)
-            return self.fn.run(*args, **{**kwargs, **self.configs[0].all_kwargs()})
-
     @jit
     def begin(PDL: tl.constexpr):
         """The first statement of a kernel that `dependent` launches: the kernel after it may start,
@@ -448,17 +440,20 @@ if HAS_TRITON and not TYPE_CHECKING:
         too, in their first configuration."""
         import triton
 
+        from tinyllama.harness.kernels.tuned import AutoTuned
+
         before, tune = triton.jit, triton.autotune
 
-        def tuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
-            return lambda kernel: _Tuned(kernel, configs, tune(configs, *rest, **named))
+        def autotuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
+            prune = (named.get("prune_configs_by") or {}).get("early_config_prune")
+            return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), prune)
 
         def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
             if function is None:
                 return lambda function: Kernel(function, **options)
             return Kernel(function, **options)
 
-        triton.jit, triton.autotune = made, tuned
+        triton.jit, triton.autotune = made, autotuned
         try:
             yield
         finally:
@@ -468,7 +463,7 @@ if HAS_TRITON and not TYPE_CHECKING:
         named = _named(kernel, args, kwargs)
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
         shape = grid(named) if callable(grid) else grid
-        return Launch(kernel, tuple(shape), named, options)
+        return Launch(kernel, tuple(shape), named, options, CHOOSING[-1] if CHOOSING else None)
 
     def _named(kernel: Kernel, args: Any, kwargs: Any) -> dict[str, Any]:
         """A kernel's arguments by name, defaults included."""

@@ -118,6 +118,8 @@ def scaled_upstream(candidate: Candidate) -> Problem:
 def two_consumers(candidate: Candidate) -> Problem:
     """Backward does not change an upstream gradient that another operation uses too."""
     case = _differentiable(candidate)
+    if given := [name for name in candidate.provider.overwrites if name in candidate.op.outputs]:
+        raise Unsupported(f"its backward overwrites the upstream gradient of {', '.join(given)}")
     graph = Graph(candidate, candidate.inputs(case))
     expected = _gradients(candidate, case, graph)
     # The sum hands one gradient tensor to both of its terms.

@@ -12,12 +12,17 @@ from tinyllama.harness.kernels.limits import verdict
 from tinyllama.harness.kernels.resources import CHIPS, compilation, lacking
 
 
-def resources(candidate: Candidate) -> Problem:
-    """Each kernel of the largest case compiles for each chip: shared memory, threads, no spills."""
+def resources(candidate: Candidate) -> Problem | str:
+    """Each kernel of the largest case compiles for each chip: shared memory, threads, no spills.
+
+    Of a kernel under ``triton.autotune`` one configuration must fit, since those that do not are
+    not chosen; the text names these.
+    """
     if "triton" not in candidate.provider.requires:
         raise Unsupported("it launches no kernels of Triton's")
     case = _largest(candidate)
     compiled: set[str] = set()
+    skipped: dict[str, None] = {}
     chips = [name for name in CHIPS if lacking(name) is None]
     for chip in chips:
         for dtype in candidate.dtypes:
@@ -27,14 +32,43 @@ def resources(candidate: Candidate) -> Problem:
                     continue
                 compiled.add(found.key)
                 excesses, _ = verdict(found, ())
-                if excesses:
-                    where = OpCase(candidate.op, candidate.provider, case.case, dtype)
-                    return where, f"{found.kernel} on {chip}: {'; '.join(excesses)}"
+                if not excesses:
+                    continue
+                text = f"{found.kernel}{_configured(launch)} on {chip}: {'; '.join(excesses)}"
+                others = len(launch.tuned.configs) - 1 if launch.tuned else 0
+                if not others:
+                    return OpCase(candidate.op, candidate.provider, case.case, dtype), text
+                if not _another_fits(candidate, case, dtype, chip, launch):
+                    text += f"; none of its {others} other configurations fits either"
+                    return OpCase(candidate.op, candidate.provider, case.case, dtype), text
+                skipped[text] = None
     if not compiled:
         raise Unsupported(
             "it launches no kernel made by tinyllama.harness.kernels.jit or triton.jit"
         )
-    return None
+    return f"configurations that autotune leaves out: {'; '.join(skipped)}" if skipped else ""
+
+
+def _configured(launch: Launch) -> str:
+    """`` [BLOCK=64, num_warps=8]``, of a launch under ``triton.autotune``."""
+    if launch.tuned is None:
+        return ""
+    from tinyllama.harness.kernels.tuned import config_text
+
+    return f" [{config_text(launch.tuned.chosen)}]"
+
+
+def _another_fits(
+    candidate: Candidate, case: OpCase, dtype: torch.dtype, chip: str, launch: Launch
+) -> bool:
+    """Whether another configuration of a launch's kernel is within a chip's limits."""
+    for config in (one for one in launch.tuned.configs if one is not launch.tuned.chosen):
+        with launch.tuned.forced(config):
+            again = _launches(candidate, case, dtype, chip)
+        own = [one for one in again if one.tuned and one.tuned.kernel is launch.tuned.kernel]
+        if own and not any(verdict(compilation(one, chip), ())[0] for one in own):
+            return True
+    return False
 
 
 def _launches(candidate: Candidate, case: OpCase, dtype: torch.dtype, chip: str) -> list[Launch]:

@@ -134,6 +134,9 @@ class Candidate:
     announce: Callable[[str], None] = lambda case: None
     ended: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "op", self.provider.offered(self.op))
+
     @property
     def slack(self) -> dict[torch.dtype, float]:
         return {dtype: SLACK * self.provider.slack.get(dtype, 1.0) for dtype in self.dtypes}
@@ -164,7 +167,10 @@ class Candidate:
         args = [value for value in leaves(inputs.args) if value.is_floating_point()]
         return all(
             bool(value.any())
-            and not any(value.shape == arg.shape and torch.equal(value, arg) for arg in args)
+            and not any(
+                (value.shape, value.dtype) == (arg.shape, arg.dtype) and torch.equal(value, arg)
+                for arg in args
+            )
             for value in results.values()
         )
 
@@ -200,6 +206,7 @@ class Candidate:
                 inputs,
                 self.provider.overwrites,
                 place=guards.placed if guards else None,
+                dtypes=self.provider.output_dtypes,
             )
             synchronize(self.device)
             return results

@@ -9,8 +9,9 @@ from __future__ import annotations
 import faulthandler
 import json
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import torch
 
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, accuracy, run
 from tinyllama.harness.correct.checks.crash import place_in
-from tinyllama.harness.declare.registry import discover, load_file
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.registry import Registry, discover, load_file
+from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.worker import Worker, WorkerError
 
@@ -32,7 +35,8 @@ class Asked:
     """What is checked, on a device, with inputs from a seed: the providers that a file declares, or
     those of an op of the tree or of an installed package; of these the one of a name.
 
-    package: has the ops of the tree, on which the file may register providers.
+    package: has the ops of the tree, on which the file may register providers. candidate:
+    ``FILE:function``, which is checked as a provider of the op, in the place of its own.
     """
 
     package: str
@@ -41,6 +45,7 @@ class Asked:
     provider: str | None
     device: str
     seed: int
+    candidate: str | None = None
 
 
 class Checks:
@@ -64,14 +69,20 @@ class Checks:
         """Raises UsageError for a name that is not declared; the message has those that are."""
         asked, ops = self.asked, discover(self.asked.package)
         before: set[str] = set()
+        every = list(ops.values())
         if asked.file is not None:
-            before = {str(provider) for op in ops.values() for provider in op.providers.values()}
-            load_file(asked.file, ops)
+            before = {str(provider) for op in every for provider in op.providers.values()}
+            sys.path.append(str(Path(asked.file).resolve().parent))  # it may import its neighbours
+            name = load_file(asked.file, ops).__name__
+            every = [*ops.values(), *_elsewhere(name, ops)]
         elif asked.op not in ops:
             raise UsageError(_unknown("--op", asked.op, ops))
+        elif asked.candidate is not None and asked.op is not None:
+            before = {str(provider) for provider in ops[asked.op].providers.values()}
+            _register(asked.candidate, ops[asked.op])
         found = [
             Candidate(op, provider, torch.device(asked.device), asked.seed, announce=self.announce)
-            for op in ops.values()
+            for op in every
             if asked.op in (None, op.name)
             for provider in op.providers.values()
             if str(provider) not in before
@@ -87,8 +98,12 @@ class Checks:
             log.write(json.dumps(case) + "\n")
         faulthandler.dump_traceback_later(SECONDS, exit=True)
 
-    def providers(self) -> list[str]:
-        return list(self.candidates)
+    def providers(self) -> dict[str, bool]:
+        """Those that are checked, and whether the reference is of the same file."""
+        return {
+            name: self.asked.file is not None and one.op.module == one.provider.module
+            for name, one in self.candidates.items()
+        }
 
     def findings(
         self, provider: str, only: list[str], right: bool, bounded: bool, ended: dict[str, str]
@@ -99,6 +114,30 @@ class Checks:
             return [one.as_dict() for one in run(candidate, only, right=right, bounded=bounded)]
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+def _elsewhere(module: str, known: Mapping[str, Op]) -> Iterator[Op]:
+    """Ops that are declared in other files or packages, on which a module registered providers."""
+    met = {id(op) for op in known.values()}
+    for one in list(sys.modules.values()):
+        for op in [value for value in vars(one).values() if isinstance(value, Op)]:
+            if id(op) not in met and any(p.module == module for p in op.providers.values()):
+                met.add(id(op))
+                yield op
+
+
+def _register(named: str, op: Op) -> None:
+    """Make ``FILE:function`` a provider of an op.
+
+    Raises UsageError for a function that is not there, DeclarationError for one that takes other
+    arguments.
+    """
+    file, _, name = named.rpartition(":")
+    sys.path.append(str(Path(file).resolve().parent))
+    function = getattr(load_file(file, Registry()), name, None)
+    if not callable(function):
+        raise UsageError(f"--candidate {named!r}: {file} has no function {name!r}")
+    op.provider("candidate", requires=("triton",) if HAS_TRITON else ())(function)
 
 
 def limit_memory() -> None:
@@ -120,8 +159,9 @@ def check(
     asked: Asked,
     only: Sequence[str],
     progress: Callable[[str], None] = lambda text: None,
-) -> Iterator[tuple[str, list[Finding]]]:
-    """Each provider that is asked about, and the findings of these checks on it.
+) -> Iterator[tuple[str, list[Finding], bool]]:
+    """Each provider that is asked about, the findings of these checks on it, and whether the file
+    that declares it declares its reference too.
 
     progress: is told what is tried now. Raises WorkerError when the file cannot be loaded, or has
     no such op or provider.
@@ -131,12 +171,12 @@ def check(
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         one = _Run(asked, Path(folder) / "cases")
         try:
-            for provider in one.worker.call("checks", "providers"):
+            for provider, own in one.worker.call("checks", "providers").items():
                 found: list[Finding] = []
                 for names in groups:
                     progress(f"{provider}: {', '.join(names)}")
                     found += one.findings(provider, names, found)
-                yield provider, found
+                yield provider, found, own
         finally:
             one.worker.close()
 

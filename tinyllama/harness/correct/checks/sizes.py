@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.accuracy import ENDLESS, faults
+from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsupported
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.specs import flat
@@ -30,7 +30,7 @@ def sizes(candidate: Candidate) -> Finding | str:
 
     Raises Unsupported where no axis can be any longer.
     """
-    base = _general(candidate)
+    base = general(candidate)
     slack = {dtype: WIDER * candidate.provider.slack.get(dtype, 1.0) for dtype in candidate.dtypes}
     candidate = replace(candidate, provider=replace(candidate.provider, slack=slack))
     said, reached = [], False
@@ -46,7 +46,7 @@ def sizes(candidate: Candidate) -> Finding | str:
     return "; ".join(said)
 
 
-def _general(candidate: Candidate) -> OpCase:
+def general(candidate: Candidate) -> OpCase:
     """The case that an op declares first, if a wrong result shows there; it should be general."""
     first = candidate.op.cases[0]
     plain = [case for case in candidate.plain() if case.dtype is candidate.dtypes[0]]
@@ -73,6 +73,8 @@ def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int
         for extreme in (None, *extremes):
             one = replace(case, extreme=extreme)
             fault = next(faults(candidate, one, refusable=True), None)
+            if extreme is not None and excused(candidate, one, fault):
+                continue
             if fault is not None and ENDLESS in fault.message and largest:
                 return largest, f" (programs would take too many operations at {size:,})"
             if fault is not None:

@@ -1,0 +1,152 @@
+"""Each configuration of a kernel under ``triton.autotune`` is tried and named; extremes that torch
+itself fails are not held against a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
+from tinyllama.harness.declare.values import normal
+from tinyllama.ops import OPS
+
+FILE = """
+import torch, triton
+import triton.language as tl
+from tinyllama.ops.silu_mul import silu_mul
+
+def zero(args):
+    args["counts"].zero_()
+
+def wide_enough(configs, named, **meta):
+    return [one for one in configs if one.kwargs["BLOCK"] > 16]
+
+@triton.autotune(
+    configs=[
+        triton.Config({"BLOCK": block}, num_warps=warps, pre_hook=zero)
+        for block, warps in CONFIGS
+    ],
+    key=["n"],
+    prune_configs_by={"early_config_prune": wide_enough},
+)
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def kernel(gate, up, h, counts, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(gate + at, mask=at < n, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=at < n, other=0.0).to(tl.float32)
+    before = tl.atomic_add(counts + tl.program_id(0), 1)
+    h_at = g * tl.sigmoid(g) * u * WRONG
+    tl.store(h + at, (h_at + before).to(h.dtype.element_ty), mask=at < n)
+
+@silu_mul.provider("tuned", requires=("triton",), dtypes=(torch.float32,), frozen=("gate", "up"))
+def tuned(gate, up):
+    gate, up = gate.contiguous(), up.contiguous()
+    h, counts = torch.empty_like(gate), torch.empty(999, dtype=torch.int32, device=gate.device)
+    kernel[lambda meta: (triton.cdiv(h.numel(), meta["BLOCK"]),)](gate, up, h, counts, h.numel())
+    return h
+"""
+
+
+def found(tmp_path: Path, configs: str, check: str, wrong: str = "1.0") -> Finding:
+    path = tmp_path / "tuned.py"
+    path.write_text(FILE.replace("CONFIGS", configs).replace("WRONG", wrong))
+    with providers_restored(OPS.values()):
+        load_file(path, Registry())
+        op = OPS["silu_mul"]
+        (finding,) = run(Candidate(op, op["tuned"]), only=[check])
+    return finding
+
+
+BOTH = "((16, 64), (32, 4), (128, 1))"  # the first one is left out by the author's pruning
+
+
+def test_each_configuration_is_right(tmp_path: Path) -> None:
+    """What a configuration's hook clears is cleared."""
+    finding = found(tmp_path, BOTH, "configurations")
+    assert (finding.outcome, finding.message) == (Outcome.PASSED, "2 configurations"), finding
+    assert found(tmp_path, BOTH, "outputs").outcome is Outcome.PASSED
+
+
+def test_one_configuration_that_is_wrong_is_named(tmp_path: Path) -> None:
+    wrong = "tl.where(BLOCK == 128, 1.25, 1.0)"
+    assert found(tmp_path, BOTH, "outputs", wrong).outcome is Outcome.PASSED
+    finding = found(tmp_path, BOTH, "configurations", wrong)
+    assert (finding.outcome, finding.rank) == (Outcome.FAILED, Rank.WRONG)
+    assert "tuned.kernel [BLOCK=128, num_warps=1" in finding.message
+    assert "outputs: h: " in finding.message
+
+
+@pytest.mark.parametrize(
+    ("configs", "outcome", "seen"),
+    [
+        ("((32, 4), (64, 64))", Outcome.PASSED, ""),
+        ("((64, 64), (32, 4))", Outcome.PASSED, "configurations that autotune leaves out: "),
+        ("((64, 64), (32, 128))", Outcome.FAILED, "none of its 1 other configurations fits"),
+    ],
+    ids=["first", "second", "none"],
+)
+def test_one_configuration_must_fit_a_chip(
+    tmp_path: Path, configs: str, outcome: Outcome, seen: str
+) -> None:
+    finding = found(tmp_path, configs, "resources")
+    assert finding.outcome is outcome, finding
+    assert seen in finding.message
+    assert not seen or "tuned.kernel [BLOCK=64, num_warps=64" in finding.message
+
+
+def test_a_kernel_of_one_configuration_has_none_to_compare(tmp_path: Path) -> None:
+    finding = found(tmp_path, "((32, 4),)", "configurations")
+    assert finding.outcome is Outcome.UNSUPPORTED
+
+
+# -- extremes -------------------------------------------------------------------------------------
+
+
+def rough(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An exponential that is off by a factor for wide inputs."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.abs() > 10, x.exp() * factor, x.exp())
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "torchs", "outcome"),
+    [
+        (rough(1.0001), rough(1.0001), Outcome.UNSUPPORTED),
+        (rough(1.0001), None, Outcome.FAILED),
+        (rough(1.0001), rough(1.0), Outcome.FAILED),
+        (rough(1.1), rough(1.0001), Outcome.FAILED),
+        (rough(float("nan")), rough(1.0001), Outcome.FAILED),
+        (rough(1.0), rough(1.0001), Outcome.PASSED),
+    ],
+    ids=["as torch", "no torch", "torch is right", "far worse", "nan", "right"],
+)
+def test_an_extreme_that_torch_fails_is_not_held_against_a_kernel(
+    call: Any, torchs: Any, outcome: Outcome
+) -> None:
+    op = Op(
+        "grown",
+        inputs={"x": Tensor("N D")},
+        outputs={"y": "N D"},
+        cases=[Case(N=40, D=16)],
+        extremes={"wide": {"x": normal(20.0)}},
+    )
+    op.reference(lambda x: x.double().exp().to(x.dtype))
+    if torchs is not None:
+        op.provider("torch")(lambda x: torchs(x))
+    provider = Provider(op.name, "tried", call, dtypes=(torch.float32,))
+    (finding,) = run(Candidate(op, provider), only=["extreme values"])
+    assert finding.outcome is outcome, finding
+    if outcome is Outcome.UNSUPPORTED:
+        assert "wide is not held against it: torch fails likewise, y: " in finding.message

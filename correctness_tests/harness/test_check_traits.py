@@ -1,0 +1,125 @@
+"""What an author states is held to, and is no fault: contiguous inputs, gradients that are not
+given or that are overwritten by design, dtypes of outputs; and a slack has an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import DeclarationError, Op, Provider
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.declare.op import MOST_SLACK
+from tinyllama.ops import OPS
+
+SILU = OPS["silu_mul"]
+EAGER = SILU["eager"].call
+PASSED, FAILED, UNSUPPORTED = Outcome.PASSED, Outcome.FAILED, Outcome.UNSUPPORTED
+
+
+def found(op: Op, call: Callable[..., Any], *only: str, **traits: Any) -> dict[str, Finding]:
+    provider = Provider(op.name, "tried", call, **{"dtypes": (torch.float32,), **traits})
+    dims = op.cases[0].dims
+    provider = replace(provider, supports=lambda given: None if given == dims else "another")
+    return {one.check: one for one in run(Candidate(op, provider), only=only)}
+
+
+def refusing(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    if not (gate.is_contiguous() and up.is_contiguous()):
+        raise ValueError("contiguous inputs only")
+    return EAGER(gate, up)
+
+
+def wrong_elsewhere(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    return EAGER(gate, up) * (1.0 if up.is_contiguous() else 1.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "declared", "rank"),
+    [
+        (refusing, True, None),
+        (refusing, False, Rank.CONTRACT),
+        (wrong_elsewhere, True, Rank.WRONG),
+        (EAGER, True, None),
+    ],
+    ids=["declared", "not declared", "silently wrong", "takes all"],
+)
+def test_contiguous_inputs_alone_are_a_limit_that_may_be_declared(
+    call: Any, declared: bool, rank: Rank | None
+) -> None:
+    finding = found(SILU, call, "input layouts", contiguous=declared)["input layouts"]
+    assert finding.rank is rank, finding
+
+
+class Reusing(torch.autograd.Function):
+    """The identity, whose gradient is written over the upstream one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0].mul_(0.5) * 2
+
+
+def test_an_upstream_gradient_may_be_overwritten_by_design() -> None:
+    def call(gate: torch.Tensor, up: torch.Tensor) -> Any:
+        return Reusing.apply(EAGER(gate, up))
+
+    only = ("gradients", "untouched inputs", "two consumers", "determinism")
+    undeclared = found(SILU, call, *only)
+    assert undeclared["untouched inputs"].outcome is FAILED
+    assert undeclared["two consumers"].outcome is FAILED
+    (output,) = SILU.outputs
+    declared = found(SILU, call, *only, overwrites=(output,))
+    assert {one.outcome for one in declared.values()} == {PASSED, UNSUPPORTED}
+    assert f"upstream gradient of {output}" in declared["two consumers"].message
+
+
+def half_frozen(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    return EAGER(gate, up.detach())
+
+
+def test_an_input_may_be_frozen_for_one_provider() -> None:
+    only = ("outputs", "gradients", "scaled upstream")
+    assert found(SILU, half_frozen, "gradients")["gradients"].outcome is FAILED
+    declared = found(SILU, half_frozen, *only, frozen=("up",))
+    assert {one.outcome for one in declared.values()} == {PASSED}
+    wrong = found(SILU, lambda gate, up: half_frozen(gate, up) * 1.5, *only, frozen=("up",))
+    assert wrong["gradients"].outcome is FAILED
+
+
+def test_an_output_may_have_a_dtype_of_its_own() -> None:
+    def wide(gate: torch.Tensor, up: torch.Tensor) -> Any:
+        return EAGER(gate.float(), up.float())
+
+    half: dict[str, Any] = {"dtypes": (torch.bfloat16,)}
+    assert found(SILU, wide, "outputs", **half)["outputs"].outcome is FAILED
+    (output,) = SILU.outputs
+    own = {**half, "output_dtypes": {output: torch.float32}}
+    findings = found(SILU, wide, "outputs", "gradients", **own)
+    assert {one.outcome for one in findings.values()} == {PASSED}, findings
+    assert found(SILU, EAGER, "outputs", **own)["outputs"].outcome is FAILED
+
+
+@pytest.mark.parametrize(
+    ("traits", "message"),
+    [
+        ({"frozen": ("x",)}, "frozen of 'other' names 'x': use gate, up"),
+        ({"overwrites": ("dy",)}, "overwrites of 'other' names 'dy': use gate, up, "),
+        ({"output_dtypes": {"y": torch.float32}}, "output_dtypes of 'other' names 'y'"),
+        ({"slack": {torch.float32: 1e9}}, f"use 0 to {MOST_SLACK:.0f}"),
+    ],
+)
+def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(
+    traits: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DeclarationError) as caught:
+        SILU.provider("other", **traits)(EAGER)
+    assert message in str(caught.value)

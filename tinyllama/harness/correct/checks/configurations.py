@@ -1,0 +1,59 @@
+"""Every configuration that a kernel may be tuned to gives right results, by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.accuracy import faults
+from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsupported
+from tinyllama.harness.correct.checks.sizes import general
+from tinyllama.harness.kernels.configs import SPACES, asked
+from tinyllama.harness.kernels.launch import HAS_TRITON
+
+SECONDS = 60.0  # after which no other configuration is tried
+Forced = tuple[str, contextlib.AbstractContextManager[None]]
+
+
+def configurations(candidate: Candidate) -> Finding | str:
+    """Results are right in each configuration of ``triton.autotune`` and of a
+    `tinyllama.harness.kernels.configs.Space`; the text says how many were tried.
+
+    Raises Unsupported where no kernel has several.
+    """
+    case = general(candidate)
+    every = list(_every(candidate, case))
+    if not every:
+        raise Unsupported("it has no kernel with several configurations")
+    started, tried = time.monotonic(), 0
+    for name, forced in every:
+        if time.monotonic() - started > SECONDS:
+            return f"{tried} of {len(every)} configurations were tried in {SECONDS:.0f} s"
+        with forced:
+            fault = next(faults(candidate, case), None)
+        if fault is not None:
+            text = f"{name}: {fault.check}: {fault.message}"
+            return Finding(
+                "configurations", fault.outcome, fault.case, text, fault.traceback, fault.rank
+            )
+        tried += 1
+    return f"{tried} configurations"
+
+
+def _every(candidate: Candidate, case: OpCase) -> Iterator[Forced]:
+    """Each configuration of each kernel that a case launches, and what forces it."""
+    if not HAS_TRITON:
+        return
+    from tinyllama.harness.kernels.tuned import config_text, tuned
+
+    with tuned() as found, asked() as keys:
+        candidate.results(candidate.inputs(case))
+    for one in found.values():
+        for config in one.configs if len(one.configs) > 1 else ():
+            yield f"{one.identity} [{config_text(config)}]", one.forced(config)
+    for (name, text), key in dict(keys).items():
+        configs = SPACES[name].configs(**key)
+        for choice in configs if len(configs) > 1 else ():
+            yield f"{name} {text} [{choice}]", SPACES[name].force(choice, **key)

@@ -1,0 +1,107 @@
+"""Kernels under ``triton.autotune``, without a GPU that times them: each configuration by itself.
+
+with tuned() as found:
+    ...                                     # launches
+for one in found.values():
+    for config in one.configs:
+        with one.forced(config): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from triton.runtime.jit import KernelInterface
+
+from tinyllama.harness.kernels.launch import CHOOSING, current, device_of, identity
+
+
+class Tuned(NamedTuple):
+    """A kernel under ``triton.autotune``, and the configurations that it chooses from in a launch:
+    those that the author's own pruning leaves. chosen: of the launch that is made."""
+
+    kernel: AutoTuned
+    configs: list[Any]
+    chosen: Any
+
+    @property
+    def identity(self) -> str:
+        """The kernel's name: ``op.function``."""
+        jitted: Any = self.kernel.fn
+        while hasattr(jitted.fn, "fn"):  # under ``triton.heuristics``
+            jitted = jitted.fn
+        return identity(jitted)
+
+    @contextlib.contextmanager
+    def forced(self, config: Any) -> Iterator[None]:
+        """Meanwhile, this configuration is used, and nothing is tuned."""
+        _FORCED[self.kernel] = config
+        try:
+            yield
+        finally:
+            del _FORCED[self.kernel]
+
+
+_FORCED: dict[AutoTuned, Any] = {}
+_SEEN: list[dict[AutoTuned, Tuned]] = []
+
+
+@contextlib.contextmanager
+def tuned() -> Iterator[dict[AutoTuned, Tuned]]:
+    """Collect what ``triton.autotune`` chooses configurations for inside the block."""
+    found: dict[AutoTuned, Tuned] = {}
+    _SEEN.append(found)
+    try:
+        yield found
+    finally:
+        _SEEN.remove(found)
+
+
+def config_text(config: Any) -> str:
+    """A configuration of Triton's: ``BLOCK=64, num_warps=8``."""
+    return ", ".join(f"{name}={value}" for name, value in config.all_kwargs().items())
+
+
+class AutoTuned(KernelInterface):
+    """A kernel under ``triton.autotune``: tuned on a GPU; elsewhere, where nothing is timed, in
+    the first of its configurations, or in the one that `Tuned.forced` says."""
+
+    def __init__(
+        self, kernel: Any, configs: Any, tuner: Callable[[Any], Any], prune: Any = None
+    ) -> None:
+        self.fn, self.arg_names, self.configs = kernel, kernel.arg_names, list(configs)
+        self._tuner, self._prune = functools.cache(lambda: tuner(kernel)), prune
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        device = device_of((*args, *kwargs.values()))
+        configs = self._left(args, kwargs)
+        config = _FORCED.get(self, configs[0])
+        choice = Tuned(self, configs, config)
+        for seen in _SEEN:
+            seen[self] = choice
+        if device is not None and device.type == "cuda" and self not in _FORCED:
+            with current(device):
+                return self._tuner().run(*args, **kwargs)
+        constants = config.all_kwargs()
+        if config.pre_hook:
+            config.pre_hook(
+                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **constants}
+            )
+        CHOOSING.append(choice)
+        try:
+            return self.fn.run(*args, **{**kwargs, **constants})
+        finally:
+            CHOOSING.pop()
+
+    def _left(self, args: Any, kwargs: Any) -> list[Any]:
+        """The configurations that the author's pruning leaves; all where it cannot be asked
+        without a GPU."""
+        if self._prune is None:
+            return self.configs
+        with contextlib.suppress(Exception):
+            named = dict(zip(self.arg_names, args, strict=False))
+            return list(self._prune(self.configs, named, **kwargs)) or self.configs
+        return self.configs
