@@ -121,3 +121,26 @@ def test_what_is_within_its_tensors_is_left_alone() -> None:
         storing[(2,)](torch.ones(8), out, 8, SHIFT=0)
     assert not bounds.strays
     assert out.sum() == 8
+
+
+@jit
+def copying(x, out, n, stride, FACTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 512)
+    tl.store(out + at, tl.load(x + at * stride, mask=at < n) * FACTOR, mask=at < n)
+
+
+def test_a_wrong_result_names_the_input_and_the_kernel_with_its_line() -> None:
+    """The second input is read as if its rows were those of the first."""
+
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        read = torch.empty(up.shape)
+        copying[(1,)](up.detach(), read, up.numel(), 1, FACTOR=1.0)
+        return OP["eager"].call(gate, up + (read - up.detach()))
+
+    assert OP.cases[0].dims["N"] * OP.cases[0].dims["F"] <= 512
+    findings = found(call, "outputs", "input layouts")
+    assert findings["outputs"].outcome is PASSED
+    message = findings["input layouts"].message
+    assert message.endswith("; up alone in this layout is enough")
+    line = copying.fn.__code__.co_firstlineno
+    assert f"kernels: {NAME}.copying ({__file__}:{line})" in message

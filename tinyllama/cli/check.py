@@ -24,6 +24,7 @@ PACKAGE = "tinyllama.ops"
 WRONG = 1  # exit status when a check found something
 FAILING = {"unsafe": 2, "contract": 3, "advice": 4}  # how many ranks fail, the worst first
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
+LEFT_OUT = {"blocked": "not tried", "unsupported": "not possible here"}  # no rows of the table
 Found = dict[str, list["Finding"]]  # findings by provider
 
 
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
             for provider, findings, own in check(asked, only, status.update):
                 found[provider] = findings
                 out.print(_table(provider, findings))
+                for line in _not_run(findings):
+                    out.print(line, style="dim")
                 if own:
                     out.print(f"{provider}: self-declared, its reference is of the same file")
     except WorkerError as error:
@@ -126,7 +129,7 @@ def _held(findings: list[Finding], least: str) -> bool:
 
 
 def _faults(findings: list[Finding]) -> str:
-    """The checks that do not hold, by rank; those that were not tried apart, as what follows."""
+    """The checks that do not hold, the worst first; apart, those that a fault of others blocks."""
     from tinyllama.harness.correct.checks import Rank
 
     if all(one.outcome.value == "unsupported" for one in findings):
@@ -137,20 +140,27 @@ def _faults(findings: list[Finding]) -> str:
     return "; ".join(f"{rank}: {', '.join(names)}" for rank, names in named.items() if names)
 
 
+def _not_run(findings: list[Finding]) -> list[str]:
+    """A line for each reason why checks were not tried, or cannot be made here."""
+    named: dict[tuple[str, str], list[str]] = {}
+    for one in findings:
+        if one.outcome.value in LEFT_OUT:
+            named.setdefault((LEFT_OUT[one.outcome.value], one.message), []).append(one.check)
+    return [f"{what}: {', '.join(names)} ({why})" for (what, why), names in named.items()]
+
+
 def _table(provider: str, findings: list[Finding]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"passed": "green", "unsupported": "dim", "blocked": "yellow"}
     table = Table(title=provider, title_justify="left", expand=False)
     for column in ("check", "verdict", "smallest case", "rank", "what was seen"):
         table.add_column(column, overflow="fold")
-    for one in findings:
+    for one in (one for one in findings if one.outcome.value not in LEFT_OUT):
         verdict = one.outcome.value
-        style = styles.get(verdict, "bold red")
-        seen = Text(one.message)
-        rank = one.rank.value if one.rank and verdict != "blocked" else ""
-        table.add_row(one.check, Text(verdict, style), one.case, rank, seen)
+        style = "green" if verdict == "passed" else "bold red"
+        rank = one.rank.value if one.rank else ""
+        table.add_row(one.check, Text(verdict, style), one.case, rank, Text(one.message))
     return table
 
 

@@ -38,12 +38,14 @@ class Bounds:
     """strays: what was refused, in words; the first access of each kernel, argument and kind.
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
+    kernels: those that were launched, each with the file and line where it begins.
     known: first byte of other storages -> the byte behind the last; None: they are not known.
     """
 
     def __init__(self, known: dict[int, int] | None = None) -> None:
         self.strays: list[str] = []
         self.inside: dict[int, tuple[int, int]] = {}
+        self.kernels: dict[str, str] = {}
         self.known = known
         self._met: set[tuple[str, str, str]] = set()
         self._launch: Any = None
@@ -79,6 +81,8 @@ class Bounds:
 
     def _prepare(self, launch: Any) -> None:
         """What a launch may access: its tensors, and those whose addresses are in its tables."""
+        code = launch.fn.__code__
+        self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
         tensors = list(_tensors(launch.arguments))
         self._launch = launch
         found: dict[tuple[int, int], Region] = {}

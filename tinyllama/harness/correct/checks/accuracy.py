@@ -89,6 +89,8 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
                 fault = None
             elif name == EXTREMES:
                 held = True
+            if name == LAYOUTS and fault is not None and fault.outcome is Outcome.FAILED:
+                fault = replace(fault, message=fault.message + _alone(varied, case))
         if fault is not None and compared:
             message = f"{fault.check}: {fault.message}"
             found[name] = replace(fault, check=name, message=message, special=fault.rank)
@@ -114,6 +116,21 @@ def _tried(candidate: Candidate, case: OpCase, compared: bool) -> list[Finding]:
         return list(faults(candidate, case, compared=compared))
     ended = Finding(OUTPUTS, Outcome.CRASHED, str(case), text)
     return [ended, *_behind(candidate, case, ended)]
+
+
+def _alone(candidate: Candidate, case: OpCase) -> str:
+    """Which input alone makes a case wrong by its layout, in words; "" where none does."""
+    plain = replace(case, layout="contiguous").inputs(candidate.device, candidate.seed)
+    laid_out = case.inputs(candidate.device, candidate.seed)
+    for name, value in laid_out.args.items():
+        inputs = replace(plain, args={**plain.args, name: value})
+        try:
+            wrong = bool(candidate.wrong(case, candidate.results(inputs), inputs))
+        except Exception:
+            wrong = True
+        if wrong:
+            return f"; {name} alone in this layout is enough"
+    return ""
 
 
 def excused(candidate: Candidate, case: OpCase, fault: Finding | None) -> str | None:
@@ -215,6 +232,8 @@ def faults(
     for check in (OUTPUTS, GRADIENTS):
         texts = [str(one) for one in wrong if is_gradient(one.name) == (check == GRADIENTS)]
         if texts:
+            if kernels := guards.launched(backward=check == GRADIENTS):
+                texts.append(f"kernels: {kernels}")
             yield Finding(check, Outcome.FAILED, str(case), "; ".join(texts))
 
 

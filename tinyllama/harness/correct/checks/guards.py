@@ -50,6 +50,7 @@ class GuardedMemory(KnownMemory):
     def __init__(self) -> None:
         super().__init__()
         self.buffers: list[tuple[torch.Tensor, int, str]] = []  # all bytes, its own, what it is
+        self.forward: list[str] | None = None  # kernels that were launched before the backward pass
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -76,9 +77,17 @@ class GuardedMemory(KnownMemory):
 
     def placed(self, value: Any, name: str = "") -> Any:
         """An input between canaries; of a list, each entry."""
+        if name.startswith("grad ") and self.forward is None:
+            self.forward = list(self.kernels)
         if isinstance(value, list):
             return [self.placed(one, f"{name}[{place}]") for place, one in enumerate(value)]
         return self.guarded(value, name)
+
+    def launched(self, backward: bool) -> str:
+        """The kernels of the forward pass, or those that the backward pass added, in words."""
+        forward = list(self.kernels) if self.forward is None else self.forward
+        names = [name for name in self.kernels if (name not in forward) == backward] or forward
+        return ", ".join(f"{name} ({self.kernels[name]})" for name in names)
 
     def broken(self) -> list[str]:
         """What was accessed out of bounds, and buffers whose canaries were overwritten, and where.
