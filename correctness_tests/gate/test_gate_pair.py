@@ -223,6 +223,12 @@ def test_host_time_takes_more_turns(metrics: tuple[str, ...], pairs: int) -> Non
     assert Effort(pairs=10, repeated=24, first=0.0).of(benchmark) == pairs
 
 
+def test_blocks_repeat_as_when_error_rates_were_certified() -> None:
+    """The rates of docs/GATE.md are of blocks of this length."""
+    assert Effort.on(CPU) == Effort(pairs=20, repeated=20, first=0.3)
+    assert Effort.on(torch.device("cuda", 0)) == Effort(pairs=10, repeated=20, first=0.5)
+
+
 # -- pairs that are started ahead -------------------------------------------------------------
 
 

@@ -102,6 +102,29 @@ def test_one_row_may_be_as_far_off_as_chance_makes_one_of_many(times: float, pas
     assert row.passed is passed
 
 
+def test_bounds_over_the_whole_and_along_the_oracle_are_those_of_the_rule() -> None:
+    """As `tinyllama.harness.correct.compare` states it, where eager is 100 times worse than
+    rounding."""
+    (eager, oracle, perturbed, *_), other = rounded(eager_error=100)
+    whole, _, scale = compare("y", other, rounded(eager_error=100)[0]).checks
+
+    def along(x: torch.Tensor) -> torch.Tensor:
+        return (x * oracle).sum().abs() / oracle.norm() ** 2
+
+    def rms(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return torch.stack([norm(one - oracle) for one in perturbed]).square().mean().sqrt()
+
+    def spread(freedom: int) -> float:
+        return 1 + math.sqrt(2 * math.log(1e4) / freedom)
+
+    error, eps = eager.double() - oracle, torch.finfo(torch.float32).eps
+    gain = error.norm() / max(rms(torch.Tensor.norm), eps / math.sqrt(12) * oracle.norm())
+    bound = max(error.norm(), spread(oracle.numel()) * gain * rms(torch.Tensor.norm))
+    assert whole.bound == pytest.approx(3 * float(bound))
+    bound = max(along(error), spread(1) * gain * rms(along))
+    assert scale.bound == pytest.approx(3 * float(bound) + 4 * eps)
+
+
 def test_says_when_it_could_not_have_failed() -> None:
     """An eager result that is itself useless leaves nothing to compare others with."""
     reference, other = rounded()
