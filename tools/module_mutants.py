@@ -135,6 +135,8 @@ def main(argv: list[str] | None = None) -> int:
     every = mutants(args.only)
     if args.again and not (args.json and args.json.is_file()):
         parser.error("--again tries what a file holds once more: add --json FILE")
+    if args.only and args.json:
+        parser.error("--json holds a sample of all modules: leave out --only, or --json")
     if not every or args.sample < 1 or args.jobs < 1:
         parser.error(
             f"--only {args.only!r} --sample {args.sample} --jobs {args.jobs}: use a part of a "

@@ -107,6 +107,11 @@ def test_the_order_of_a_seed_is_that_of_any_part() -> None:
     assert module_mutants.drawn(some, 4) != order
 
 
+def test_a_record_is_of_all_modules(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        module_mutants.main(["--only", "training.curve", "--json", str(tmp_path / "x.json")])
+
+
 def test_the_lines_of_a_change_are_those_of_its_statement() -> None:
     source = "LIMIT = 2\ndef f(x):\n    return g(\n        x,\n        x + 1,\n    )\n"
     lines = {
