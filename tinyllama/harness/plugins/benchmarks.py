@@ -25,9 +25,12 @@ from typing import Any
 import pytest
 
 from tinyllama.harness.gate import team
+from tinyllama.harness.gate.watch import BusyError
 from tinyllama.harness.machine.files import check_results_dir
+from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
 from tinyllama.harness.plugins.saved_runs import SavedRuns
+from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.report import terminal
 
@@ -102,8 +105,20 @@ def pytest_configure(config: pytest.Config) -> None:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
         recording.stored = _stored(recording.root)
+        _hold(config, recording.card)
     elif option.resume:
         raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
+
+
+def _hold(config: pytest.Config, card: Card) -> None:
+    """Hold the GPU of ``--device``, or of several the first that is free, which is then named."""
+    try:
+        if config.option.device or len(gpus()) < 2:
+            card.hold(worker_device(config))
+        else:
+            config.option.device = str(card.hold_one_of(gpus()))
+    except BusyError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def team_of(config: pytest.Config) -> team.Team:
@@ -162,6 +177,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Conclude before any other plugin: its error must not suppress the verdicts."""
     session.config.stash[RECORDING].conclude(session)
+    session.config.stash[RECORDING].card.release()
     return (yield)
 
 

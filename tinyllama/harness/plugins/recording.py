@@ -18,6 +18,7 @@ import pytest
 
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
+from tinyllama.harness.plugins.card import Card
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry
@@ -160,6 +161,7 @@ class Recording:
         self.current: str | None = None  # node id of the item that runs
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
         self.lines: list[str] = team.lines()
+        self.card = Card()
 
     @property
     def active(self) -> bool:
@@ -179,6 +181,7 @@ class Recording:
             known = ", ".join(self.expected) or "none"
             raise ValueError(f"group {name!r} is not expected here: expected are {known}")
         device = worker_device(self.config)
+        self.card.hold(device)
         record = results.new_record(device, name, self.config.rootpath)
         state.measured = GroupRecord(record, self.team.tolerances)
         state.disturbed = machine.disturbance(device)

@@ -39,8 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.soak_base is None:
         drawn = secrets.randbelow(10**6) if config.option.soak_seeds else 0
         config.option.soak_base = getattr(config, "workerinput", {}).get("soak_base", drawn)
-    if config.option.device:
-        worker_device(config)  # refused here: tests may use no device, and -q prints no header
+    if config.option.device or hasattr(config, "workerinput"):
+        # Refused here: tests may use no device, and -q prints no header.
+        chosen = worker_device(config)
+        if chosen.type != "cpu":
+            torch.cuda.set_device(chosen)  # what names no number means this one, too
     count = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if count:  # the workers share the cores; torch's threads must not fight over them
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(count)))

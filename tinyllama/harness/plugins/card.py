@@ -1,0 +1,47 @@
+"""The GPU of a session that times: no other such session, and no gate, has it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+import torch
+
+from tinyllama.harness.gate.watch import BusyError, device_lock
+
+WAIT = 180.0  # seconds for another session or gate to end
+
+
+class Card:
+    """Holds one GPU until `release`. A CPU is not held: other work always shares it."""
+
+    def __init__(self) -> None:
+        self._lock = ExitStack()
+        self._held: torch.device | None = None
+
+    def hold(self, device: torch.device, wait: float = WAIT) -> None:
+        """Hold a GPU, once it is free; one that is held already stays so.
+
+        Raises BusyError when another process has it for ``wait`` seconds.
+        """
+        if device.type != "cpu" and device != self._held:
+            self._lock.enter_context(device_lock(device, wait))
+            self._held = device
+
+    def hold_one_of(self, devices: Sequence[torch.device]) -> torch.device:
+        """Hold the first GPU that is free; where none is, wait for the first one."""
+        for device in devices:
+            with suppress(BusyError):
+                self.hold(device, 0)
+                return device
+        self.hold(devices[0])
+        return devices[0]
+
+    def release(self) -> None:
+        self._lock.close()
+        self._held = None
+
+
+def gpus() -> list[torch.device]:
+    """Those that this process sees."""
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
