@@ -15,13 +15,10 @@ import torch
 from tinyllama.harness.kernels import addresses
 from tinyllama.harness.kernels.addresses import Tables
 from tinyllama.harness.kernels.launch import processors, recorded
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import adamw as adamw_file
 from tinyllama.ops.adamw import State, adamw, count, update
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 
 
 def states(device: torch.device, sizes: Sequence[int] = (5, 3000)) -> list[list[torch.Tensor]]:

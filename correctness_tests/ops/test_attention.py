@@ -19,15 +19,12 @@ from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.precision import input_precision
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward, attention
 from tinyllama.ops.attention.configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
 from tinyllama.ops.rope import rotate
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 
 B, T, H, G, K, D = 2, 37, 4, 2, 12, 16  # D: K as it is padded
 LOG2_E = math.log2(math.e)
@@ -145,11 +142,6 @@ def test_a_block_more_or_less(tokens: int, length: str, device: torch.device) ->
         assert_close(found, expected)
 
 
-def test_equal_inputs_give_equal_bits(length: str, device: torch.device) -> None:
-    (one, _), (other, _) = results(device), results(device)
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 # -- scores -----------------------------------------------------------------------------------
 
 
@@ -254,21 +246,6 @@ def test_every_tensor_has_strides_of_its_own(length: str, device: torch.device) 
     assert_close((o, lse, dq, dk, dv), exact(do, q, k, v))
 
 
-@pytest.mark.parametrize("which", ["dq", "dk and dv"])
-def test_what_is_not_wanted_is_left_out(which: str, length: str, device: torch.device) -> None:
-    _, q, k, v = packed(device)
-    do = packed(device)[1].flip(1)
-    o, lse = attend(q, k, v)
-    dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
-    expected = exact(do, q, k, v)[2:]
-    if which == "dq":
-        attend_backward(do, q, k, v, o, lse, dq, None, None)
-        assert_close((dq,), expected[:1])
-    else:
-        attend_backward(do, q, k, v, o, lse, None, dk, dv)
-        assert_close((dk, dv), expected[1:])
-
-
 def test_a_provider_computes_what_is_wanted_in_one_launch() -> None:
     call = attention["triton"].call
     q, k, v = (torch.empty(B, 512, heads, K, device="meta") for heads in (H, G, G))
@@ -301,21 +278,6 @@ def test_tokens_too_far_apart_are_brought_together() -> None:
     assert noted[-1].arguments["q_t"] == K
 
 
-def test_sequences_may_be_more_than_32_bits_apart(device: torch.device) -> None:
-    reason = cannot("gpu", device)
-    if reason:
-        pytest.skip(f"needs 9 GB: {reason}")
-    far, heads = 2**31 + 64, H + 2 * G
-    room = torch.empty(2, far + T * heads * K, dtype=torch.bfloat16, device=device)
-    buffer, into = (x.as_strided((B, T, heads, K), (far, heads * K, K, 1)) for x in room)
-    buffer.copy_(packed(device)[0])
-    into.fill_(float("nan"))
-    q, k, v = buffer.split((H, G, G), 2)
-    o, lse = attend(q, k, v)
-    attend_backward(q, q, k, v, o, lse, *into.split((H, G, G), 2))
-    assert_close((o, lse, *into.split((H, G, G), 2)), exact(q, q, k, v), 1e-2)
-
-
 def test_operands_of_several_dtypes_are_read_as_the_widest(device: torch.device) -> None:
     _, q, k, v = packed(device)
     v = v.to(torch.bfloat16)
@@ -327,15 +289,6 @@ def test_operands_of_several_dtypes_are_read_as_the_widest(device: torch.device)
     expected = exact(do, q, k, v)
     assert_close((o, lse, *gradients[:2]), expected[:4])
     assert_close((gradients[2],), expected[4:], 1e-2)
-
-
-@pytest.mark.parametrize("empty", [(0, 5), (2, 0)])
-def test_nothing_to_attend_to(empty: tuple[int, int], device: torch.device) -> None:
-    q, k, v = (torch.empty(*empty, heads, K, device=device) for heads in (H, G, G))
-    o, lse = attend(q, k, v)
-    attend_backward(o, q, k, v, o, lse, q, k, v)
-    assert o.shape == q.shape
-    assert lse.shape == (empty[0], H, empty[1])
 
 
 def test_what_cannot_be_done_is_refused(device: torch.device) -> None:

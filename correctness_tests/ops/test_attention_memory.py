@@ -19,9 +19,7 @@ from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.memory import Allocations, forget_peak, live_bytes, peak_bytes
 from tinyllama.ops.attention import FEW_TOKENS, attention
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 
 SHORT, LONG = [16, 32, 64], [1024 << i for i in range(6)]  # to 32k
 WITHIN = 0.02

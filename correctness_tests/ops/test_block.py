@@ -20,12 +20,15 @@ def drawn(tokens: int, seed: int = 0) -> Inputs:
     return OpCase(op, op["eager"], case, torch.float32).inputs(seed=seed).double()
 
 
-def magnitude(inputs: Inputs, times: float = 1.0) -> Mapping[str, torch.Tensor]:
-    of = OPS["block"].magnitudes
+def magnitude(
+    inputs: Inputs, times: float = 1.0, **changed: torch.Tensor
+) -> Mapping[str, torch.Tensor]:
+    """Of these inputs with some changed, and with so many times the upstream gradient."""
+    of, dy = OPS["block"].magnitudes, inputs.upstream["y"]
     assert of is not None
-    dy = inputs.upstream["y"]
     assert dy is not None
-    return of(**inputs.args, upstream={"y": times * dy}, **inputs.params)
+    args = {**inputs.args, **changed}
+    return of(**args, upstream={"y": times * dy[: len(args["x"])]}, **inputs.params)
 
 
 def test_it_is_there_where_the_gradients_are_zero() -> None:
@@ -51,12 +54,7 @@ def test_it_is_of_the_size_of_gradients_that_do_not_cancel(draw: int) -> None:
 def test_of_one_token_it_is_an_outer_product_with_what_was_normed() -> None:
     inputs = drawn(tokens=1)
     x, weight = inputs.args["x"][:1], inputs.args["attention_norm"]
-    of = OPS["block"].magnitudes
-    assert of is not None
-    args = {**inputs.args, "x": x}
-    dy = inputs.upstream["y"]
-    assert dy is not None
-    found = of(**args, upstream={"y": dy[:1]}, **inputs.params)
+    found = magnitude(inputs, x=x)
     n_D = OPS["rms_norm"]["eager"].call(x, weight, eps=inputs.params["eps"]).flatten()
     for name in NAMES:
         share = found[name] / n_D.abs()
@@ -71,13 +69,11 @@ def test_it_is_linear_in_the_upstream_gradient_and_is_turned_back() -> None:
     # All turned by a quarter, queries and keys have the same products as before, and so has the
     # gradient that is turned back.
     nothing, all_ = torch.zeros_like(inputs.args["cos"]), torch.ones_like(inputs.args["cos"])
-    turned = {**inputs.args, "cos": nothing, "sin": all_}
-    plain = {**inputs.args, "cos": all_, "sin": nothing}
-    of = OPS["block"].magnitudes
-    assert of is not None
+    turned, plain = (
+        magnitude(inputs, cos=nothing, sin=all_),
+        magnitude(inputs, cos=all_, sin=nothing),
+    )
     for name in NAMES:
-        one, other = (
-            of(**args, upstream=inputs.upstream, **inputs.params)[name] for args in (turned, plain)
-        )
+        one, other = turned[name], plain[name]
         torch.testing.assert_close(one, other)
         assert not torch.allclose(one, one.unflatten(0, (-1, 2)).flip(1).flatten(0, 1))

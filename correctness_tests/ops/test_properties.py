@@ -24,15 +24,12 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import OPS
 from tinyllama.suites.accuracy import assert_accurate
 
 EXAMPLES, MANY = 5, 100
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 
 
 @st.composite

@@ -5,12 +5,9 @@ import torch
 
 from correctness_tests.support.rounding import assert_rounded, randn
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops.rope import rope, rope_tables, rotate
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 
 FP32, BF16 = torch.float32, torch.bfloat16
 

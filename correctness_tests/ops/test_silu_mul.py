@@ -7,13 +7,10 @@ import torch
 
 from correctness_tests.support.rounding import assert_rounded, randn
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops.silu_mul import activate, activate_backward
 from tinyllama.ops.swiglu import swiglu
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 
 FP32 = torch.float32
 

@@ -12,14 +12,11 @@ import torch
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.machine.device import cannot
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import Fused, Inputs, launches, stack
 from tinyllama.ops.stack.in_one import ATTEND
 
-pytestmark = pytest.mark.skipif(
-    cannot("triton", torch.device("cpu")) is not None, reason="triton is not installed"
-)
+pytest.importorskip("triton")
 LAYERS, HIDDEN, FFN, EPS = 2, 48, 24, 1e-5
 # tokens, heads, heads of keys and values, head dimension: whole blocks, and nothing that is whole
 SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24), (1, 1, 1, 2)]
