@@ -123,11 +123,9 @@ def _attempt(args: argparse.Namespace, tool: str) -> Part:
     with kept() as printed:
         try:
             outcome = "done" if _profile(args, tool) == 0 else "failed: its folder has a log"
-        except MissingToolError as error:
-            outcome = f"not here: {error}"
-            print(error)
-        except ProfileError as error:
-            outcome = f"failed: {error}"
+        except (MissingToolError, ProfileError) as error:
+            missing = isinstance(error, MissingToolError)
+            outcome = f"{'not here' if missing else 'failed'}: {error}"
             print(error)
     return Part(outcome, printed.getvalue())
 
@@ -135,7 +133,7 @@ def _attempt(args: argparse.Namespace, tool: str) -> Part:
 def _profile(args: argparse.Namespace, tool: str) -> int:
     from tinyllama.harness.machine.device import device_name
     from tinyllama.harness.machine.files import check_results_dir
-    from tinyllama.profiling import kept, running
+    from tinyllama.profiling import kept, running, shown
 
     workload = _workload(args)
     way, lines = _lines(args, tool, workload, Path("FOLDER"))
@@ -156,7 +154,7 @@ def _profile(args: argparse.Namespace, tool: str) -> int:
         print(f"tinyllama: error: {error}", file=sys.stderr)
         return FAILED
     print(f"{tool} with {way}: {folder}")
-    _show(tool, way, folder, args.top)
+    shown.show(tool, way, folder, args.top)
     if keep:
         device = device_name(workload.on())
         print(f"kept {kept.keep(tool, way, folder, args.results_dir, device)}")
@@ -238,12 +236,6 @@ def _no_gpu(workload: Workload) -> str | None:
     if workload.device == "cpu":
         return "it profiles a GPU, and --device is cpu"
     return None if torch.cuda.is_available() else "there is no GPU that torch can use"
-
-
-def _show(tool: str, way: str, folder: Path, top: int) -> None:
-    from tinyllama.profiling import shown
-
-    shown.show(tool, way, folder, top)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,10 +22,9 @@ from tinyllama.harness.kernels import dependent
 from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
 from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
 from tinyllama.ops.attention import attend, attend_backward, lse_dtype
-from tinyllama.ops.block import GAIN, WEIGHT, Matrices, block, heads_of, stock, unfit
 from tinyllama.ops.block import Inputs as Block
+from tinyllama.ops.block import Matrices, block, heads_of, stock, unfit
 from tinyllama.ops.rms_norm import sum_rows
-from tinyllama.ops.rope import COS, SIN
 from tinyllama.ops.stack import launches
 from tinyllama.ops.stack.in_one import attend as attend_in_one
 from tinyllama.ops.stack.in_one import chosen
@@ -69,18 +69,8 @@ stack = Op(
     "stack",
     fits=unfit,
     inputs={
-        "x": Tensor("B T D", grad=True),
-        "cos": COS,
-        "sin": SIN,
-        "attention_norm": Tensor("L D", grad=True, values=GAIN),
-        "w_q": Tensor("L Q D", grad=True, values=WEIGHT),
-        "w_k": Tensor("L R D", grad=True, values=WEIGHT),
-        "w_v": Tensor("L R D", grad=True, values=WEIGHT),
-        "w_o": Tensor("L D Q", grad=True, values=WEIGHT),
-        "mlp_norm": Tensor("L D", grad=True, values=GAIN),
-        "w_gate": Tensor("L F D", grad=True, values=WEIGHT),
-        "w_up": Tensor("L F D", grad=True, values=WEIGHT),
-        "w_down": Tensor("L D F", grad=True, values=WEIGHT),
+        name: one if name in ("x", "cos", "sin") else replace(one, shape=f"L {one.shape}")
+        for name, one in block.inputs.items()  # what is a layer's own is stacked
     },
     params={"eps": 1e-5},
     outputs={"y": "B T D"},
