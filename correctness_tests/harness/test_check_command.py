@@ -166,10 +166,8 @@ def test_an_op_of_an_installed_package_is_checked_by_its_name(
         ),
     ],
 )
-def test_a_name_that_is_no_op_or_provider_is_one_error(
-    capsys: pytest.CaptureFixture[str], options: str, message: str
-) -> None:
-    assert message in refused(capsys, "check", *options.split())
+def test_a_name_that_is_no_op_or_provider_is_one_error(options: str, message: str) -> None:
+    assert message in refused("check", *options.split())
 
 
 @pytest.mark.parametrize(
@@ -183,16 +181,12 @@ def test_a_name_that_is_no_op_or_provider_is_one_error(
     ],
 )
 def test_what_cannot_be_checked_is_one_error(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    text: str | None,
-    options: list[str],
-    message: str,
+    tmp_path: Path, text: str | None, options: list[str], message: str
 ) -> None:
     path = tmp_path / "some.py"
     if text is not None:
         path.write_text(text)
-    assert message in refused(capsys, "check", str(path), *options)
+    assert message in refused("check", str(path), *options)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +199,11 @@ def test_what_cannot_be_checked_is_one_error(
     ],
 )
 def test_an_output_that_would_be_lost_or_take_anothers_place_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
+    tmp_path: Path, options: str, message: str
 ) -> None:
     path = tmp_path / "some.py"
     path.write_text("x = 1")
     os.mkfifo(tmp_path / "pipe")
     asked = ["check", str(path), *options.format(tmp=tmp_path).split()]
-    assert message.format(tmp=tmp_path) in refused(capsys, *asked)
+    assert message.format(tmp=tmp_path) in refused(*asked)
     assert path.read_text() == "x = 1"

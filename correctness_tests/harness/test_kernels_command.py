@@ -10,9 +10,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.commands import refused
+from correctness_tests.support.commands import Done, printed, refused, tinyllama
 from tinyllama.cli import kernels as kernels_command
-from tinyllama.cli import main
 from tinyllama.harness.kernels.instructions import Instructions
 from tinyllama.harness.kernels.occupancy import UNITS, occupancy
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, Resources
@@ -61,43 +60,35 @@ def test_a_chip_that_is_not_described_has_none() -> None:
     assert occupancy(taking("gfx908", 64)) is None
 
 
-def table(path: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    argv = ["kernels", "--op", "rms_norm", "--chip", "gfx942", "--json", str(path), *options]
-    return main(argv), json.loads(path.read_text())
+def table(path: Path, *options: str | Path) -> Done:
+    return tinyllama("kernels", "--op", "rms_norm", "--chip", "gfx942", "--json", path, *options)
 
 
-def test_kernels_are_compared_with_another_revision(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_are_compared_with_another_revision(tmp_path: Path) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
-    status, made = table(before)
-    assert status == 0
+    assert table(before).status == 0
+    made = json.loads(before.read_text())
     kernels = made["kernels"]
     assert {row["chip"] for row in kernels} == {"gfx942"}
     assert all(0 < row["occupancy"] <= 8 for row in kernels)
-    assert table(after, "--against", str(before))[0] == 0
-    assert "no kernel takes more than before" in capsys.readouterr().out
-
-    def changed(**values: Any) -> int:
-        """The status against a revision whose first kernel had these values."""
+    same = table(after, "--against", before)
+    assert (same.status, "no kernel takes more than before" in same.out) == (0, True)
+    has, occupied = kernels[0]["instructions"], kernels[0]["occupancy"]
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"occupancy": 2 * occupied}, "WORSE rms_norm."),
+        ({"occupancy": occupied / 2}, ""),
+        ({"spilled_bytes": -1}, "0 bytes are spilled, before -1"),
+        ({"instructions": {**has, "loads": 2 * has["loads"]}}, f"load is {has['loads']} B, before"),
+        ({"instructions": {**has, "loads": has["loads"] // 2}}, ""),
+        ({"instructions": {**has, "products": ["mfma bf16"]}}, "are none, before mfma bf16"),
+        ({"kernel": "gone"}, "MISSING gone on gfx942"),
+        ({"op": "rope"}, ""),  # what was not asked for is not missing
+    ]
+    for values, said in changes:  # the first kernel of the other revision had these values
         old = [{**kernels[0], **values}, *kernels[1:]]
         before.write_text(json.dumps({**made, "kernels": old}))
-        return table(after, "--against", str(before))[0]
-
-    assert changed(occupancy=2 * kernels[0]["occupancy"]) == 1
-    assert "WORSE rms_norm." in capsys.readouterr().out
-    assert changed(occupancy=kernels[0]["occupancy"] / 2) == 0
-    assert changed(spilled_bytes=-1) == 1
-    assert "0 bytes are spilled, before -1" in capsys.readouterr().out
-    has = kernels[0]["instructions"]
-    assert changed(instructions={**has, "loads": 2 * has["loads"]}) == 1
-    assert f"its widest load is {has['loads']} B, before" in capsys.readouterr().out
-    assert changed(instructions={**has, "loads": has["loads"] // 2}) == 0
-    assert changed(instructions={**has, "products": ["mfma bf16"]}) == 1
-    assert "its products are none, before mfma bf16" in capsys.readouterr().out
-    assert changed(kernel="gone") == 1
-    assert "MISSING gone on gfx942" in capsys.readouterr().out
-    assert changed(op="rope") == 0, "what was not asked for is not missing"
+        done = table(after, "--against", before)
+        assert (done.status, said in done.out) == (bool(said), True), values
 
 
 @pytest.mark.parametrize(
@@ -109,16 +100,14 @@ def test_kernels_are_compared_with_another_revision(
         (["--against", "nothing.json"], "--against 'nothing.json' is no table of this command"),
     ],
 )
-def test_bad_values(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(capsys, "kernels", *options)
+def test_bad_values(options: list[str], message: str) -> None:
+    assert message in refused("kernels", *options)
 
 
-def test_a_table_of_another_triton_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_another_triton_is_refused(tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     old.write_text(json.dumps({"triton": "3.0.0", "kernels": []}))
-    line = refused(capsys, "kernels", "--op", "rms_norm", "--against", str(old))
+    line = refused("kernels", "--op", "rms_norm", "--against", str(old))
     assert "made with triton 3.0.0" in line
 
 
@@ -146,11 +135,7 @@ KERNEL = {
     ],
 )
 def test_a_table_without_what_is_asked_for_is_refused_before_compiling(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: str,
-    absent: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, absent: str
 ) -> None:
     def no_compiling(*_: Any) -> Any:
         raise AssertionError("a kernel is compiled")
@@ -159,7 +144,7 @@ def test_a_table_without_what_is_asked_for_is_refused_before_compiling(
     old = tmp_path / "old.json"
     for kernels in ([KERNEL], []):
         old.write_text(json.dumps({"triton": kernels_command._triton(), "kernels": kernels}))
-        line = refused(capsys, "kernels", *options.split(), "--against", str(old))
+        line = refused("kernels", *options.split(), "--against", str(old))
         if kernels:
             assert f"--against '{old}' has no kernel of {absent}: make it with --json" in line
 
@@ -175,7 +160,7 @@ def test_products_in_tf32_are_shown_where_they_are_other_kernels(
         ("attention", "gfx90a", {"bf16", "fp32"}),
         ("rms_norm", "sm_90", {"bf16", "fp32"}),
     ):
-        assert main(["kernels", "--op", op, "--chip", chip, "--json", str(path)]) == 0
+        printed("kernels", "--op", op, "--chip", chip, "--json", path)
         rows = json.loads(path.read_text())["kernels"]
         assert {row["case"].rpartition("-")[2] for row in rows} == kinds
         places = [(row["case"], row["kernel"], row["launch"]) for row in rows]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import ROOT, SHORT, refused
+from correctness_tests.support.commands import ROOT, SHORT, refused, tinyllama
 from correctness_tests.support.faults import tier_with
-from tinyllama import cli
 from tinyllama.harness.machine import files
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.tiers import TIERS
@@ -82,14 +81,12 @@ from tinyllama.ops import OPS
     ],
     ids=lambda value: value.split(" {tmp}")[0][:40] if value.startswith("--") else "",
 )
-def test_a_bad_value_is_one_line_and_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, message: str
-) -> None:
+def test_a_bad_value_is_one_line_and_status_2(tmp_path: Path, options: str, message: str) -> None:
     (tmp_path / "short").write_text("abcde")
     os.mkfifo(tmp_path / "pipe")
     before = sorted(tmp_path.iterdir())
     outputs = ["--save", str(tmp_path / "saved"), "--json", str(tmp_path / "run.json")]
-    line = refused(capsys, *SHORT, *outputs, *options.format(tmp=tmp_path).split())
+    line = refused(*SHORT, *outputs, *options.format(tmp=tmp_path).split())
     assert message.format(tmp=tmp_path) in line
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "pipe").is_fifo()
@@ -111,19 +108,18 @@ def test_a_pipe_is_not_replaced_and_a_link_to_a_file_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--save", "--json"])
-def test_a_full_disk_is_one_line_and_what_was_there_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
+def test_a_full_disk_is_one_line_and_what_was_there_stays(tmp_path: Path, option: str) -> None:
     """A limit on the size of files stands in for it: both fail while they are written."""
     file = tmp_path / "file"
     file.write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
     try:
-        assert cli.main([*SHORT, option, str(file)]) == 1
+        done = tinyllama(*SHORT, option, file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (line,) = capsys.readouterr().err.splitlines()
+    assert done.status == 1
+    (line,) = done.err.splitlines()
     assert line.startswith(f"tinyllama: error: '{file}' cannot be written: ")
     assert "File too large" in line
     assert line.endswith("is unchanged: free some space, or name another place")
@@ -140,29 +136,27 @@ def test_what_a_killed_save_leaves_is_ignored_by_git(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--save", "--json"])
 def test_a_folder_that_is_not_writable_is_refused_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files.tempfile, "mkdtemp", refuse)
-    line = refused(capsys, *SHORT, option, str(tmp_path / "file"))
+    line = refused(*SHORT, option, str(tmp_path / "file"))
     assert f"{option} '{tmp_path}/file' cannot be written: Permission denied; name another" in line
 
 
-def test_a_machine_without_triton_is_told_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_triton_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     eager = OPS["rms_norm"]["eager"].call
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with tier_with("rms_norm", eager, requires=("triton",)) as tier:
         monkeypatch.setitem(TIERS, "needy", tier)
-        line = refused(capsys, *SHORT, "--tier", "needy")
+        line = refused(*SHORT, "--tier", "needy")
     assert "needs triton: triton is not installed (pip install" in line
 
 
-def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the following arguments are required" in refused(capsys)
+def test_no_command_is_an_error() -> None:
+    assert "the following arguments are required" in refused()
 
 
 @pytest.mark.parametrize(
@@ -174,6 +168,6 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(
-    capsys: pytest.CaptureFixture[str], options: str, message: str
+    options: str, message: str
 ) -> None:
-    assert message in refused(capsys, "tune", *options.split())
+    assert message in refused("tune", *options.split())

@@ -93,12 +93,7 @@ def test_tensorboard_gets_a_scalar_of_each_step(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_written_is_an_error_before_the_first_step(
-    path: str,
-    absent: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    path: str, absent: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     there = importlib.util.find_spec("json")
@@ -106,5 +101,5 @@ def test_what_cannot_be_written_is_an_error_before_the_first_step(
     monkeypatch.setattr(curve.importlib.util, "find_spec", found)
     monkeypatch.setattr("tinyllama.training.train.train", lambda *a, **k: pytest.fail("trained"))
     options = ["--json", str(tmp_path / "run.csv"), "--curve", path.format(tmp=tmp_path)]
-    assert message.format(tmp=tmp_path) in refused(capsys, *SHORT, *options)
+    assert message.format(tmp=tmp_path) in refused(*SHORT, *options)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from correctness_tests.support import rocm_files
-from tinyllama.cli import main
+from correctness_tests.support.commands import printed, refused, tinyllama
 from tinyllama.cli import profile as profile_command
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records import results
@@ -23,9 +23,7 @@ TINY = ["--preset", "tiny", "--seq-len", "16", "--batch-size", "1", "--device", 
 CPU = torch.device("cpu")
 
 
-def test_a_summary_is_kept_and_can_be_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_is_kept_and_can_be_compared(tmp_path: Path) -> None:
     folder = running.new_folder(tmp_path / "profiles", "hotspots")
     running.note(folder, "hotspots", [Line(("rocprofv3",))], workload="w")
     rocm_files.trace(folder / "x_kernel_trace.csv", "7.0")
@@ -39,8 +37,8 @@ def test_a_summary_is_kept_and_can_be_compared(
     assert content["versions"]["torch"] == torch.__version__
     assert content["commands"] == ["rocprofv3"]
     assert list(results.records(tmp_path / "results")) == [], "it is no record"
-    assert main(["profile", "compare", str(path), str(folder)]) == 0
-    assert "3 launches in 6.0 us before, 3 in 6.0 us after" in capsys.readouterr().out
+    text = printed("profile", "compare", path, folder)
+    assert "3 launches in 6.0 us before, 3 in 6.0 us after" in text
 
 
 def test_what_is_no_summary_of_kernels_is_not_compared(tmp_path: Path) -> None:
@@ -54,7 +52,7 @@ def test_what_is_no_summary_of_kernels_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_the_command_keeps_a_summary_on_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"parameters": 16, "optimizer states": 32}
     found = {
@@ -69,31 +67,30 @@ def test_the_command_keeps_a_summary_on_request(
         (folder / "memory.json").write_text(json.dumps(found))
 
     monkeypatch.setattr(running, "run", profiled)
-    where = ["--output", str(tmp_path / "p"), "--results-dir", str(tmp_path / "r")]
-    assert main(["profile", "memory", *where, *TINY]) == 0
+    where = ("--output", tmp_path / "p", "--results-dir", tmp_path / "r")
+    printed("profile", "memory", *where, *TINY)
     assert not (tmp_path / "r").exists()
-    assert main(["profile", "memory", *where, *TINY, "--keep"]) == 0
+    text = printed("profile", "memory", *where, *TINY, "--keep")
     (path,) = (tmp_path / "r").rglob("*.json")
-    assert f"kept {path}" in capsys.readouterr().out
+    assert f"kept {path}" in text
     content = json.loads(path.read_text())
     assert (content["tool"], content["device"]) == ("memory", device_name(CPU))
     assert content["found"] == {name: value for name, value in found.items() if name != "course"}
 
 
 def test_what_cannot_be_kept_is_refused_before_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    asked = ["profile", "memory", *TINY, "--keep", "--output", str(tmp_path / "p")]
-    assert main([*asked, "--results-dir", str(tmp_path / "file")]) == 2
-    assert "name a folder that can be written" in capsys.readouterr().err
-    assert main(["profile", "study", "--keep"]) == 2
-    assert "remove it" in capsys.readouterr().err
+    where = ("--output", tmp_path / "p", "--results-dir", tmp_path / "file")
+    said = refused("profile", "memory", *TINY, "--keep", *where)
+    assert "name a folder that can be written" in said
+    assert "remove it" in refused("profile", "study", "--keep")
     binaries = rocm_files.install(tmp_path / "rocm", "6.4")
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert main(["profile", "trace", "--keep", "--output", str(tmp_path / "p")]) == 2
-    assert "rocprofv3 leaves no summary of trace" in capsys.readouterr().err
+    said = refused("profile", "trace", "--keep", "--output", tmp_path / "p")
+    assert "rocprofv3 leaves no summary of trace" in said
     assert not (tmp_path / "p").exists()
 
 
@@ -118,7 +115,7 @@ def sweep(tier: str, batch: int, length: int, seconds: float | None, **more: obj
 
 
 def test_the_study_is_a_view_on_the_newest_sweeps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for date, factor in (("2030-01-01T00:00:00Z", 9.0), ("2030-01-02T00:00:00Z", 1.0)):
         monkeypatch.setattr(results, "now", lambda date=date: date)
@@ -130,8 +127,7 @@ def test_the_study_is_a_view_on_the_newest_sweeps(
         ]
         record.complete = True
         results.save(record, tmp_path)
-    assert main(["profile", "study", "--results-dir", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("profile", "study", "--results-dir", tmp_path).splitlines()
     rows = [line.split() for line in lines]
     assert ["4", "x", "128", "v1", "20", "200", "1.00x", "2"] in rows
     assert ["4", "x", "128", "v2", "5", "800", "4.00x", "1"] in rows
@@ -141,15 +137,11 @@ def test_the_study_is_a_view_on_the_newest_sweeps(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_without_a_sweep_it_says_what_measures_one(
-    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_sweep_it_says_what_measures_one(there: bool, tmp_path: Path) -> None:
     folder = tmp_path if there else tmp_path / "none"
-    assert main(["profile", "study", "--results-dir", str(folder)]) == 2
-    said = capsys.readouterr().err
+    said = refused("profile", "study", "--results-dir", folder)
     assert "no sweep is recorded in" in said
-    assert main(["profile", "study", "--print-command"]) == 0
-    command = capsys.readouterr().out.strip()
+    command = printed("profile", "study", "--print-command").strip()
     assert command.startswith("pytest perf_tests --record --groups sweep-")
     assert command in said
 
@@ -158,7 +150,7 @@ def test_without_a_sweep_it_says_what_measures_one(
 
 
 def test_all_ends_with_a_page_of_what_each_tool_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One tool is here, one is not, and the file of one cannot be read."""
 
@@ -175,7 +167,8 @@ def test_all_ends_with_a_page_of_what_each_tool_said(
         return 0
 
     monkeypatch.setattr(profile_command, "_profile", profiled)
-    assert main(["profile", "all", "--output", str(tmp_path), *TINY]) == 1
+    done = tinyllama("profile", "all", "--output", tmp_path, *TINY)
+    assert done.status == 1
     (page,) = tmp_path.glob("all_*/summary.md")
     text = page.read_text()
     assert text.startswith("# Profile of tier v1, tiny, fp32, on cpu\n")
@@ -186,8 +179,8 @@ def test_all_ends_with_a_page_of_what_each_tool_said(
     assert "\n    printed by memory\n" in text
     (picture,) = (link for link in text.splitlines() if link.startswith("![memory of memory]"))
     assert (page.parent / picture.partition("(")[2].rstrip(")")).is_file()
-    printed = capsys.readouterr().out
-    assert "printed by memory" in printed
-    assert f"summary: {page}" in printed
-    assert main(["profile", "all", "--print-command", "--output", str(tmp_path / "q"), *TINY]) == 1
+    assert "printed by memory" in done.out
+    assert f"summary: {page}" in done.out
+    done = tinyllama("profile", "all", "--print-command", "--output", tmp_path / "q", *TINY)
+    assert done.status == 1
     assert not list((tmp_path / "q").glob("all_*"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from correctness_tests.support import rocm_files
-from tinyllama.cli import main
+from correctness_tests.support.commands import printed, refused, tinyllama
 from tinyllama.harness.measure import cache
 from tinyllama.model.config import PRESETS, ModelConfig
 from tinyllama.ops import OPS
@@ -21,18 +21,17 @@ from tinyllama.profiling.step_tables import advice, layers_of
 TINY = ["--preset", "tiny", "--seq-len", "32", "--batch-size", "2", "--device", "cpu"]
 
 
-def profile(tool: str, folder: Path, *options: str) -> Path:
-    """Run the command; the folder that it left."""
-    assert main(["profile", tool, "--output", str(folder), *TINY, *options]) == 0
+def profile(tool: str, folder: Path, *options: str) -> tuple[Path, str]:
+    """Run the command: the folder that it left, and what it printed."""
+    text = printed("profile", tool, "--output", folder, *TINY, *options)
     (found,) = folder.iterdir()
-    return found
+    return found, text
 
 
 @pytest.mark.parametrize("tier", ["v1", "v2"])
-def test_each_operator_is_mapped_to_its_op_and_layer(
-    tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = profile("hotspots", tmp_path, "--tier", tier, "--num-steps", "2", "--top", "500")
+def test_each_operator_is_mapped_to_its_op_and_layer(tier: str, tmp_path: Path) -> None:
+    options = ("--tier", tier, "--num-steps", "2", "--top", "500")
+    folder, text = profile("hotspots", tmp_path, *options)
     _, work = observe.load(folder / observe.KERNELS)
     whole = sum(one.seconds for one in work)
     assert sum(one.seconds for one in work if one.op == UNKNOWN) <= 0.01 * whole
@@ -45,22 +44,19 @@ def test_each_operator_is_mapped_to_its_op_and_layer(
     layers = PRESETS["tiny"].num_layers
     gates = 1 if tier == "v2" else 2  # stacked products
     assert len([one for one in products if not one.backward]) == gates * layers
-    printed = capsys.readouterr().out
-    assert re.search(r"aten::mm +swiglu backward +0-1 ", printed)
+    assert re.search(r"aten::mm +swiglu backward +0-1 ", text)
     # Its rates may round to 0.0 on a busy machine; `test_rates` holds the numbers.
-    assert len(re.findall(r"adamw +[\d.]+ +[\d.]+ +\d+% +[\d.]+ +\d+%", printed)) == 1
-    assert "1. " in printed
-    assert "3. " in printed
+    assert len(re.findall(r"adamw +[\d.]+ +[\d.]+ +\d+% +[\d.]+ +\d+%", text)) == 1
+    assert "1. " in text
+    assert "3. " in text
     assert (folder / observe.TRACE).is_file()
     recorded = json.loads((folder / "profile.json").read_text())
     assert recorded["versions"]["torch"] == torch.__version__
     assert "tinyllama.profiling.observe" in recorded["commands"][0]
 
 
-def test_the_peak_of_memory_is_split_by_category(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = profile("memory", tmp_path, "--tier", "v1")
+def test_the_peak_of_memory_is_split_by_category(tmp_path: Path) -> None:
+    folder, text = profile("memory", tmp_path, "--tier", "v1")
     found = json.loads((folder / "memory.json").read_text())
     size = 4 * PRESETS["tiny"].parameters
     assert size <= found["fixed_bytes"]["parameters"] <= 1.01 * size
@@ -72,7 +68,7 @@ def test_the_peak_of_memory_is_split_by_category(
     last = found["course"][-1]
     assert size <= last[1] <= 1.01 * size, "all gradients are there when the step ends"
     assert (folder / "memory.svg").read_text().count("<svg") == 1
-    assert "activations" in capsys.readouterr().out
+    assert "activations" in text
 
 
 def test_the_counts_of_operations_agree() -> None:
@@ -85,35 +81,29 @@ def test_the_counts_of_operations_agree() -> None:
         assert flops.by_torch(model, samples, length) == pytest.approx(formula, rel=0.1)
 
 
-def test_flops_says_what_it_could_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = profile("flops", tmp_path)
-    printed = capsys.readouterr().out
-    assert "PyTorch's counter" in printed
-    assert "DeepSpeed: deepspeed is not installed" in printed
+def test_flops_says_what_it_could_not_count(tmp_path: Path) -> None:
+    folder, text = profile("flops", tmp_path)
+    assert "PyTorch's counter" in text
+    assert "DeepSpeed: deepspeed is not installed" in text
     found = json.loads((folder / "flops.json").read_text())
     operations = found["flop"]["model formula"]
     share = operations / found["step_seconds"] / found["product_flops_per_second"]
     assert 0 < found["mfu"] < 1
     assert found["mfu"] == pytest.approx(share)
-    assert f"model FLOP utilisation {share:.1%}" in printed
+    assert f"model FLOP utilisation {share:.1%}" in text
 
 
-def test_each_op_is_compared_with_pytorch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_op_is_compared_with_pytorch(tmp_path: Path) -> None:
     """On a CPU its kernels are interpreted: the error counts, and no time is shown."""
     pytest.importorskip("triton")
-    folder = profile("triton", tmp_path)
+    folder, text = profile("triton", tmp_path)
     found = {one["op"]: one for one in json.loads((folder / "triton.json").read_text())["ops"]}
     assert {"rms_norm", "swiglu", "attention", "block"} <= set(found)
     assert all(0 <= one["max_error"] < 1e-2 for one in found.values())
     assert any(one["max_error"] > 0 for one in found.values())
     assert "passes" not in found["rms_norm"]
-    printed = capsys.readouterr().out
-    assert "not timed: on a CPU its kernels are interpreted" in printed
-    studied = [line.split()[0] for line in printed.splitlines() if line.endswith("needs a GPU")]
+    assert "not timed: on a CPU its kernels are interpreted" in text
+    studied = [line.split()[0] for line in text.splitlines() if line.endswith("needs a GPU")]
     assert studied == ["64", "128", "256", "512", "1024"]
 
 
@@ -129,45 +119,38 @@ def test_the_figures_of_an_op_are_those_of_its_clock(monkeypatch: pytest.MonkeyP
     assert 4 * 4 * size <= moved <= 8 * 4 * size  # x, y, dy and dx at least, in bytes
 
 
-def test_energy_needs_a_sensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "energy", "--output", str(tmp_path), *TINY]) == 2
-    assert "energy cannot be measured here: a CPU has no GPU sensor" in capsys.readouterr().err
+def test_energy_needs_a_sensor(tmp_path: Path) -> None:
+    said = refused("profile", "energy", "--output", tmp_path, *TINY)
+    assert "energy cannot be measured here: a CPU has no GPU sensor" in said
 
 
-def test_two_profiles_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_profiles_are_compared(tmp_path: Path) -> None:
     rocm_files.trace(tmp_path / "a/x_kernel_trace.csv", "6.2")
     rocm_files.database(tmp_path / "b.db")
-    assert main(["profile", "compare", str(tmp_path / "a"), str(tmp_path / "b.db")]) == 0
-    printed = capsys.readouterr().out
-    assert "rms_norm_forward" in printed
-    assert "3 launches in 6.0 us before, 3 in 6.0 us after" in printed
-    assert main(["profile", "compare", str(tmp_path / "a")]) == 2
-    assert "two profiles" in capsys.readouterr().err
+    text = printed("profile", "compare", tmp_path / "a", tmp_path / "b.db")
+    assert "rms_norm_forward" in text
+    assert "3 launches in 6.0 us before, 3 in 6.0 us after" in text
+    assert "two profiles" in refused("profile", "compare", tmp_path / "a")
 
 
 @pytest.mark.parametrize("tool", ["counters", "rocprof-compute", "rocprof-sys"])
-def test_a_tool_that_is_not_here_says_what_to_use_instead(
-    tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["profile", tool, "--output", str(tmp_path / "p"), *TINY]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+def test_a_tool_that_is_not_here_says_what_to_use_instead(tool: str, tmp_path: Path) -> None:
+    said = refused("profile", tool, "--output", tmp_path / "p", *TINY)
     assert f"{tool} cannot run here" in said
     assert "--with torch" in said
     assert not (tmp_path / "p").exists()
 
 
 def test_the_command_is_printed_and_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine with a GPU and a ROCm."""
     binaries = rocm_files.install(tmp_path / "rocm", "6.4")
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    asked = ["profile", "trace", "--print-command", "--tier", "v3", "--output", str(tmp_path / "p")]
-    assert main(asked) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("rocprofv3 --sys-trace --output-format pftrace -d FOLDER")
+    asked = ("--print-command", "--tier", "v3", "--output", tmp_path / "p")
+    text = printed("profile", "trace", *asked)
+    assert text.startswith("rocprofv3 --sys-trace --output-format pftrace -d FOLDER")
     assert not (tmp_path / "p").exists()
 
 
@@ -180,21 +163,15 @@ def test_the_command_is_printed_and_not_run(
         (["hotspots", "--tier", "v9"], "tier 'v9' does not exist"),
     ],
 )
-def test_what_cannot_be_used_is_one_error(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tool, *rest = options
-    assert main(["profile", tool, *rest, "--output", str(tmp_path / "p"), *TINY]) == 2
-    assert said in capsys.readouterr().err
+def test_what_cannot_be_used_is_one_error(options: list[str], said: str, tmp_path: Path) -> None:
+    assert said in refused("profile", *options, "--output", tmp_path / "p", *TINY)
     assert not (tmp_path / "p").exists()
 
 
-def test_a_profiled_program_that_fails_is_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["profile", "flops", "--output", str(tmp_path), *TINY, "--time-limit", "1"]
-    assert main(asked) == 1
-    assert "took more than 1 s" in capsys.readouterr().err
+def test_a_profiled_program_that_fails_is_a_failure(tmp_path: Path) -> None:
+    done = tinyllama("profile", "flops", "--output", tmp_path, *TINY, "--time-limit", "1")
+    assert done.status == 1
+    assert "took more than 1 s" in done.err
 
 
 # -- mapping --------------------------------------------------------------------------------------
@@ -258,29 +235,24 @@ def test_the_three_largest_are_advised() -> None:
 # -- the documents --------------------------------------------------------------------------------
 
 
-def test_every_command_of_the_table_is_one_that_there_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_command_of_the_table_is_one_that_there_is() -> None:
     for row in documents.ROWS:
         if not row.ours.startswith("python -m tinyllama"):
             continue
         words = row.ours.split()[3:]
         if words[0] == "profile":
-            assert main([*words, "--print-command", "--device", "cpu"]) in (0, 2)
+            assert tinyllama(*words, "--print-command", "--device", "cpu").status in (0, 2)
         else:
             with pytest.raises(SystemExit, match="0"):
-                main([*words, "--help"])
-    capsys.readouterr()
+                tinyllama(*words, "--help")
 
 
 @pytest.mark.parametrize("name", ["get_trace.sh", "./get_trace.sh", "version3/get_trace.sh"])
-def test_how_prints_the_row_of_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["how", name]) == 0
-    printed = capsys.readouterr().out
-    assert "python -m tinyllama profile trace" in printed
-    assert "get_counters" not in printed
+def test_how_prints_the_row_of_a_name(name: str) -> None:
+    text = printed("how", name)
+    assert "python -m tinyllama profile trace" in text
+    assert "get_counters" not in text
 
 
-def test_how_says_which_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["how", "nothing.sh"]) == 2
-    assert "get_hotspots.sh" in capsys.readouterr().err
+def test_how_says_which_names_there_are() -> None:
+    assert "get_hotspots.sh" in refused("how", "nothing.sh")

@@ -16,8 +16,17 @@ from typing import Any
 import pytest
 import torch
 
-import tinyllama
-from correctness_tests.support.commands import ENVIRONMENT, SHORT, TINY, python
+import tinyllama as package
+from correctness_tests.support.commands import (
+    ENVIRONMENT,
+    SHORT,
+    TINY,
+    Done,
+    printed,
+    python,
+    refused,
+    tinyllama,
+)
 from correctness_tests.support.faults import dead_swiglu_tier
 from tinyllama import cli
 from tinyllama.cli import doctor, train
@@ -30,10 +39,15 @@ from tinyllama.training import checkpoint
 from tinyllama.training.train import StepRecord
 
 
+def shown(path: Path, *argv: str, status: int = 0) -> tuple[str, dict]:
+    """What a short run prints, and its JSON."""
+    done = tinyllama(*SHORT, *argv, "--json", path)
+    assert done.status == status, done.err
+    return done.out, json.loads(path.read_text())
+
+
 def record_of(path: Path, *argv: str, status: int = 0) -> dict:
-    """The JSON of a short run."""
-    assert cli.main([*SHORT, *argv, "--json", str(path)]) == status
-    return json.loads(path.read_text())
+    return shown(path, *argv, status=status)[1]
 
 
 # -- a run ------------------------------------------------------------------------------------
@@ -79,7 +93,7 @@ def test_json_holds_what_is_printed(tmp_path: Path) -> None:
     names = [name for name, _ in TinyLlama(PRESETS["tiny"]).named_parameters()]
     assert record["gradients"] == dict.fromkeys(names, True)
     assert record["memory"]["live_bytes"] > 0
-    assert record["versions"]["tinyllama"] == tinyllama.__version__
+    assert record["versions"]["tinyllama"] == package.__version__
     assert [found["step"] for found in record["diagnoses"]] == [1, 2]
     first = record["diagnoses"][0]["ops"][0]
     assert first["name"] == "embedding"
@@ -143,36 +157,31 @@ def test_parts_of_a_tier_can_be_switched_off(tmp_path: Path) -> None:
     assert record_of(tmp_path / "run.json", *options)["tier"] == "v2-no-attention-compile"
 
 
-def test_clipping_and_accumulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clipping_and_accumulation(tmp_path: Path) -> None:
     options = ["--accumulate", "3", "--max-grad-norm", "0.001"]
-    record = record_of(tmp_path / "run.json", *options)
+    out, record = shown(tmp_path / "run.json", *options)
     assert (record["train"]["accumulate"], record["train"]["max_grad_norm"]) == (3, 0.001)
     assert all(norm > 0.001 for norm in record["gradient_norms"])
-    out = capsys.readouterr().out
     assert re.search(r"batch +3 x 2 x 8 tokens, seed 0\n", out)
     assert re.search(r"clipped +2 of 2 steps, to norm 0\.001 \(it was [\d.]+ to [\d.]+\)\n", out)
 
 
-def test_small_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_memory(tmp_path: Path) -> None:
     fast = record_of(tmp_path / "fast.json", "--tier", "v2")
-    capsys.readouterr()
-    small = record_of(tmp_path / "small.json", "--tier", "v2", "--memory", "small")
+    out, small = shown(tmp_path / "small.json", "--tier", "v2", "--memory", "small")
     assert small["losses"] == fast["losses"]
     assert (fast["plan"], small["plan"]) == ("eager", "small-memory")
-    out = capsys.readouterr().out
     assert re.search(r"tier +v2, small-memory, fp32\n", out)
     assert re.search(r"live memory +4\.8 MiB \(parameters and optimizer state\)\n", out)
 
 
-def test_it_trains_on_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_trains_on_text(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text("to be or not to be")
     (tmp_path / "corpus" / ".hidden").write_text("that is the question")
-    record = record_of(tmp_path / "run.json", "--data", str(tmp_path / "corpus"))
+    out, record = shown(tmp_path / "run.json", "--data", str(tmp_path / "corpus"))
     assert record["batches"]["files_taken"] == record["batches"]["files_left_out"] == 1
-    assert (
-        "data         text, 18 bytes, 1 files taken, 1 files left out\n" in capsys.readouterr().out
-    )
+    assert "data         text, 18 bytes, 1 files taken, 1 files left out\n" in out
 
 
 @pytest.mark.parametrize(
@@ -183,11 +192,8 @@ def test_it_trains_on_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ([], []),
     ],
 )
-def test_diagnosis_shows_the_steps_asked_for(
-    capsys: pytest.CaptureFixture[str], options: list[str], steps: list[int]
-) -> None:
-    assert cli.main([*TINY, "--num-steps", "7", *options]) == 0
-    out = capsys.readouterr().out
+def test_diagnosis_shows_the_steps_asked_for(options: list[str], steps: list[int]) -> None:
+    out = printed(*TINY, "--num-steps", "7", *options)
     titles = re.findall(r"Step (\d+), loss [\d.]+, run again .* uncompiled and uncaptured", out)
     assert [int(step) for step in titles] == steps
     assert out.count("layers.1.add_rms_norm.sum") == len(steps)
@@ -202,8 +208,8 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tmp_path: Path) ->
     options = ["--precision", "bf16", "--learning-rate", "0.01", "--seed", "7"]
     whole = record_of(tmp_path / "whole.json", *options, "--num-steps", "5")
     record_of(tmp_path / "half.json", *options, "--save", path)
-    resume = ["train", "--device", "cpu", "--resume", path, "--num-steps", "3"]
-    assert cli.main([*resume, "--json", str(tmp_path / "resumed.json")]) == 0
+    resume = ("train", "--device", "cpu", "--resume", path, "--num-steps", "3")
+    printed(*resume, "--json", tmp_path / "resumed.json")
     resumed = json.loads((tmp_path / "resumed.json").read_text())
     assert resumed["start"] == 2
     assert resumed["losses"] == whole["losses"][2:]
@@ -220,48 +226,40 @@ def test_a_resumed_run_keeps_its_step_until_told_otherwise(tmp_path: Path) -> No
     assert record_of(tmp_path / "c.json", *told)["train"]["max_grad_norm"] is None
 
 
-def test_text_must_be_named_again_and_other_text_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_must_be_named_again_and_other_text_is_said(tmp_path: Path) -> None:
     text, path = tmp_path / "text", str(tmp_path / "saved")
     text.write_text("to be or not to be")
-    assert cli.main([*SHORT, "--data", str(text), "--save", path]) == 0
-    assert cli.main([*SHORT, "--resume", path]) == 2
-    assert "was trained on text of 18 bytes: name it with --data" in capsys.readouterr().err
-    assert cli.main([*SHORT, "--resume", path, "--data", str(text)]) == 0
-    assert "note" not in capsys.readouterr().err
+    printed(*SHORT, "--data", text, "--save", path)
+    said = refused(*SHORT, "--resume", path)
+    assert "was trained on text of 18 bytes: name it with --data" in said
+    same = tinyllama(*SHORT, "--resume", path, "--data", text)
     text.write_text("that is the question")
-    assert cli.main([*SHORT, "--resume", path, "--data", str(text)]) == 0
-    note = "tinyllama: note: the data is not what the checkpoint was trained on"
-    assert note in capsys.readouterr().err
+    other = tinyllama(*SHORT, "--resume", path, "--data", text)
+    assert (same.status, other.status) == (0, 0)
+    assert "note" not in same.err
+    assert "tinyllama: note: the data is not what the checkpoint was trained on" in other.err
 
 
 # -- runs that go wrong -----------------------------------------------------------------------
 
 
-def test_lost_gradients_are_shown_loudly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_gradients_are_shown_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dead_swiglu_tier() as tier:
         monkeypatch.setitem(TIERS, "dead", tier)
-        record = record_of(tmp_path / "run.json", "--tier", "dead", status=1)
-    out = capsys.readouterr().out
+        out, record = shown(tmp_path / "run.json", "--tier", "dead", status=1)
     assert "12 of 20 parameters received one" in out
     assert "NO GRADIENT at 8 of 20 parameters:" in out
     assert "layers.1.w_gate: all zero" in out
     assert record["gradients"]["layers.1.w_gate"] is False
 
 
-def test_a_diverging_run_stops_and_says_where(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diverging_run_stops_and_says_where(tmp_path: Path) -> None:
     options = ["--learning-rate", "1e18", "--num-steps", "9", "--diagnose"]
-    record = record_of(tmp_path / "run.json", *options, status=1)
+    out, record = shown(tmp_path / "run.json", *options, status=1)
     assert record["status"] == "failed"
     assert len(record["losses"]) == 1
     assert [found["step"] for found in record["diagnoses"]] == [1, 2]
     assert record["diagnoses"][1]["loss"] is None
-    out = capsys.readouterr().out
     assert "Step 2, loss not finite, run again for this table" in out
     assert re.search(
         r"failed: the loss of step 2 is nan: the first op whose output is not finite is \w+", out
@@ -269,7 +267,7 @@ def test_a_diverging_run_stops_and_says_where(
 
 
 def test_ctrl_c_prints_and_writes_what_was_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tinyllama.cli import summary
 
@@ -278,22 +276,18 @@ def test_ctrl_c_prints_and_writes_what_was_done(
 
     monkeypatch.setattr(summary.ProgressBar, "update", stop)
     options = ["--num-steps", "9", "--save", str(tmp_path / "saved")]
-    record = record_of(tmp_path / "run.json", *options, status=130)
-    out = capsys.readouterr().out
+    out, record = shown(tmp_path / "run.json", *options, status=130)
     assert re.search(r"steps +1 to 1\n", out)
     assert "interrupted: Ctrl-C after 1 of 9 steps" in out
     assert record["status"] == "interrupted"
     assert len(record["losses"]) == 1
     monkeypatch.undo()
-    assert cli.main([*SHORT, "--resume", str(tmp_path / "saved")]) == 0
+    printed(*SHORT, "--resume", tmp_path / "saved")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_checkpoint_is_written_waits_for_it(
-    tmp_path: Path,
-    number: signal.Signals,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_file, before = checkpoint.save_file, signal.getsignal(number)
 
@@ -302,14 +296,14 @@ def test_a_signal_while_the_checkpoint_is_written_waits_for_it(
         save_file(*args)
 
     monkeypatch.setattr(checkpoint, "save_file", interrupted)
-    assert cli.main([*SHORT, "--save", str(tmp_path / "saved")]) == 130
-    assert capsys.readouterr().err == "tinyllama: interrupted\n"
+    done = tinyllama(*SHORT, "--save", tmp_path / "saved")
+    assert (done.status, done.err) == (130, "tinyllama: interrupted\n")
     assert checkpoint.load(tmp_path / "saved").steps == 2
     assert signal.getsignal(number) is before
 
 
 def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk was full at the end: the summary and the JSON are there, and the checkpoint too."""
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
@@ -324,12 +318,12 @@ def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
 
     monkeypatch.setattr(files.os, "replace", full)
     monkeypatch.setattr(files.tempfile, "tempdir", str(elsewhere))
-    result = record_of(there / "run.json", "--save", str(there / "saved"), status=1)
-    assert len(result["losses"]) == 2
-    out, err = capsys.readouterr()
-    assert re.search(r"loss +\d\.\d{4} first", out)
+    done = tinyllama(*SHORT, "--save", there / "saved", "--json", there / "run.json")
+    assert done.status == 1
+    assert len(json.loads((there / "run.json").read_text())["losses"]) == 2
+    assert re.search(r"loss +\d\.\d{4} first", done.out)
     (kept,) = elsewhere.glob("tinyllama-kept-*/saved")
-    assert err == (
+    assert done.err == (
         f"tinyllama: error: '{there}/saved' cannot be written: No space left on device; what was "
         f"there before is unchanged, and the new content is in '{kept}': free some space, or name "
         "another place\n"
@@ -354,14 +348,14 @@ def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback() -> None
 
 
 def test_ctrl_c_before_there_is_a_run_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tinyllama.training.data.TextBytes.__init__", stop)
-    assert cli.main([*SHORT, "--data", "anything"]) == 130
-    assert capsys.readouterr() == ("", "tinyllama: interrupted\n")
+    done = tinyllama(*SHORT, "--data", "anything")
+    assert done == Done(130, "", "tinyllama: interrupted\n")
 
 
 @pytest.mark.parametrize(("number", "name"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
@@ -412,20 +406,19 @@ assert "torch" not in sys.modules
 """
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert f"tinyllama {tinyllama.__version__}" in done.stdout
+    assert f"tinyllama {package.__version__}" in done.stdout
     assert "steps of this run; with --resume they are added to those done" in " ".join(
         done.stdout.split()
     )
 
 
 def test_doctor_says_what_runs_here_and_why_the_rest_cannot(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert cli.main(["doctor"]) == 0
-    out = capsys.readouterr().out
+    out = printed("doctor")
     for line in (
         r"torch +│ \d",
         r"v1 +│ PyTorch baseline +│ yes +│ eager +│",

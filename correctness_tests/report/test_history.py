@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from correctness_tests.support.commands import printed
 from correctness_tests.support.sample_records import MACHINE, SECOND, VERSIONS, record, step
-from tinyllama.cli import main
 from tinyllama.harness.page import NEEDS, render
 from tinyllama.harness.records import history
 from tinyllama.harness.records.entries import Ratio
@@ -222,13 +222,11 @@ def test_the_page_has_a_panel_with_a_table() -> None:
 
 @needs_ruptures
 @needs_plots
-def test_a_report_with_changes_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_with_changes_exits_0(tmp_path: Path) -> None:
     for each in runs(stepped(12, 6, 2.0)):
         save(each, tmp_path / "results")
-    page = str(tmp_path / "page.html")
-    arguments = ["--results-dir", str(tmp_path / "results"), "--html", page, "--markdown", "-"]
-    assert main(["report", *arguments]) == 0
-    out = capsys.readouterr().out
+    page, results = tmp_path / "page.html", tmp_path / "results"
+    out = printed("report", "--results-dir", results, "--html", page, "--markdown", "-")
     assert "### Change points" in out
     assert "step/small-bf16/v3 seconds: " in out
     assert "No exit status follows from it" in out

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.commands import refused
+from correctness_tests.support.commands import printed, refused, tinyllama
 from correctness_tests.support.sample_records import bare_step, plain_record
-from tinyllama import cli
 from tinyllama.harness.machine import files
 from tinyllama.harness.records import results
 from tinyllama.harness.records.results import Record, as_json
@@ -30,10 +29,10 @@ def file(path: Path, content: Record) -> str:
 
 
 @pytest.fixture
-def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def compared(tmp_path: Path) -> Any:
     def run(a: Record, b: Record) -> tuple[int, str]:
-        argv = ["compare", file(tmp_path / "a.json", a), file(tmp_path / "b.json", b)]
-        return cli.main(argv), capsys.readouterr().out
+        done = tinyllama("compare", file(tmp_path / "a.json", a), file(tmp_path / "b.json", b))
+        return done.status, done.out
 
     return run
 
@@ -93,15 +92,15 @@ def test_what_weakens_a_comparison_is_said(compared: Any) -> None:
     has(out, "^B: other; .*; not complete$", "note: A is of group small-bf16, B of other")
 
 
-def test_files_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
     good, bad = file(tmp_path / "good.json", record()), tmp_path / "bad.json"
-    assert "nowhere.json': No such file" in refused(capsys, "compare", good, "nowhere.json")
-    assert "Is a directory" in refused(capsys, "compare", str(tmp_path), good)
-    assert "are one file" in refused(capsys, "compare", good, good)
+    assert "nowhere.json': No such file" in refused("compare", good, "nowhere.json")
+    assert "Is a directory" in refused("compare", str(tmp_path), good)
+    assert "are one file" in refused("compare", good, good)
     bad.write_text(json.dumps({**as_json(record()), "complete": "yes"}))
-    found = refused(capsys, "compare", good, str(bad))
+    found = refused("compare", good, str(bad))
     assert "bad.json is not a record of this version: complete is 'yes'" in found
-    assert "A.json" in refused(capsys, "compare")
+    assert "A.json" in refused("compare")
 
 
 # -- results ----------------------------------------------------------------------------------
@@ -115,98 +114,82 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def run(*argv: str | Path) -> int:
-    return cli.main([str(arg) for arg in argv])
-
-
-def test_list_is_a_table_of_the_records(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("results", "list", "--results-dir", root) == 0
-    out = capsys.readouterr().out
+def test_list_is_a_table_of_the_records(root: Path) -> None:
     has(
-        out,
+        printed("results", "list", "--results-dir", root),
         r"A Card +│ small-bf16 │ 2030-01-02T03:04:05Z │ a{10} +│ yes +│ 2 +│ 2030\w+-a{10}-sm",
         r"A Card +│ ops-bf16",
         r"Another +│ small-bf16 │ .* │ b{10}\+dirty",
     )
-    assert run("results", "list", "--results-dir", root, "--device", "a card", "--group", "x") == 2
-    assert "there are A Card ops-bf16, A Card small-bf16, Another" in capsys.readouterr().err
+    said = refused("results", "list", "--results-dir", root, "--device", "a card", "--group", "x")
+    assert "there are A Card ops-bf16, A Card small-bf16, Another" in said
 
 
-def test_export_and_import(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_and_import(root: Path, tmp_path: Path) -> None:
     output, there = tmp_path / "records.zip", tmp_path / "there"
     chosen = ("--device", "A Card", "--group", "ops-bf16", "--results-dir", root)
-    assert run("results", "export", "--output", output, *chosen) == 0
-    assert capsys.readouterr().out == f"1 records in {output}\n"
-    assert run("results", "import", output, "--results-dir", there) == 0
+    said = printed("results", "export", "--output", output, *chosen)
+    assert said == f"1 records in {output}\n"
+    out = printed("results", "import", output, "--results-dir", there)
     (path,) = there.glob("*/*.json")
-    out = capsys.readouterr().out
     has(out, f"^imported {path}$", "generate_docs writes the tables, .* report the page")
     assert results.load(path).group == "ops-bf16"
-    assert run("results", "import", output, "--results-dir", there) == 0
-    has(capsys.readouterr().out, f"^already there {path}$")
+    out = printed("results", "import", output, "--results-dir", there)
+    has(out, f"^already there {path}$")
 
 
-def test_what_cannot_be_exported_or_imported(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_exported_or_imported(root: Path, tmp_path: Path) -> None:
     output, folder = str(tmp_path / "records.zip"), str(root)
     export = ("results", "export", "--output")
-    assert run(*export, output, "--results-dir", root) == 0
-    capsys.readouterr()
-    assert "exists: name a new file" in refused(capsys, *export, output, "--results-dir", folder)
-    assert "no folder 'gone'" in refused(capsys, *export, "gone/x.zip", "--results-dir", folder)
-    found = refused(capsys, *export, str(tmp_path / "x.zip"), "--results-dir", "gone")
+    printed(*export, output, "--results-dir", root)
+    assert "exists: name a new file" in refused(*export, output, "--results-dir", folder)
+    assert "no folder 'gone'" in refused(*export, "gone/x.zip", "--results-dir", folder)
+    found = refused(*export, str(tmp_path / "x.zip"), "--results-dir", "gone")
     assert "--results-dir 'gone' is no folder" in found
-    assert "gone.zip': No such file" in refused(capsys, "results", "import", "gone.zip")
+    assert "gone.zip': No such file" in refused("results", "import", "gone.zip")
     (root / "bad").mkdir()
     (root / "bad" / "x.json").write_text("{}")
-    found = refused(capsys, "results", "list", "--results-dir", folder)
+    found = refused("results", "list", "--results-dir", folder)
     assert "bad/x.json is not a record of this version" in found
-    found = refused(capsys, "results", "import", str(root / "bad" / "x.json"))
+    found = refused("results", "import", str(root / "bad" / "x.json"))
     assert "is not an export of records: File is not a zip file: nothing was imported" in found
     blocked = str(tmp_path / "records.zip" / "under")
-    found = refused(capsys, "results", "import", output, "--results-dir", blocked)
+    found = refused("results", "import", output, "--results-dir", blocked)
     assert "Not a directory: nothing was imported" in found
-    assert "--output" in refused(capsys, "results", "export")
-    assert "COMMAND" in refused(capsys, "results")
+    assert "--output" in refused("results", "export")
+    assert "COMMAND" in refused("results")
 
 
-def test_a_pipe_is_read_by_nothing(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_is_read_by_nothing(root: Path, tmp_path: Path) -> None:
     """To open it would wait for a writer without end."""
     good, pipe = file(tmp_path / "good.json", record()), root / "a-card" / "pipe.json"
     os.mkfifo(pipe)
     why = f"'{pipe}' is a pipe or a device, not a file"
     folder = ("--results-dir", str(root))
-    assert f"{why}: repair or remove" in refused(capsys, "results", "list", *folder)
+    assert f"{why}: repair or remove" in refused("results", "list", *folder)
     output = str(tmp_path / "x.zip")
-    assert why in refused(capsys, "results", "export", "--output", output, *folder)
-    assert why in refused(capsys, "compare", good, str(pipe))
-    assert why in refused(capsys, "results", "import", str(pipe), *folder)
-    assert why in refused(capsys, "kernels", "--chip", "sm_90", "--against", str(pipe))
-    assert "is a pipe or a device" in refused(capsys, "compare", good, "/dev/zero")
+    assert why in refused("results", "export", "--output", output, *folder)
+    assert why in refused("compare", good, str(pipe))
+    assert why in refused("results", "import", str(pipe), *folder)
+    assert why in refused("kernels", "--chip", "sm_90", "--against", str(pipe))
+    assert "is a pipe or a device" in refused("compare", good, "/dev/zero")
     pipe.unlink()
     gate = root / "a-card" / "gate"
     gate.mkdir()
     os.mkfifo(gate / "certificate.json")
     page = str(tmp_path / "page.html")
-    assert "is a pipe or a device" in refused(capsys, "report", *folder, "--html", page)
+    assert "is a pipe or a device" in refused("report", *folder, "--html", page)
 
 
-def test_a_file_too_large_for_a_record_is_not_read(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_too_large_for_a_record_is_not_read(root: Path) -> None:
     path = root / "a-card" / "large.json"
     with path.open("wb") as large:
         large.truncate(files.MOST_BYTES + 1)
-    found = refused(capsys, "results", "list", "--results-dir", str(root))
+    found = refused("results", "list", "--results-dir", str(root))
     assert f"'{path}' has more than {files.MOST_BYTES} bytes: repair or remove that file" in found
 
 
-def test_a_device_without_a_letter_has_no_records(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_without_a_letter_has_no_records(root: Path) -> None:
     for command in (["results", "list"], ["report"]):
-        found = refused(capsys, *command, "--results-dir", str(root), "--device", "!")
+        found = refused(*command, "--results-dir", str(root), "--device", "!")
         assert "no record" in found

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import refused
+from correctness_tests.support.commands import printed, refused, tinyllama
 from correctness_tests.support.sample_records import sample_records
-from tinyllama.cli import main
 from tinyllama.harness.records.entries import StepEntry
 from tinyllama.harness.records.report import last_passes, latest, markdown, ops_markdown, terminal
 from tinyllama.harness.records.results import save
@@ -28,17 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_it_prints_tables_and_writes_the_page(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_prints_tables_and_writes_the_page(folder: Path, tmp_path: Path) -> None:
     """Documented figures with their caveat; Markdown, for a step's summary, where it is asked."""
     page = tmp_path / "page.html"
-    asked = ["report", "--results-dir", str(folder), "--html", str(page)]
-    assert main([*asked, "--markdown", "-"]) == 0
-    assert "| contender | ms a step |" in capsys.readouterr().out
+    asked = ("report", "--results-dir", folder, "--html", page)
+    assert "| contender | ms a step |" in printed(*asked, "--markdown", "-")
     page.unlink()
-    assert main(asked) == 0
-    shown = capsys.readouterr()
+    shown = tinyllama(*asked)
+    assert shown.status == 0
     assert "ms a step" in shown.out
     assert "of the roof" in shown.out
     assert str(page) in shown.err
@@ -50,7 +46,7 @@ def test_it_prints_tables_and_writes_the_page(
 
 
 def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ops may have the names of ours; there is no step of our tiers among its records. What it
     lacks is made by a command that it has."""
@@ -58,10 +54,8 @@ def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
     every = [replace(r, device="NVIDIA H200") for r in sample_records() if "ops" in r.group]
     save(every[0], tmp_path / "results")
     page = tmp_path / "page.html"
-    asked = ["report", "--results-dir", str(tmp_path / "results"), "--html", str(page)]
-    assert main([*asked, "--markdown", "-"]) == 0
-    assert main(asked) == 0
-    shown = capsys.readouterr().out
+    asked = ("report", "--results-dir", tmp_path / "results", "--html", page)
+    shown = printed(*asked, "--markdown", "-") + printed(*asked)
     assert "of the roof" in shown
     for text in (shown, page.read_text()):
         assert "MI325X" not in text
@@ -71,8 +65,8 @@ def test_another_repository_gets_none_of_this_one_s_claims_and_bars(
     assert "; pytest --record adds one." in page.read_text()
     own = next(r for r in sample_records() if r.group == "small-bf16")
     save(own, tmp_path / "results")
-    assert main([*asked, "--device", "NVIDIA H200"]) == 0
-    assert "MI325X (never run on MI325X hardware)" in capsys.readouterr().out
+    shown = printed(*asked, "--device", "NVIDIA H200")
+    assert "MI325X (never run on MI325X hardware)" in shown
     assert "triton</a>" in page.read_text().split('id="d0-ladder"')[0]
 
 
@@ -92,28 +86,24 @@ def test_what_cannot_be_is_one_line_and_2(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in refused(capsys, "report", "--results-dir", str(folder), *arguments)
+    assert message in refused("report", "--results-dir", folder, *arguments)
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 @pytest.mark.parametrize("name", ["a-card/x.json", "a-card/gate/certificate.json"])
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("nowhere")])
 def test_what_is_no_file_among_the_results_is_one_line_and_2(
-    name: str,
-    make: Callable[[Path], object],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, make: Callable[[Path], object], tmp_path: Path
 ) -> None:
     for record in sample_records():
         save(record, tmp_path / "results")
     path, page = tmp_path / "results" / name, tmp_path / "page.html"
     path.parent.mkdir(parents=True)
     make(path)
-    asked = ["report", "--results-dir", str(tmp_path / "results"), "--html", str(page)]
-    assert f"'{path}': repair or remove that file" in refused(capsys, *asked)
+    asked = ("report", "--results-dir", tmp_path / "results", "--html", page)
+    assert f"'{path}': repair or remove that file" in refused(*asked)
     assert not page.exists()
 
 
@@ -144,8 +134,8 @@ def test_a_text_of_a_record_is_no_markup(tmp_path: Path) -> None:
         ]
         save(record, tmp_path / "results")
     summary = tmp_path / "summary.md"
-    out = ["--html", str(tmp_path / "page.html"), "--markdown", str(summary)]
-    assert main(["report", "--results-dir", str(tmp_path / "results"), *out]) == 0
+    out = ("--html", tmp_path / "page.html", "--markdown", summary)
+    printed("report", "--results-dir", tmp_path / "results", *out)
     text = summary.read_text()
     assert text.count("&lt;script>") > 10
     for markup in ("<script", "<img", " &lt; ", r"[^\\]\](\(|\[)", "\n# h", r"[^\\]\| # h"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from correctness_tests.support.commands import printed, refused
 from tinyllama.cli import exercise, main, parser
 from tinyllama.harness.correct.checks import run
 from tinyllama.harness.correct.checks.finding import Candidate, Finding
@@ -101,11 +102,8 @@ def test_scores_grow_with_the_square_of_the_length_and_flash_attention_does_not(
     assert float(last[4]) == pytest.approx(2.0, abs=0.01)
 
 
-def test_each_block_size_is_compiled_and_the_time_needs_a_gpu(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["exercise", "block-sizes", "--device", "cpu"]) == 0
-    rows = capsys.readouterr().out.splitlines()
+def test_each_block_size_is_compiled_and_the_time_needs_a_gpu() -> None:
+    rows = printed("exercise", "block-sizes", "--device", "cpu").splitlines()
     assert [row.split()[0] for row in rows[1:]] == [str(block) for block in exercises.BLOCKS]
     assert all(row.endswith("needs a GPU") for row in rows[1:])
     widest = [int(row.split()[3]) for row in rows[1:]]
@@ -123,22 +121,16 @@ def test_larger_blocks_of_attention_take_more_registers_until_they_spill() -> No
     assert {row[-1] for row in rows} == {"needs a GPU"}
 
 
-def test_the_picture_of_attentions_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_picture_of_attentions_memory(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "memory.svg"
-    assert main(["exercise", "attention-memory", "--picture", str(path), "--device", "cpu"]) == 0
+    printed("exercise", "attention-memory", "--picture", path, "--device", "cpu")
     assert path.read_text(encoding="utf-8").count("<svg") == 1
-    capsys.readouterr()
     for name, file, what in (
         ("block-sizes", path, "--picture draws attention-memory, not block-sizes: remove it"),
         ("attention-memory", tmp_path / "none" / "x.svg", "--picture"),
     ):
-        assert main(["exercise", name, "--picture", str(file), "--device", "cpu"]) == 2
-        seen = capsys.readouterr()
-        assert seen.out == "", "nothing was run"
-        assert what in seen.err
+        assert what in refused("exercise", name, "--picture", file, "--device", "cpu")
 
 
 def test_both_kernels_of_swiglu_are_right() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.commands import printed, refused, tinyllama
 from correctness_tests.support.queues import SimulatedQueue
 from tinyllama.bench.steps import TierStep
-from tinyllama.cli import main
 from tinyllama.harness.kernels import HAS_TRITON
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import wall_seconds
@@ -128,16 +128,14 @@ def test_a_stage_of_kernels_is_right_interpreted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_command_prints_the_table_and_leaves_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "TEXT_STEPS", 4)
     folder = tmp_path / "stages"
-    status = main(["stages", "6", "1", "6", "--device", "cpu", "--output", str(folder)])
-    printed = capsys.readouterr().out
-    assert status == 0
-    assert printed.count("RED") == printed.count("GREEN") == (2 if HAS_TRITON else 1)
-    assert "No weight init" in printed
-    assert "final_norm" in printed
+    text = printed("stages", "6", "1", "6", "--device", "cpu", "--output", folder)
+    assert text.count("RED") == text.count("GREEN") == (2 if HAS_TRITON else 1)
+    assert "No weight init" in text
+    assert "final_norm" in text
     names = {f"stage{n}_{what}" for n in (1, 6) for what in ("output.log", "profile.csv")}
     assert {path.name for path in folder.iterdir()} == {*names, "comparison.txt"}
     with open(folder / "stage6_profile.csv", encoding="utf-8", newline="") as file:
@@ -173,17 +171,13 @@ def test_the_status_says_whether_red_was_red_and_green_green(
     assert running.as_promised(running.Seen("1", STAGES[1], 7.0, [], verdicts=pairs)) == holds
 
 
-def test_bad_values_are_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert main(["stages", "7"]) == 2
-    assert "from 1 to 6" in capsys.readouterr().err
-    assert main(["stages", "--output", "/dev/null/x"]) == 2
-    assert "--output /dev/null/x" in capsys.readouterr().err
+def test_bad_values_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "from 1 to 6" in refused("stages", "7")
+    assert "--output /dev/null/x" in refused("stages", "--output", "/dev/null/x")
 
     def ends(*_: Any) -> None:
         raise WorkerError("1: its process ended")
 
     monkeypatch.setattr(running, "run", ends)
-    assert main(["stages", "1", "--device", "cpu", "--output", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "tinyllama: error: 1: its process ended\n"
+    done = tinyllama("stages", "1", "--device", "cpu", "--output", tmp_path)
+    assert (done.status, done.err) == (1, "tinyllama: error: 1: its process ended\n")

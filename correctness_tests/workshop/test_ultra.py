@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tinyllama.cli import main
+from correctness_tests.support.commands import refused, tinyllama
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "workshop"
 STARTER = (PAGES / "starters" / "ultra.py").read_text(encoding="utf-8")
@@ -29,14 +29,12 @@ ABSENT = ("if grads[1] is not None:", "if grads[1] is not None and grads[0] is N
     ],
     ids=["wrong", "idle", "no gradient", "lost gradient", "absent gradient", "solution"],
 )
-def test_what_is_wrong_is_said(
-    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_said(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text, encoding="utf-8")
-    status = main(["stages", "--tier", "v4", "--file", str(file), "--device", "cpu"])
-    assert capsys.readouterr().out.startswith(said)
-    assert status == (0 if text == SOLUTION else 1)
+    done = tinyllama("stages", "--tier", "v4", "--file", file, "--device", "cpu")
+    assert done.out.startswith(said)
+    assert done.status == (0 if text == SOLUTION else 1)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +48,9 @@ def test_what_is_wrong_is_said(
     ],
 )
 def test_what_cannot_be_judged_is_refused(
-    options: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.py").write_text("", encoding="utf-8")
     (tmp_path / "broken.py").write_text("def", encoding="utf-8")
-    assert main(["stages", "--device", "cpu", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused("stages", "--device", "cpu", *options)
