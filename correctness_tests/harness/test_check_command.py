@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 from correctness_tests.support.commands import refused
+from correctness_tests.support.own_repository import OP
 from tinyllama.cli import main
 from tinyllama.harness.correct.checks import CHECKS
 from tinyllama.ops import OPS
@@ -138,6 +139,39 @@ def test_an_op_of_the_tree_is_checked_by_its_name(tmp_path: Path) -> None:
     assert set(json.loads(out.read_text())) == {"rms_norm-triton"}
 
 
+def test_a_provider_of_an_op_of_another_file_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file beside it, whose reference it cannot replace: only its own would be self-declared."""
+    (tmp_path / "declares_double.py").write_text(OP.format(name="double", body="x + x"))
+    path, out = tmp_path / "provides.py", tmp_path / "found.json"
+    path.write_text(
+        "from declares_double import double\n"
+        "double.provider('tried', slack={})(lambda x: 2.5 * x)\n"
+    )
+    asked = ["--only", "outputs", "--device", "cpu", "--json", str(out)]
+    assert main(["check", str(path), *asked]) == 1
+    assert set(json.loads(out.read_text())) == {"double-tried"}
+    assert "self-declared" not in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "declares_double.py"), *asked]) == 0
+    said = capsys.readouterr().out
+    assert "double-sum: self-declared, its reference is of the same file" in said
+
+
+def test_a_function_is_judged_by_the_declaration_of_an_op(tmp_path: Path) -> None:
+    """What else its file declares is not asked."""
+    path, out = tmp_path / "tried.py", tmp_path / "found.json"
+    path.write_text(
+        OP.format(name="silu_mul", body="x + x").replace('"silu_mul"', '"other"')
+        + "def half(gate, up):\n    return torch.nn.functional.silu(gate) * up * 0.5\n"
+    )
+    options = ["--only", "outputs", "--device", "cpu", "--json", str(out)]
+    asked = ["check", "--op", "silu_mul", "--candidate", f"{path}:half", *options]
+    assert main(asked) == 1
+    (((name, (finding,)),)) = json.loads(out.read_text()).items()
+    assert (name, finding["outcome"]) == ("silu_mul-candidate", "failed")
+
+
 @pytest.mark.parametrize("named", ["softmax_package", "softmax_package:softmax"])
 def test_an_op_of_an_installed_package_is_checked_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
@@ -159,6 +193,7 @@ def test_an_op_of_an_installed_package_is_checked_by_its_name(
     [
         ("", "name either a file or an op: FILE, or --op NAME"),
         ("some.py --op rope", "name either a file or an op: FILE, or --op NAME"),
+        ("--op rope --candidate some.py", "--candidate 'some.py': use FILE:FUNCTION, with --op"),
         ("--op softmax", "error: --op 'softmax' does not exist: use one of adamw, add_rms_norm, "),
         (
             "--op rope --provider cuda",

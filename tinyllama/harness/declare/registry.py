@@ -19,7 +19,7 @@ from types import ModuleType
 
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import DeclarationError
-from tinyllama.harness.kernels.launch import adopted
+from tinyllama.harness.kernels.tuned import adopted
 
 ENTRY_POINTS = "tinyllama.ops"
 

@@ -6,7 +6,6 @@ from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.launch import (
     HAS_DESCRIPTORS,
     HAS_TRITON,
-    adopted,
     begin,
     cdiv,
     chip_of,
@@ -22,6 +21,7 @@ from tinyllama.harness.kernels.launch import (
     tl,
     wait_for_last,
 )
+from tinyllama.harness.kernels.tuned import adopted
 
 __all__ = [
     "HAS_DESCRIPTORS",

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.launch import HAS_TRITON, adopted, processors_of
+from tinyllama.harness.kernels.launch import HAS_TRITON, processors_of
+from tinyllama.harness.kernels.tuned import adopted
 
 CPU = torch.device("cpu")
 Names = Mapping[str, Mapping[str, Any]]

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     fetch: Any
     let_next_start: Any
     wait_for_last: Any
-    adopted: Callable[[], contextlib.AbstractContextManager[None]]
 
     class Kernel(Any):
         """Seen by a type checker, which knows no class of Triton's."""
@@ -433,32 +432,6 @@ if HAS_TRITON and not TYPE_CHECKING:
         if PDL:
             tl.extra.cuda.gdc_wait()
 
-    @contextlib.contextmanager
-    def adopted() -> Iterator[None]:
-        """Make what is imported meanwhile under ``triton.jit`` kernels of this module, which are
-        interpreted on a CPU and compiled for any chip; where they are under ``triton.autotune``
-        too, in their first configuration."""
-        import triton
-
-        from tinyllama.harness.kernels.tuned import AutoTuned
-
-        before, tune = triton.jit, triton.autotune
-
-        def autotuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
-            prune = (named.get("prune_configs_by") or {}).get("early_config_prune")
-            return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), prune)
-
-        def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-            if function is None:
-                return lambda function: Kernel(function, **options)
-            return Kernel(function, **options)
-
-        triton.jit, triton.autotune = made, autotuned
-        try:
-            yield
-        finally:
-            triton.jit, triton.autotune = before, tune
-
     def _launch(kernel: Kernel, grid: Any, args: Any, kwargs: Any) -> Launch:
         named = _named(kernel, args, kwargs)
         options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
@@ -486,7 +459,3 @@ elif not TYPE_CHECKING:
         return _Missing(function)
 
     begin = fetch = let_next_start = wait_for_last = None
-
-    def adopted() -> contextlib.AbstractContextManager[None]:
-        """Nothing to adopt where triton is not installed."""
-        return contextlib.nullcontext()

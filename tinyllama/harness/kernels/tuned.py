@@ -14,9 +14,18 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from triton.runtime.jit import KernelInterface
+from tinyllama.harness.kernels.launch import (
+    CHOOSING,
+    HAS_TRITON,
+    current,
+    device_of,
+    identity,
+)
 
-from tinyllama.harness.kernels.launch import CHOOSING, current, device_of, identity
+if HAS_TRITON:
+    from triton.runtime.jit import KernelInterface
+else:
+    KernelInterface = object
 
 
 class Tuned(NamedTuple):
@@ -105,3 +114,33 @@ class AutoTuned(KernelInterface):
             named = dict(zip(self.arg_names, args, strict=False))
             return list(self._prune(self.configs, named, **kwargs)) or self.configs
         return self.configs
+
+
+@contextlib.contextmanager
+def adopted() -> Iterator[None]:
+    """Make what is imported meanwhile under ``triton.jit`` kernels of this package, which are
+    interpreted on a CPU and compiled for any chip, and what is under ``triton.autotune`` an
+    `AutoTuned`. Nothing is changed where triton is not installed."""
+    if not HAS_TRITON:
+        yield
+        return
+    import triton
+
+    from tinyllama.harness.kernels.launch import Kernel
+
+    before, tune = triton.jit, triton.autotune
+
+    def autotuned(configs: Any, *rest: Any, **named: Any) -> Callable[[Any], Any]:
+        prune = (named.get("prune_configs_by") or {}).get("early_config_prune")
+        return lambda kernel: AutoTuned(kernel, configs, tune(configs, *rest, **named), prune)
+
+    def made(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        if function is None:
+            return lambda function: Kernel(function, **options)
+        return Kernel(function, **options)
+
+    triton.jit, triton.autotune = made, autotuned
+    try:
+        yield
+    finally:
+        triton.jit, triton.autotune = before, tune
