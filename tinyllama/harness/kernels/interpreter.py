@@ -95,7 +95,7 @@ def run(
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     _RUNNING.append(Running(function, kernel, named))
     try:
-        with _language_put_back(), _device_functions(), libdevice.computed(function):
+        with _language_put_back(), libdevice.computed(function), _device_functions():
             called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
             stock.GridExecutor(called, names, grid)(*args, **kwargs)
     finally:
