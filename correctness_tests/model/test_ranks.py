@@ -130,6 +130,19 @@ def test_the_way_of_each_tier(job: Job) -> None:
     assert job["v4"]["left_out"] == expected
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_make_the_same_update(job: Job, name: str) -> None:
+    """From the gradients of the whole batch: V4's could come before them."""
+    first, second = job[name]["parameters"]
+    assert first == second
+
+
+@pytest.mark.parametrize("tier", SABOTEURS["left out"])
+def test_updates_from_a_part_of_the_batch_differ(job: Job, tier: str) -> None:
+    first, second = job[f"left out {tier}"]["parameters"]
+    assert first != second
+
+
 @pytest.mark.parametrize("name", ["accumulated", "clipped", "clipped in shards"])
 def test_settings_mean_the_whole_batch(job: Job, name: str) -> None:
     tier, _, settings = CASES[name]

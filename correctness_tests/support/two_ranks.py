@@ -8,6 +8,7 @@ itself, so the job must fail, and soon.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -82,7 +83,13 @@ def one_step(
     grads = {name: whole(_own(p.grad), p).cpu().clone() for name, p in named if p.grad is not None}
     norm = None if step.norm is None else step.norm.item()
     way = type(step._reduction).__name__
-    return {"loss": loss, "norm": norm, "grads": grads, "way": way, "left_out": step.left_out}
+    found = hashlib.sha256()
+    for parameter in step.model.parameters():  # as the update left them
+        found.update(whole(_own(parameter.detach()), parameter).cpu().numpy().tobytes())
+    return {
+        **{"loss": loss, "norm": norm, "grads": grads, "way": way, "left_out": step.left_out},
+        "parameters": step.ranks.gathered(found.hexdigest()),
+    }
 
 
 def _own(gradient: Any) -> torch.Tensor:
