@@ -133,13 +133,13 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Train and print; the exit status."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-
     from tinyllama.training.ranks import launched
 
     ranks = launched()
     if ranks.count == 1:
         return _run(args, ranks)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
     try:
         # So that torchrun shows the error of the rank that failed first.
         status: int = record(_run)(args, ranks)  # type: ignore[assignment]
