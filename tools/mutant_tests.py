@@ -141,8 +141,6 @@ class Server:
     def run(self, tests: Tests) -> tuple[str, str]:
         """The outcome of these tests, and the first that fails or the first error."""
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-        for file in files:  # as it was traced, also if that was after the copy was made
-            shutil.copy(ROOT / file, self.tree / file)
         limits = {test: LEAST + TIMES * seconds for test, seconds in tests.items()}
         limit = 3 * LEAST + TIMES * sum(tests.values())
         outcome, check = self.ask(limit, {"files": files, "seconds": limits})
@@ -189,11 +187,11 @@ class Trace:
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
-    def tests(self, source: str, lines: range | None) -> set[str]:
+    def tests(self, source: str, lines: range | None, tree: Path) -> set[str]:
         """The tests that execute one of the lines of a source file; lines: None for any, as for a
-        file that has changed since."""
+        file that is another one in this tree."""
         own = self.lines.get(source, {})
-        if lines is not None and self.digests.get(source) == digest(ROOT / source):
+        if lines is not None and self.digests.get(source) == digest(tree / source):
             own = {line: own[line] for line in map(str, lines) if line in own}
         return {test for tests in own.values() for test in tests} - set(self.failed)
 
@@ -208,7 +206,7 @@ def trace(file: str, server: Server) -> Trace:
         kept = KEPT / f"{file.replace('/', '.')}.json"
         if kept.exists():
             found = _read(kept, kept.stat().st_mtime_ns)
-            if found.digest == digest(ROOT / file):
+            if found.digest == digest(server.tree / file):
                 return found
         made = _made(file, server)
         KEPT.mkdir(parents=True, exist_ok=True)
@@ -226,7 +224,6 @@ def _read(kept: Path, written: int) -> Trace:
 
 def _made(file: str, server: Server) -> Trace:
     tree = server.tree
-    shutil.copy(ROOT / file, tree / file)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
@@ -283,7 +280,7 @@ def chosen(files: Sequence[str], source: str, lines: range | None, server: Serve
     seconds = {test: time for one in traces for test, time in one.seconds.items()}
     found: set[str] = set()
     for where in (lines, None):
-        found = {test for one in traces for test in one.tests(source, where)}
+        found = {test for one in traces for test in one.tests(source, where, server.tree)}
         if found:
             break
     ranks: Counter[str] = Counter()

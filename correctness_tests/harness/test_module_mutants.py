@@ -220,10 +220,10 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     pytest.importorskip("coverage", reason="it tells which lines a test executes")
     traced = mutant_tests.trace(FILE, server)
     assert traced.failed == [f"{FILE}::test_wrong"]
-    assert traced.tests(MODULE, range(4, 6)) == set(TWICE)
-    assert traced.tests(MODULE, range(8, 10)) == set()
-    assert traced.tests(MODULE, None) == set(TWICE), "what runs at import is of no test"
+    assert traced.tests(MODULE, range(4, 6), server.tree) == set(TWICE)
+    assert traced.tests(MODULE, range(8, 10), server.tree) == set()
+    assert traced.tests(MODULE, None, server.tree) == set(TWICE), "what runs at import is of none"
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
-    (mutant_tests.ROOT / MODULE).write_text("\n\n" + CODE)
-    assert traced.tests(MODULE, range(8, 10)) == set(TWICE)
+    (server.tree / MODULE).write_text("\n\n" + CODE)
+    assert traced.tests(MODULE, range(8, 10), server.tree) == set(TWICE)
