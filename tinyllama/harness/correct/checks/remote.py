@@ -74,7 +74,10 @@ class Checks:
             before = {str(provider) for op in every for provider in op.providers.values()}
             sys.path.append(str(Path(asked.file).resolve().parent))  # it may import its neighbours
             name = load_file(asked.file, ops).__name__
-            every = [*ops.values(), *_elsewhere(name, ops)]
+            elsewhere = list(_elsewhere(name, ops))
+            others = [one for op in elsewhere for one in op.providers.values()]
+            before |= {str(provider) for provider in others if provider.module != name}
+            every = [*ops.values(), *elsewhere]
         elif asked.op not in ops:
             raise UsageError(_unknown("--op", asked.op, ops))
         elif asked.candidate is not None and asked.op is not None:
