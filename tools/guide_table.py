@@ -6,6 +6,7 @@ import ast
 import re
 
 from tinyllama.harness.records.entries import StepEntry
+from tinyllama.model.config import PLANS
 from tinyllama.model.tiers import TIERS, Tier
 from tools.model_tables import table as markdown
 from tools.result_tables import ROOT, newest
@@ -45,7 +46,7 @@ def table() -> str:
 def kernel_lines(tier: Tier) -> int:
     """Lines of the functions under ``@jit`` of the ops whose kernels a tier launches, and of those
     that these import."""
-    waiting = [op for op, provider in tier.table.items() if provider in ("triton", "fused")]
+    waiting = [op for op, provider in tier.table.items() if provider in ("triton", *PLANS)]
     seen: set[str] = set()
     lines = 0
     while waiting:

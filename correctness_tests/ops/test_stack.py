@@ -9,37 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.stacks import EPS, gradients, inputs
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.ops.rope import rope_tables
-from tinyllama.ops.stack import Fused, Inputs, launches, stack
+from tinyllama.ops.stack import Fused, Inputs, launches
 from tinyllama.ops.stack.in_one import ATTEND
 
 pytest.importorskip("triton")
-LAYERS, HIDDEN, FFN, EPS = 2, 48, 24, 1e-5
 # tokens, heads, heads of keys and values, head dimension: whole blocks, and nothing that is whole
 SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24), (1, 1, 1, 2)]
 
 
 def named(shape: tuple[int, int, int, int]) -> str:
     return "T{}H{}G{}K{}".format(*shape)
-
-
-def inputs(tokens: int, heads: int, groups: int, width: int, device: torch.device) -> Inputs:
-    generator = torch.Generator().manual_seed(0)
-    columns, rows = heads * width, groups * width
-
-    def drawn(*shape: int) -> torch.Tensor:
-        values = torch.randn(*shape, generator=generator) * 0.3
-        return values.to(device, torch.bfloat16)
-
-    attention = [drawn(LAYERS, n, HIDDEN) for n in (columns, rows, rows)]
-    mlp = [drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, HIDDEN, FFN)]
-    cos, sin = (table.to(device) for table in rope_tables(tokens, width))
-    gains = torch.linspace(0.5, 1.5, 2 * LAYERS * HIDDEN, device=device).view(2, LAYERS, -1)
-    x, out = drawn(3, tokens, HIDDEN), drawn(LAYERS, HIDDEN, columns)
-    return Inputs._make((x, cos, sin, gains[0], *attention, out, gains[1], *mlp))
 
 
 def key(tokens: int, width: int) -> dict[str, int]:
@@ -78,18 +61,6 @@ def tiles(given: Inputs, described: int, one_launch: bool) -> Iterator[None]:
                 continue
             forced.enter_context(SPACES[space].force(config, **key))
         yield
-
-
-def gradients(given: Inputs) -> list[torch.Tensor]:
-    """The output and all gradients."""
-    declared = stack.inputs.values()
-    leaves = Inputs._make(
-        tensor.detach().requires_grad_(one.grad)
-        for tensor, one in zip(given, declared, strict=True)
-    )
-    y = stack["fused"].call(*leaves, eps=EPS)
-    y.backward(torch.ones_like(y))
-    return [y, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")

@@ -50,8 +50,17 @@ def _tier(tier: Tier, memory: str = "fast") -> Contender:
     return Contender(name, title, "tier", factory, arguments, needs)
 
 
+SINGLE = Contender(
+    "v4-single",
+    f"{TIERS['v4'].title}, one launch for a block",
+    "tier",
+    "tinyllama.bench.steps:TierStep",
+    {"tier": "v4", "plan": "single"},
+    ("gpu", "triton", "cooperative"),
+)
 CONTENDERS = (
     *(_tier(tier) for tier in TIERS.values()),
+    SINGLE,
     *(_tier(tier, "small") for tier in TIERS.values() if tier.interpreted),
     *PEERS,
     FLOOR,

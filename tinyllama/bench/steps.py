@@ -259,13 +259,18 @@ class StepContender:
 
 
 class TierStep(StepContender):
-    """A tier as it runs by default, with some of its parts switched off, or with little memory."""
+    """A tier as it runs by default, with parts switched off, little memory, or another plan."""
 
     def __init__(
-        self, tier: str, without: Sequence[str] = (), memory: str = "fast", **where: Any
+        self,
+        tier: str,
+        without: Sequence[str] = (),
+        memory: str = "fast",
+        plan: str | None = None,
+        **where: Any,
     ) -> None:
         super().__init__(**where)
-        chosen: Tier = resolve(tier).without(*without).with_memory(memory)
+        chosen: Tier = resolve(tier).without(*without).with_memory(memory).with_plan(plan)
         self.model = TinyLlama(self.shape, chosen).to(self.device)
         self.training = TrainStep(self.model, self.config)
         self.training.prepare(warm_up=self.warm_ups, capture=False)

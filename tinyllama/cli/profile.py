@@ -178,13 +178,14 @@ def _workload(args: argparse.Namespace) -> Workload:
     from tinyllama.profiling.workload import Workload
 
     model, train = settings(args, None)
-    resolve(args.tier).without(*args.without).with_memory(args.memory)
+    resolve(args.tier).without(*args.without).with_memory(args.memory).with_plan(args.plan)
     return Workload(
         model,
         train,
         tier=args.tier,
         without=args.without,
         memory=args.memory,
+        plan=args.plan,
         capture=not args.no_capture,
         device=args.device,
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tinyllama.cli.options import file_path, number, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
-from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
+from tinyllama.model.config import MEMORY, PLANS, PRECISIONS, PRESETS, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from tinyllama.training.checkpoint import Checkpoint
@@ -97,6 +97,12 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
         "and update as gradients come (default fast)",
     )
     option(
+        "--plan",
+        choices=PLANS,
+        help="launches of a block of v4: several that are fused, or a single one for each pass "
+        "(default fused)",
+    )
+    option(
         "--preset", choices=PRESETS, help="shape of the model; options override it (default small)"
     )
     option("--hidden-dim", type=whole, metavar="D", help=f"default {model.hidden_dim}")
@@ -160,6 +166,7 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     from tinyllama.training.train import NotSavedError, train
 
     tier = resolve(args.tier).without(*args.without).with_memory(args.memory)
+    tier = tier.with_plan(args.plan)
     curves = [("--curve", path) for path in args.curve]
     check_apart(("--data", args.data), ("--save", args.save), ("--json", args.json), *curves)
     check_apart(("--resume", args.resume), ("--json", args.json), *curves)

@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _cases(args: argparse.Namespace) -> list[OpCase]:
     from tinyllama.harness.correct.cases import OpCase
     from tinyllama.harness.kernels.precision import SHORT
+    from tinyllama.model.config import PLANS
     from tinyllama.ops import OPS
 
     check_known("--op", args.op, OPS)
@@ -107,7 +108,7 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
     dtypes = args.dtype or ["fp32", "bf16"]
     found = []
     for op in ops:
-        providers = [op.providers[name] for name in ("triton", "fused") if name in op.providers]
+        providers = [op.providers[name] for name in ("triton", *PLANS) if name in op.providers]
         for provider, case in itertools.product(providers, op.timed[1:]):
             if args.case and str(case) not in args.case:
                 continue

@@ -153,8 +153,11 @@ class TinyLlama(nn.Module):
         return self._tables[key]
 
     def stacks(self, x_ND: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether the blocks are one op for rows like these, with products in a dtype."""
-        return self.stack is not None and pays(x_ND, dtype)
+        """Whether the blocks are one op for rows like these, with products in a dtype: where that
+        pays, or where another plan than the default was asked for."""
+        if self.stack is None:
+            return False
+        return self.tier.table["stack"] != "fused" or pays(x_ND, dtype)
 
     def hidden(
         self, tokens_BT: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.machine.device import cannot
-from tinyllama.model.config import ConfigError
+from tinyllama.model.config import PLANS, ConfigError
 from tinyllama.ops import OPS
 
 
@@ -105,6 +105,23 @@ class Tier:
                     f"tier {self.name} has no switch {switch!r}: use one of {', '.join(known)}"
                 )
         return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
+
+    def with_plan(self, plan: str | None) -> Tier:
+        """This tier with its blocks in the launches of a plan: a provider of the op ``stack``, such
+        as "fused" or "single"; None: as they are.
+
+        Raises ConfigError for a tier whose blocks are not one op, and for an unknown plan.
+        """
+        if plan is None or plan == self.table.get("stack"):
+            return self
+        if "stack" not in self.table:
+            raise ConfigError(
+                f"plan {plan!r} is for blocks that are one op, which tier {self.name} with this "
+                "memory mode has not: use tier v4 with memory fast, or no plan"
+            )
+        if plan not in PLANS:
+            raise ConfigError(f"plan {plan!r} does not exist: use one of {', '.join(PLANS)}")
+        return replace(self, name=f"{self.name}-{plan}", table={**self.table, "stack": plan})
 
     def with_memory(self, memory: str) -> Tier:
         """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.

@@ -26,6 +26,7 @@ class Workload:
     tier: str = "v1"
     without: list[str] = field(default_factory=list)
     memory: str = "fast"
+    plan: str | None = None
     capture: bool = True
     device: str | None = None
 
@@ -48,6 +49,7 @@ class Workload:
         """The step, ready, and a function that runs it on the next batch and waits for it."""
         device = self.on()
         tier = resolve(self.tier).without(*self.without).with_memory(self.memory)
+        tier = tier.with_plan(self.plan)
         if not (self.capture if capture is None else capture):
             plans = {name: replace(getattr(tier, name), capture=False) for name in ("gpu", "cpu")}
             tier = replace(tier, gpu=plans["gpu"], cpu=plans["cpu"])

@@ -28,6 +28,7 @@ from tinyllama.harness.records.results import versions
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan, Tier, resolve
+from tinyllama.ops.stack.single import WATCHDOG
 from tinyllama.training.checkpoint import Checkpoint, save, saved_bytes
 from tinyllama.training.data import Batch, Batches, RandomTokens
 from tinyllama.training.diagnose import RECEIVED, diagnose, gradients
@@ -265,6 +266,9 @@ class _Run:
 
     def _explain(self, wrong: str, batch: Batch, number: int) -> None:
         """Find where the numbers of a step went wrong; the step changed no parameter."""
+        if fault := WATCHDOG.fault(self.step.device):
+            self._fail(f"{wrong}: {fault}")
+            return
         diagnosis = diagnose(self.step, *batch, self.done + 1)
         if self.diagnose_at and number not in self.diagnose_at:
             self.result.diagnoses.append(diagnosis)

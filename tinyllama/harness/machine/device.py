@@ -73,8 +73,9 @@ def cannot(capability: str, device: torch.device) -> str | None:
     """Why a device lacks a capability; None when it has it.
 
     Capabilities: ``gpu``, ``triton`` (importable), ``compile`` (torch.compile can build code),
-    ``capture`` (device graphs), ``tf32``, ``fp32``, ``bf16``, ``fp16``, and ``module NAME``
-    (importable).
+    ``capture`` (device graphs), ``cooperative`` (launches whose programs wait for each other; a CPU
+    interprets their phases one by one), ``tf32``, ``fp32``, ``bf16``, ``fp16``, and ``module
+    NAME`` (importable).
     """
     kind, _, module = capability.partition(" ")
     if kind == "module":
@@ -92,6 +93,10 @@ def cannot(capability: str, device: torch.device) -> str | None:
         return None if has_compiler else "torch.compile needs a C++ compiler (g++) on the CPU"
     if capability == "capture":
         return None if gpu else "device graphs need a GPU"
+    if capability == "cooperative":
+        if gpu and torch.version.hip is None and torch.cuda.get_device_capability(device) < (6, 0):
+            return "this GPU has no cooperative launches"
+        return None
     if capability == "tf32":
         if not gpu:
             return "tf32 is a mode of a GPU's matrix units"

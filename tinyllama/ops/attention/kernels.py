@@ -134,12 +134,14 @@ def forward_kernel(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr = 0,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, program=None,
 ):  # fmt: skip
-    """o and lse for QM queries of one head; the last queries, which see most, come first."""
+    """o and lse for QM queries of one head; the last queries, which see most, come first. Called by
+    another kernel, it does the work of its program number ``program``."""
     begin(PDL)
     blocks = tl.cdiv(T, QM)
-    program = tl.program_id(0)
+    if program is None:
+        program = tl.program_id(0)
     start = (blocks - 1 - program % blocks) * QM
     batch = (program // blocks // H).to(tl.int64)
     head = (program // blocks % H).to(tl.int64)
@@ -238,14 +240,14 @@ def _to_keys(
 
 
 @jit
-def _queries(
+def queries(
     program, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq, rstd, parts,
     slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, dq_b, dq_t, dq_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """dq for QM queries of one head. Their delta = sum(do o) is stored where `_keys` is to read
+    """dq for QM queries of one head. Their delta = sum(do o) is stored where `keys` is to read
     it, in a later launch."""
     blocks = tl.cdiv(T, QM)
     start = (blocks - 1 - program % blocks) * QM
@@ -289,7 +291,7 @@ def _queries(
 
 
 @jit
-def _keys(
+def keys(
     program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv, rstd, parts,
     slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
@@ -374,7 +376,7 @@ def backward_kernel(
     program = tl.program_id(0)
     if KEYS:  # noqa: SIM102 - this one is decided when the kernel is compiled
         if program < key_programs:
-            _keys(
+            keys(
                 program, q, k, v, o, do, lse, delta, q_turned, do_turned, tokens, cos, sin, dk, dv,
                 rstd, parts, slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
@@ -383,7 +385,7 @@ def backward_kernel(
             )  # fmt: skip
     if QUERIES:  # noqa: SIM102
         if program >= key_programs:
-            _queries(
+            queries(
                 program - key_programs, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq,
                 rstd, parts, slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,

@@ -6,11 +6,8 @@ are in the products' epilogues, across the blocks' borders too (see `tinyllama.o
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -18,43 +15,14 @@ from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
-from tinyllama.harness.kernels import dependent
-from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
-from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
-from tinyllama.ops.attention import attend, attend_backward, lse_dtype
-from tinyllama.ops.block import Inputs as Block
-from tinyllama.ops.block import Matrices, block, heads_of, stock, unfit
-from tinyllama.ops.rms_norm import sum_rows
-from tinyllama.ops.stack import launches
-from tinyllama.ops.stack.in_one import attend as attend_in_one
-from tinyllama.ops.stack.in_one import chosen
-from tinyllama.ops.stack.launches import ATTENTION_GRADIENT, DOWN, MLP_GRADIENT, OUT
+from tinyllama.ops.attention import lse_dtype
+from tinyllama.ops.block import block, stock, unfit
+from tinyllama.ops.stack import passes, single
+from tinyllama.ops.stack.fused import InSeveral
+from tinyllama.ops.stack.passes import Inputs, receiving
+from tinyllama.ops.stack.single import InOne
 
-
-class Inputs(NamedTuple):
-    x: torch.Tensor  # (B T D)
-    cos: torch.Tensor  # (T C), as sin
-    sin: torch.Tensor
-    attention_norm: torch.Tensor  # (L D), as mlp_norm
-    w_q: torch.Tensor  # (L Q D)
-    w_k: torch.Tensor  # (L R D), as w_v
-    w_v: torch.Tensor
-    w_o: torch.Tensor  # (L D Q)
-    mlp_norm: torch.Tensor
-    w_gate: torch.Tensor  # (L F D), as w_up
-    w_up: torch.Tensor
-    w_down: torch.Tensor  # (L D F)
-
-    @property
-    def weights(self) -> list[torch.Tensor]:
-        return [getattr(self, name) for name in WEIGHTS]
-
-    def layer(self, x: torch.Tensor, index: int) -> Block:
-        """What one block takes, with its own x."""
-        return Block(x, self.cos, self.sin, *(stacked[index] for stacked in self[3:]))
-
-
-WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
+__all__ = ["Fused", "Inputs", "Single", "receiving", "stack"]
 
 
 def _bytes(kind: str) -> Callable[..., float]:
@@ -134,25 +102,24 @@ def terms(
     return {name: torch.stack([one[name] for one in found]) for name in found[0]}
 
 
-@stack.provider(
-    "fused",
-    requires=("triton",),
-    keep=Inputs._fields,
-    saved={
-        "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
-        "between": Tensor("L+-1 B*T D"),  # the inputs of the blocks but the first
-        "low_1": Tensor("L B*T D"),
-        "qkv": Tensor("L B T Q+2*R"),
-        "o": Tensor("L B T Q"),
-        "lse": Tensor("L B Q/2/C T", dtype_of=lse_dtype),
-        "sum": Tensor("L B*T D"),
-        "low_2": Tensor("L B*T D"),
-        "gate_up": Tensor("L B*T 2*F"),
-        "h": Tensor("L B*T F"),
-        "rstd": Tensor("L 2 B*T", dtype=torch.float32),
-    },
-    large=(Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C": 8}),),
-)
+# What a forward pass keeps for the backward pass, in whichever launches.
+SAVED = {
+    "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
+    "between": Tensor("L+-1 B*T D"),  # the inputs of the blocks but the first
+    "low_1": Tensor("L B*T D"),
+    "qkv": Tensor("L B T Q+2*R"),
+    "o": Tensor("L B T Q"),
+    "lse": Tensor("L B Q/2/C T", dtype_of=lse_dtype),
+    "sum": Tensor("L B*T D"),
+    "low_2": Tensor("L B*T D"),
+    "gate_up": Tensor("L B*T 2*F"),
+    "h": Tensor("L B*T F"),
+    "rstd": Tensor("L 2 B*T", dtype=torch.float32),
+}
+MANY = (Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C": 8}),)
+
+
+@stack.provider("fused", requires=("triton",), keep=Inputs._fields, saved=SAVED, large=MANY)
 class Fused:
     """Five launches for a block forward and six backward, one more for long sequences.
 
@@ -162,179 +129,30 @@ class Fused:
 
     @staticmethod
     def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        x, dtype = given.x, compute_dtype(given.x)
-        attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
-        layers, (B, T, D), F = given.w_q.shape[0], x.shape, given.w_gate.shape[1]
-        rotated = given.w_q.shape[1] + given.w_k.shape[1]
-        columns, width = rotated + given.w_v.shape[1], 2 * given.cos.shape[-1]
-        cos, sin = contiguous(given.cos), contiguous(given.sin)
-        narrow, matrices = _narrowed(given.weights, dtype)
-
-        def made(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-            return x.new_empty((layers, *shape), dtype=of)
-
-        rows = B * T
-        between, total = x.new_empty((max(layers - 1, 0), rows, D)), made(rows, D, of=x.dtype)
-        low_1, low_2, gate_up, h = made(rows, D), made(rows, D), made(rows, 2 * F), made(rows, F)
-        qkv, o = made(B, T, columns), made(B, T, given.w_q.shape[1])
-        lse = made(B, given.w_q.shape[1] // width, T, of=lse_dtype(qkv))
-        rstd, y = made(2, rows, of=torch.float32), x.new_empty(x.shape)
-        if not h.numel():
-            rstd.zero_()  # of the second norm, which no product reads
-        saved = (narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd)
-        if not layers or not x.numel():
-            return x.clone(), *saved
-        options, in_one = dependent(x.device), chosen(qkv[0], width)
-        x_ND = contiguous(x).flatten(0, 1)
-        squares = launches.fold(x_ND, attention_norm[0], low_1[0])
-        for i, w in enumerate(matrices):
-            projected = (low_1[i], w.qkv, squares, rstd[i, 0], cos, sin)
-            if in_one is not None:
-                attend_in_one(in_one, *projected, qkv[i], o[i], lse[i], eps)
-            else:
-                launches.project(*projected, qkv[i].flatten(0, 1), rotated=rotated, eps=eps)
-                q, k, v = heads_of(qkv[i], given.w_q.shape[1], width)
-                attend(q, k, v, into=(o[i].unflatten(-1, (-1, width)), lse[i]), options=options)
-            o_NQ = o[i].flatten(0, 1)
-            squares = launches.add_product(OUT, o_NQ, w.out, x_ND, total[i], mlp_norm[i], low_2[i])
-            launches.gate(low_2[i], w.gate_up, squares, rstd[i, 1], gate_up[i], h[i], eps)
-            if i + 1 < layers:
-                x_ND, after = between[i], (attention_norm[i + 1], low_1[i + 1])
-                squares = launches.add_product(DOWN, h[i], w.down, total[i], x_ND, *after)
-            else:
-                launches.add_product(DOWN, h[i], w.down, total[i], y.flatten(0, 1))
-        return y, *saved
+        return passes.forward(given, eps, InSeveral)
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        given = Inputs(**kept)
-        x, weights, narrow = given.x, given.weights, saved["narrow"]
-        attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
-        matrices = _views(weights, narrow) if narrow.numel() else _where_they_lie(weights)
-        layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
-        rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
-        tables = contiguous(given.cos), contiguous(given.sin)
-        flat = weights[0].new_empty((layers, sum(w.shape[1:].numel() for w in weights)))
-        x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
-        if not layers or not x.numel():
-            nothing = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
-            return _named(grads[0].to(x.dtype), nothing, _split(weights, flat.zero_()))
-        heads = (rows_q + weights[1].shape[1]) // width
-        per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
-        if not rows_q:
-            per_head.zero_()  # no attention writes it
-
-        tiles = [
-            launches.tile_rows(space, like, D)
-            for space, like in (
-                (ATTENTION_GRADIENT, saved["qkv"][0].flatten(0, 1)),
-                (MLP_GRADIENT, saved["gate_up"][0]),
-            )
-        ]
-        allocate = x.new_empty if tiles[0] == tiles[1] else x.new_zeros
-        gains = allocate((2, layers, max(tiles), D), dtype=torch.float32)
-        options = dependent(x.device)
-        low = None if x.dtype is dtype else dtype
-        dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
-        dlow[-1].copy_(dx_ND)
-        dmatrices, dweights = _views(weights, flat), _split(weights, flat)
-        for i in reversed(range(layers)):
-            w, names = matrices[i], ("qkv", "o", "lse", "sum", "gate_up")
-            qkv, o, lse, total, gate_up = (saved[name][i] for name in names)
-            dgate_up, dqkv, dout = (torch.empty_like(like) for like in (gate_up, qkv, dlow[i]))
-            rstd_1, rstd_2 = saved["rstd"][i]
-            parts = launches.hidden_gradient(dlow[i], w.down, gate_up, rstd_2, dgate_up)
-            dsum_ND = dout if low is None else torch.empty_like(dx_ND)
-            launches.norm_gradient(
-                *(MLP_GRADIENT, dgate_up, w.gate_up, parts, rstd_2, total, mlp_norm[i]),
-                *(dx_ND, dsum_ND, None if low is None else dout, gains[1][i]),
-            )
-            o_BTHK = o.unflatten(-1, (-1, width))
-            attend_backward(
-                launches.input_product(dout, w.out).view_as(o_BTHK),
-                *(*heads_of(qkv, rows_q, width), o_BTHK, lse),
-                *(*heads_of(dqkv, rows_q, width), *tables),
-                scaled=(rstd_1, per_head),
-                options=options,
-            )
-            before_ND = saved["between"][i - 1] if i else x_ND
-            below_ND = dlow[i - 1] if i else None
-            apart = low is not None or below_ND is None
-            dx_ND = torch.empty_like(dx_ND) if apart else dlow[i - 1]
-            launches.norm_gradient(
-                *(ATTENTION_GRADIENT, dqkv.flatten(0, 1), w.qkv, per_head, rstd_1),
-                *(before_ND, attention_norm[i], dsum_ND, dx_ND),
-                *(None if low is None else below_ND, gains[0][i]),
-            )
-            dys = dqkv.flatten(0, 1), dout, dgate_up, dlow[i]
-            xs = saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]
-            dw = dmatrices[i]
-            dws = dw.qkv, dw.out, dw.gate_up, dw.down
-            make = partial(launches.weight_gradients, list(zip(dys, xs, dws, strict=True)))
-            if _RECEIVERS:
-                _RECEIVERS[-1](i, make, {name: dweight[i] for name, dweight in dweights.items()})
-            else:
-                make()
-        summed = sum_rows(gains.flatten(0, 1), given.mlp_norm.dtype).unflatten(0, (2, -1))
-        return _named(dx_ND.view_as(x), list(summed), dweights)
+        return passes.backward(grads, kept, saved, InSeveral)
 
 
-Receiver = Callable[[int, Callable[[], None], dict[str, torch.Tensor]], None]
-_RECEIVERS: list[Receiver] = []
+@stack.provider(
+    "single",
+    requires=("triton", "cooperative"),
+    keep=Inputs._fields,
+    saved=SAVED,
+    dtypes=(torch.float32, torch.bfloat16),  # float16 takes the way of bfloat16
+    large=(Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 32, "R": 32, "F": 8, "C": 16}),),
+    supports=single.unfit,
+)
+class Single:
+    """One cooperative launch for a block forward and one backward, and one for the gradients of its
+    weights. Sums and dtypes are those of `Fused`, and so are the bits where tiles are equal."""
 
+    @staticmethod
+    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        return passes.forward(given, eps, InOne)
 
-@contextlib.contextmanager
-def receiving(receive: Receiver) -> Iterator[None]:
-    """Meanwhile, call ``receive`` in each backward pass with the index of a block, a function that
-    queues the kernels which make the gradients of its weights, and these gradients by name. It must
-    call the function. The pass then does not read these weights again. The last block comes first.
-
-    What the function reads must live until it has run: where that is on another stream, keep the
-    function until the streams are joined."""
-    _RECEIVERS.append(receive)
-    try:
-        yield
-    finally:
-        _RECEIVERS.pop()
-
-
-def _named(dx: torch.Tensor, gains: list[torch.Tensor], dweights: Named) -> Named:
-    """The gradients by name."""
-    norms = dict(zip(("attention_norm", "mlp_norm"), gains, strict=True))
-    return {"x": dx, **norms, **dweights}
-
-
-def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Views of the weights' shapes in a buffer that has those of a block side by side."""
-    parts = flat_LP.split([w.shape[1:].numel() for w in weights], 1)
-    shapes = (w.shape[1:] for w in weights)
-    views = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
-    return dict(zip(WEIGHTS, views, strict=True))
-
-
-def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
-    """The matrices of each block in a buffer that has all seven side by side."""
-    return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
-
-
-def _where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:
-    return [Matrices.of([w[i] for w in weights], None) for i in range(len(weights[0]))]
-
-
-def _narrowed(
-    weights: list[torch.Tensor], dtype: torch.dtype
-) -> tuple[torch.Tensor, list[Matrices]]:
-    """The weights in the dtype of the products (L P; empty where that is their own), and the
-    matrices made of them."""
-    if dtype is weights[0].dtype:
-        return weights[0].new_empty(0), _where_they_lie(weights)
-    sizes = [w.shape[1:].numel() for w in weights]
-    whole = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
-    if whole is not None and len({w.stride(0) for w in weights}) == 1:
-        shape, strides = (len(weights[0]), sum(sizes)), (weights[0].stride(0), 1)
-        wide = whole.as_strided(shape, strides, whole.storage_offset())
-        narrow = rounded_copy(wide, dtype)
-        narrow = wide.to(dtype) if narrow is None else narrow
-    else:
-        narrow = torch.cat([w.detach().flatten(1).to(dtype) for w in weights], 1)
-    return narrow, _views(weights, narrow)
+    @staticmethod
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        return passes.backward(grads, kept, saved, InOne)

@@ -11,7 +11,8 @@ number for each tile, and are added in one order: equal inputs give equal bits.
 
 Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of a product takes BK
 of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked. DESCRIBED: the operands
-of products are tensor descriptors, which read zeros outside a tensor.
+of products are tensor descriptors, which read zeros outside a tensor. Called by another kernel, one
+does the work of its program number ``program``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tinyllama.ops.silu_mul import sigmoids
 
 
 @jit
-def _place(n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
-    """The tile of this program, row and column: GROUP tiles below each other follow each other, so
-    that what they read is still in the cache."""
-    program = tl.program_id(0)
+def _place(program, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """The tile of a program (None: of this one), row and column: GROUP tiles below each other
+    follow each other, so that what they read is still in the cache."""
+    if program is None:
+        program = tl.program_id(0)
     down, across = tl.cdiv(n_rows, BM), tl.cdiv(n_columns, BN)
     first = program // (GROUP * across) * GROUP
     high = tl.minimum(down - first, GROUP)
@@ -182,12 +184,12 @@ def qkv_kernel(
     n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, program=None,
 ):  # fmt: skip
     """qkv (N E) = norm(x) W^T with W (E D), whose first ``rotated`` columns, q and k, are rotated
     by the tables (T C), C = ``pairs``."""
     begin(PDL)
-    m, n = _place(n_rows, n_columns, BM, BN, GROUP)
+    m, n = _place(program, n_rows, n_columns, BM, BN, GROUP)
     row, column = m * BM, n * BN
     acc = _product(
         low, w, row, column, n_rows, n_columns, width, width, width,
@@ -212,13 +214,13 @@ def gate_up_kernel(
     low, w, squares, rstd, gate_up, h, eps, n_rows, width, n_hidden, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, program=None,
 ):  # fmt: skip
     """gate_up (N 2F) = norm(x) [W_gate; W_up]^T, and h (N F) = silu(gate) up. A tile has BN / 2
     columns of the gate and the same of up; up's weights lie behind the gate's (2F D)."""
     begin(PDL)
     HALF: tl.constexpr = BN // 2
-    m, n = _place(n_rows, n_hidden, BM, HALF, GROUP)
+    m, n = _place(program, n_rows, n_hidden, BM, HALF, GROUP)
     row, column = m * BM, n * HALF
     acc = _product(
         low, w, row, column, n_rows, n_hidden, width, width, width,
@@ -240,12 +242,12 @@ def residual_kernel(
     a, w, x, gain, total, low, squares, n_rows, width, inner, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
+    PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
 ):  # fmt: skip
     """total (N D) = x + a W^T with W (D inner). Where a gain is given, low = total gain, and
     squares (N n_parts) the sums of total^2 over each tile's columns."""
     let_next_start(PDL)
-    m, n = _place(n_rows, width, BM, BN, GROUP)
+    m, n = _place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     if PDL and FETCH:
         _fetch(x, row, column, width, n_rows, width, BM, BN)
@@ -292,12 +294,12 @@ def hidden_gradient_kernel(
     dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
+    PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
 ):  # fmt: skip
     """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F); and parts
     (N n_parts): the tile's share of sum(dgate_up gate_up) over a row."""
     let_next_start(PDL)
-    m, n = _place(n_rows, n_hidden, BM, BN, GROUP)
+    m, n = _place(program, n_rows, n_hidden, BM, BN, GROUP)
     row, column = m * BM, n * BN
     if PDL and FETCH:
         stride = 2 * n_hidden
@@ -327,13 +329,13 @@ def norm_gradient_kernel(
     dy, w, parts, rstd, x, gain, dresidual, dx, dx_low, dgain, n_rows, width, inner, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False, FETCH: tl.constexpr = False,
+    PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
 ):  # fmt: skip
     """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
     row sums of parts; the same in the products' dtype where dx_low is not None; and for each tile
     of rows the share of dgain."""
     let_next_start(PDL)
-    m, n = _place(n_rows, width, BM, BN, GROUP)
+    m, n = _place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     if PDL and FETCH:
         _fetch(x, row, column, width, n_rows, width, BM, BN)
@@ -360,11 +362,11 @@ def product_kernel(
     dy, w, dx, n_rows, width, inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, program=None,
 ):  # fmt: skip
     """dx (N D) = dy W with W (inner D)."""
     begin(PDL)
-    m, n = _place(n_rows, width, BM, BN, GROUP)
+    m, n = _place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     acc = _product(
         dy, w, row, column, n_rows, width, inner, inner, width,

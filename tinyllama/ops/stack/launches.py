@@ -39,11 +39,11 @@ PLAN = Space(
 def pays(x: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the plan for rows of x (N D) and products in ``dtype`` is the fused stack."""
     few = int(x.numel() <= FEW * x.shape[-1])
-    kind = _kind(x.new_empty(0, dtype=dtype))
+    kind = kind_of(x.new_empty(0, dtype=dtype))
     return bool(PLAN.choose(x.device, few=few, kind=kind)["FUSED"])
 
 
-def _kind(a: torch.Tensor) -> str:
+def kind_of(a: torch.Tensor) -> str:
     """The kind of product that operands like ``a`` are multiplied in."""
     precision = input_precision(a)
     return "16bit" if a.dtype is not torch.float32 else {"ieee": "fp32"}.get(precision, precision)
@@ -119,7 +119,7 @@ def _chosen(space: Space, a_NI: torch.Tensor, w: torch.Tensor, columns: int) -> 
     """The tiles for a product of a (N inner) and w with so many columns."""
     rows, inner = a_NI.shape
     sizes = {"rows": min(MOST_ROWS, next_power_of_2(rows)), "inner": next_power_of_2(inner)}
-    kind, columns = _kind(a_NI), next_power_of_2(columns)
+    kind, columns = kind_of(a_NI), next_power_of_2(columns)
     return fitting(space.choose(a_NI.device, **sizes, columns=columns, kind=kind), a_NI, w)
 
 

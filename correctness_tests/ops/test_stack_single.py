@@ -1,0 +1,331 @@
+"""The provider `single` of `stack`: phases of one launch, the barriers between them, the watchdog.
+
+That it is right follows from the cases of the op. The interpreter runs programs one after the
+other, so there each phase is a launch; barriers wait on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.stacks import EPS, LAYERS, gradients, inputs
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.kernels import jit, tl
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.launch import launched, processors
+from tinyllama.harness.kernels.precision import compute_dtype
+from tinyllama.harness.kernels.together import EVERY, Watchdog, meet
+from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import V3, V4
+from tinyllama.ops.stack import single, single_kernels, stack
+from tinyllama.ops.stack.passes import Inputs
+from tinyllama.ops.stack.single import BACKWARD_PHASES, FORWARD_PHASES, WATCHDOG, InOne
+from tinyllama.training.step import TrainStep
+from tinyllama.training.train import train
+
+# What a program computes from memory that nobody wrote.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+SHAPE = (9, 2, 1, 32)  # tokens, heads, heads of keys and values, head dimension
+CPU = torch.device("cpu")
+GAINS = (2, 7)  # among the output and the gradients, those of the gains
+
+
+@contextmanager
+def equal_tiles(given: Inputs) -> Iterator[None]:
+    """The same tiles and blocks for both providers."""
+    with asked() as keys:
+        for provider in ("fused", "single"):
+            gradients(given, provider)
+    products = {"BM": 16, "BN": 32, "BK": 16, "GROUP": 8}
+    attention = {"QM": 16, "QN": 16}
+    both = {**attention, "KM": 16, "KN": 16}
+    with ExitStack() as forced:
+        for (space, _), key in keys.items():
+            if space == "stack.attend":
+                config = Config(BK=0, DESCRIBED=0)
+            elif space == "stack.single_forward":
+                config = Config(**products, **attention)
+            elif space == "stack.single_backward":
+                config = Config(**products, **both)
+            elif space.startswith("stack."):
+                config = Config(**products, DESCRIBED=0)
+            elif space == "attention.forward":
+                config = Config(**attention, TURN=0)
+            elif space == "attention.backward":
+                config = Config(**both)
+            else:
+                continue
+            forced.enter_context(SPACES[space].force(config, **key))
+        yield
+
+
+@pytest.mark.parametrize("count", [1, 3, 7], ids="{} processors".format)
+def test_with_equal_tiles_it_gives_the_bits_of_several_launches(
+    count: int, device: torch.device
+) -> None:
+    """With several sequences for a group, and several programs for a sequence. Only the gradients
+    of gains are summed over other tiles: those of a sequence."""
+    given = inputs(*SHAPE, device, batch=2)
+    with equal_tiles(given), processors(count):
+        several, one = gradients(given), gradients(given, "single")
+    for index, (expected, found) in enumerate(zip(several, one, strict=True)):
+        if index in GAINS:
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(found, expected)
+
+
+def test_a_pass_over_a_block_is_one_launch(device: torch.device) -> None:
+    seen = []
+
+    def noted(self: InOne, kernel: Any, programs: int, *given: Any, **constants: Any) -> None:
+        seen.append(kernel.__name__)
+        launch(self, kernel, programs, *given, **constants)
+
+    launch = InOne._launch
+    with pytest.MonkeyPatch.context() as patch, launched() as on_gpu:
+        patch.setattr(InOne, "_launch", noted)
+        gradients(inputs(*SHAPE, device), "single")
+    names = ["single_forward_kernel"] * LAYERS + ["single_backward_kernel"] * LAYERS
+    assert seen == names
+    if device.type == "cuda":
+        assert sum("single" in one.kernel.name for one in on_gpu) == len(names)
+
+
+PHASES = [
+    *(("single_forward_kernel", phase) for phase in range(len(FORWARD_PHASES))),
+    *(("single_backward_kernel", phase) for phase in range(len(BACKWARD_PHASES))),
+]
+
+
+@pytest.mark.parametrize(("kernel", "left_out"), PHASES)
+def test_every_phase_is_needed(kernel: str, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, launch = inputs(*SHAPE, CPU, batch=1), InOne._launch
+
+    def without(self: InOne, which: Any, *rest: Any, **constants: Any) -> None:
+        kept = [n for n in range(5) if n != left_out or which.__name__ != kernel]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(single, "phases", lambda device, count: kept)
+            launch(self, which, *rest, **constants)
+
+    monkeypatch.setattr(InOne, "_launch", without)
+    with PoisonedMemory():
+        found = gradients(given, "single")
+    assert not all(one.isfinite().all() for one in found)
+
+
+# -- barriers -------------------------------------------------------------------------------------
+
+
+def in_one_launch(monkeypatch: pytest.MonkeyPatch, spins: int) -> None:
+    """Also interpreted; a program that runs before others then sees none of their work."""
+    monkeypatch.setattr(single, "phases", lambda device, count: (EVERY,))
+    monkeypatch.setattr(WATCHDOG, "spins", spins)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_launch_of_a_lone_program_is_right(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All phases and barriers of a group of one program; of two, the first waits for the second,
+    which the interpreter has not begun: the results are NaN, and the barrier is named."""
+    given = inputs(*SHAPE, CPU, batch=1)
+    expected = gradients(given, "single")
+    in_one_launch(monkeypatch, spins=2)
+    with processors(count):
+        found = gradients(given, "single")
+    if count == 1:
+        assert all(map(torch.equal, found, expected))
+        WATCHDOG.check(CPU)
+        return
+    assert found[0].isnan().any()
+    with pytest.raises(RuntimeError, match=r"forward pass of block 0 .* phase 0 \(q, k and v\)"):
+        WATCHDOG.check(CPU)
+    WATCHDOG.check(CPU)  # it was said
+
+
+@jit
+def passed(counter, expected, spins, status, code, opened):  # type: ignore[no-untyped-def]
+    """A barrier that is left out."""
+    return opened
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_barrier_that_is_left_out_is_seen(
+    backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program that runs first reads what the second was to write."""
+    given = inputs(*SHAPE, CPU, batch=1)
+    monkeypatch.setattr(single_kernels, "meet", passed)
+    launch = InOne._launch
+
+    def chosen(self: InOne, which: Any, *rest: Any, **constants: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if ("backward" in which.__name__) == backward:
+                in_one_launch(patch, spins=1)
+            launch(self, which, *rest, **constants)
+
+    monkeypatch.setattr(InOne, "_launch", chosen)
+    with PoisonedMemory(), processors(2):
+        y, *found = gradients(given, "single")
+    assert bool(y.isfinite().all()) == backward
+    assert not all(one.isfinite().all() for one in found)
+
+
+def never_opens(monkeypatch: pytest.MonkeyPatch, *, backward: bool) -> None:
+    """The counters of one pass begin so low that nothing reaches what is waited for."""
+    barriers = InOne._barriers
+
+    def late(self: InOne, index: int, *, backward: bool) -> tuple[Any, ...]:
+        found = barriers(self, index, backward=backward)
+        if index == 1 and backward == wanted:
+            found[0].fill_(-1_000_000)
+        return found
+
+    wanted = backward
+    monkeypatch.setattr(InOne, "_barriers", late)
+
+
+@pytest.mark.parametrize(
+    ("backward", "said"),
+    [
+        (False, r"forward pass of block 1 .* phase 0 \(q, k and v\)"),
+        (True, r"backward pass of block 1 .* phase 0 \(gate and up\)"),
+    ],
+)
+def test_a_barrier_that_never_opens_is_named(
+    backward: bool, said: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a launch of its own, which ends; what follows it is NaN."""
+    in_one_launch(monkeypatch, spins=1000 if device.type == "cuda" else 2)
+    never_opens(monkeypatch, backward=backward)
+    with processors(1) if device.type == "cpu" else ExitStack():
+        y, dx, *_ = gradients(inputs(*SHAPE, device), "single")
+    assert bool(y.isnan().all()) != backward
+    assert dx.isnan().all()
+    with pytest.raises(RuntimeError, match=said):
+        WATCHDOG.check(device)
+
+
+@jit
+def waits_kernel(counter, status, expected, spins):  # type: ignore[no-untyped-def]
+    opened = meet(counter, expected, spins, status, 7, 1)
+    opened = meet(counter, 1, spins, status, 8, opened)
+    tl.store(counter + 1, opened)
+
+
+@pytest.mark.parametrize(("expected", "opened"), [(1, 1), (2, 0)])
+def test_a_program_waits_no_longer_than_it_may(
+    expected: int, opened: int, device: torch.device
+) -> None:
+    """One program that waits for one, and for two. It reports the first barrier alone, and does
+    not count at the second."""
+    dog = Watchdog("code {}".format, spins=100)
+    counter = torch.zeros(2, dtype=torch.int32, device=device)
+    waits_kernel[(1,)](counter, dog.status(device), expected, dog.spins)
+    assert counter.tolist() == [1 + opened, opened]
+    assert dog.fault(device) == (None if opened else "code 7")
+    assert dog.fault(device) is None
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_repeated_it_gives_equal_bits(device: torch.device) -> None:
+    given = inputs(130, 4, 2, 64, device, batch=5)
+    first = gradients(given, "single")
+    for _ in range(20):
+        assert all(map(torch.equal, gradients(given, "single"), first))
+    WATCHDOG.check(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 3, 300], ids="{} sequences".format)
+def test_programs_that_run_together_are_right(batch: int, device: torch.device) -> None:
+    """All gradients against float64's, with few and with all processors for a sequence, and with
+    more sequences than processors. The reference in float32 says how far off they may be."""
+    given = inputs(70, 4, 2, 32, device, batch=batch)
+    found = gradients(given, "single")
+    WATCHDOG.check(device)
+    exact, stock = (
+        gradients(Inputs._make(tensor.to(dtype) for tensor in given), "eager")
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    for one, oracle, usual in zip(found, exact, stock, strict=True):
+        allowed = 3 * (usual.double() - oracle).norm()
+        assert allowed < 0.5 * oracle.norm()
+        assert (one.double() - oracle).norm() <= allowed
+
+
+# -- in a step ------------------------------------------------------------------------------------
+
+MODEL = ModelConfig(
+    hidden_dim=64, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24, vocab_size=20
+)
+CONFIG = TrainConfig(batch_size=2, seq_len=4, precision="bf16", learning_rate=1e-2, num_steps=2)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_gives_the_losses_of_several_launches(device: torch.device) -> None:
+    batch = torch.randint(20, (2, 5), generator=torch.Generator().manual_seed(0)).to(device)
+    found = []
+    for tier in (V4, V4.with_plan("single")):
+        step = TrainStep(TinyLlama(MODEL, tier).to(device), CONFIG)
+        assert step.model.stacks(step.model.embedding, compute_dtype(step.model.embedding))
+        step.prepare(warm_up=1)
+        assert step.plan.capture
+        found.append([step(batch[:, :-1], batch[:, 1:]).item() for _ in range(4)])
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert found[0][-1] < 0.99 * found[0][0]
+    WATCHDOG.check(device)
+
+
+def test_the_plan_is_used_for_many_rows_too() -> None:
+    """Where the default plan's table would choose blocks one by one."""
+    x_ND = torch.empty(5000, 64)
+    for plan, stacked in (("fused", False), ("single", True)):
+        model = TinyLlama(MODEL, V4.with_plan(plan))
+        assert model.stacks(x_ND, torch.bfloat16) == stacked
+
+
+def test_a_plan_is_for_tiers_whose_blocks_are_one_op() -> None:
+    assert V4.with_plan("fused") is V4
+    assert V3.with_plan(None) is V3
+    assert V4.with_plan("single").table["stack"] == "single"
+    assert V4.with_plan("single").name == "v4-single"
+    for tier in (V3, V4.with_memory("small")):
+        with pytest.raises(ConfigError, match=rf"plan 'single' is for .* tier {tier.name} "):
+            tier.with_plan("single")
+    with pytest.raises(ConfigError, match="plan 'double' does not exist: use one of fused, single"):
+        V4.with_plan("double")
+
+
+def test_training_says_which_barrier_did_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a loss is not finite, that is asked first."""
+    call: Callable[..., Any] = TrainStep.__call__
+
+    def spoiled(self: TrainStep, *batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = call(self, *batch)
+        WATCHDOG.status(CPU).fill_(single._code(1, backward=False) + 2)
+        return loss.fill_(float("nan"))
+
+    monkeypatch.setattr(TrainStep, "__call__", spoiled)
+    result = train(MODEL, CONFIG, "v1", device=CPU)
+    assert result.status == "failed"
+    assert result.reason is not None
+    assert "is nan: a barrier of the forward pass of block 1 did not open" in result.reason
+    assert "after phase 2 (product of w_o)" in result.reason
+
+
+@pytest.mark.parametrize("width", [16, 128])
+def test_heads_of_other_widths_are_refused(width: int) -> None:
+    given = inputs(4, 1, 1, width, CPU)
+    with pytest.raises(ValueError, match=rf"head dimension {width}: 32 to 64 are supported"):
+        stack["single"].call(*given, eps=EPS)

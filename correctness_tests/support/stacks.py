@@ -1,0 +1,41 @@
+"""A small stack of blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from tinyllama.ops.rope import rope_tables
+from tinyllama.ops.stack import Inputs, stack
+
+LAYERS, HIDDEN, FFN, EPS = 2, 48, 24, 1e-5
+
+
+def inputs(
+    tokens: int, heads: int, groups: int, width: int, device: torch.device, batch: int = 3
+) -> Inputs:
+    """Of a stack of `LAYERS` blocks, in bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    columns, rows = heads * width, groups * width
+
+    def drawn(*shape: int) -> torch.Tensor:
+        values = torch.randn(*shape, generator=generator) * 0.3
+        return values.to(device, torch.bfloat16)
+
+    attention = [drawn(LAYERS, n, HIDDEN) for n in (columns, rows, rows)]
+    mlp = [drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, FFN, HIDDEN), drawn(LAYERS, HIDDEN, FFN)]
+    cos, sin = (table.to(device) for table in rope_tables(tokens, width))
+    gains = torch.linspace(0.5, 1.5, 2 * LAYERS * HIDDEN, device=device).view(2, LAYERS, -1)
+    x, out = drawn(batch, tokens, HIDDEN), drawn(LAYERS, HIDDEN, columns)
+    return Inputs._make((x, cos, sin, gains[0], *attention, out, gains[1], *mlp))
+
+
+def gradients(given: Inputs, provider: str = "fused") -> list[torch.Tensor]:
+    """The output and all gradients."""
+    declared = stack.inputs.values()
+    leaves = Inputs._make(
+        tensor.detach().requires_grad_(one.grad)
+        for tensor, one in zip(given, declared, strict=True)
+    )
+    y = stack[provider].call(*leaves, eps=EPS)
+    y.backward(torch.ones_like(y))
+    return [y, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
