@@ -12,10 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
+import triton
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import launch
 from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.tuned import AutoTuned
 from tinyllama.ops import OPS
 
 
@@ -65,7 +66,7 @@ def test_a_tuned_kernel_is_timed_there_too(seen: list[int]) -> None:
         def run(self, *args: Any, **kwargs: Any) -> None:
             seen.append(torch.cuda.current_device())
 
-    tuned: Any = vars(launch)["_Tuned"](double, [], lambda kernel: Tuner())
+    tuned: Any = AutoTuned(double, [triton.Config({})], lambda kernel: Tuner())
     x, y = on("cuda:1", "cuda:1")
     tuned[(1,)](x, y, 8, BLOCK=8)
     assert seen == [1]

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness.machine import device as device_file
+from tinyllama.training import plans
 from tinyllama.training import step as step_file
 from tinyllama.training.step import TrainStep
 
@@ -94,7 +95,7 @@ def record_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(TrainStep, "prepare", prepared)
     monkeypatch.setattr(step_file, "capture_graphs", capture)
-    monkeypatch.setattr(step_file, "cannot", cannot)
+    monkeypatch.setattr(plans, "cannot", cannot)
     _record_interpreted(monkeypatch, current)
 
 

@@ -20,16 +20,15 @@ from tinyllama.ops.stack.passes import Backward, Forward, heads_and_width
 
 FORWARD_PHASES = ("q, k and v", "attention", "product of w_o", "gate and up", "product of w_down")
 BACKWARD_PHASES = ("gate and up", "second norm", "product of w_o", "attention", "first norm")
-NARROWEST = 32  # narrower heads leave most of a block of attention empty
 CODES = 8  # of a pass of a block: one for each phase, and some to spare
 
 
 def unfit(dims: Mapping[str, Any]) -> str | None:
     """Why sizes are not supported; None when they are."""
     width = 2 * dims["C"]
-    if NARROWEST <= width <= NARROW_HEAD:
+    if width <= NARROW_HEAD:
         return None
-    return f"single has head dimension {width}: {NARROWEST} to {NARROW_HEAD} are supported"
+    return f"single has head dimension {width}: at most {NARROW_HEAD} is supported"
 
 
 def _code(index: int, *, backward: bool) -> int:
