@@ -172,6 +172,35 @@ def test_a_function_is_judged_by_the_declaration_of_an_op(tmp_path: Path) -> Non
     assert (name, finding["outcome"]) == ("silu_mul-candidate", "failed")
 
 
+def test_a_file_of_several_ops_is_checked_op_by_op_also_if_they_are_declared_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "their_ops.py").write_text(
+        "from tinyllama.harness import Case, Op, Tensor\n"
+        "one, two, three = (\n"
+        "    Op(name, inputs={'x': Tensor('N')}, outputs={'y': 'N'}, cases=[Case(N=3)])\n"
+        "    for name in ('one', 'two', 'three')\n"
+        ")\n"
+        "for op in (one, two, three):\n"
+        "    op.reference(lambda x: x + 1)\n"
+    )
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from their_ops import one, two\n"
+        "for op in (one, two):\n"
+        "    op.provider('mine')(lambda x: 1 + x)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    out = tmp_path / "found.json"
+    options = ["--device", "cpu", "--only", "outputs", "--json", str(out)]
+    assert main(["check", str(mine), "--provider", "mine", *options]) == 0
+    assert set(json.loads(out.read_text())) == {"one-mine", "two-mine"}
+    assert main(["check", str(mine), "--op", "two", "--provider", "mine", *options]) == 0
+    assert set(json.loads(out.read_text())) == {"two-mine"}
+    assert main(["check", str(mine), "--op", "none", *options]) == 2
+    assert "--op 'none' does not exist: use one of " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("named", ["softmax_package", "softmax_package:softmax"])
 def test_an_op_of_an_installed_package_is_checked_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
@@ -191,9 +220,9 @@ def test_an_op_of_an_installed_package_is_checked_by_its_name(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "name either a file or an op: FILE, or --op NAME"),
-        ("some.py --op rope", "name either a file or an op: FILE, or --op NAME"),
+        ("", "name a file or an op: FILE, or --op NAME"),
         ("--op rope --candidate some.py", "--candidate 'some.py': use FILE:FUNCTION, with --op"),
+        ("some.py --op rope --candidate some.py:f", "use FILE:FUNCTION, with --op NAME alone"),
         ("--op softmax", "error: --op 'softmax' does not exist: use one of adamw, add_rms_norm, "),
         (
             "--op rope --provider cuda",

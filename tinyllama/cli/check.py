@@ -40,7 +40,7 @@ def add(subparsers: Any) -> None:
     )
     option = check.add_argument
     option("file", type=file_path, nargs="?", metavar="FILE", help="a Python file with an op")
-    option("--op", metavar="NAME", help="in place of FILE: an op of the tree or of a package")
+    option("--op", metavar="NAME", help="only this op of FILE; or, without FILE, one of a package")
     option("--provider", metavar="NAME", help="only the provider of this name")
     option(
         "--candidate",
@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 
-    if (args.file is None) == (args.op is None):
-        raise UsageError("name either a file or an op: FILE, or --op NAME")
-    if args.candidate is not None and (args.op is None or ":" not in args.candidate):
-        raise UsageError(f"--candidate {args.candidate!r}: use FILE:FUNCTION, with --op NAME")
+    if args.file is None and args.op is None:
+        raise UsageError("name a file or an op: FILE, or --op NAME")
+    if args.candidate is not None and (args.file or not args.op or ":" not in args.candidate):
+        raise UsageError(f"--candidate {args.candidate!r}: use FILE:FUNCTION, with --op NAME alone")
     only = args.only.split(",") if args.only else list(CHECKS)
     check_known("--only", only, CHECKS)
     check_writable(args.json, "--json")

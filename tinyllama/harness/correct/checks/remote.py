@@ -32,8 +32,8 @@ RESERVE = 2**30  # bytes of memory that are left to other processes
 
 @dataclass(frozen=True)
 class Asked:
-    """What is checked, on a device, with inputs from a seed: the providers that a file declares, or
-    those of an op of the tree or of an installed package; of these the one of a name.
+    """What is checked, on a device, with inputs from a seed: the providers that a file declares, of
+    each op or of one, or those of an op of the tree or of a package; of these the one of a name.
 
     package: has the ops of the tree, on which the file may register providers. candidate:
     ``FILE:function``, which is checked as a provider of the op, in the place of its own.
@@ -78,6 +78,8 @@ class Checks:
             others = [one for op in elsewhere for one in op.providers.values()]
             before |= {str(provider) for provider in others if provider.module != name}
             every = [*ops.values(), *elsewhere]
+            if asked.op not in (None, *(op.name for op in every)):
+                raise UsageError(_unknown("--op", asked.op, [op.name for op in every]))
         elif asked.op not in ops:
             raise UsageError(_unknown("--op", asked.op, ops))
         elif asked.candidate is not None and asked.op is not None:
