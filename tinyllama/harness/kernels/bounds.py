@@ -39,14 +39,12 @@ class Bounds:
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
-    known: first byte of other storages -> the byte behind the last; None: they are not known.
     """
 
-    def __init__(self, known: dict[int, int] | None = None) -> None:
+    def __init__(self) -> None:
         self.strays: list[str] = []
         self.inside: dict[int, tuple[int, int]] = {}
         self.kernels: dict[str, str] = {}
-        self.known = known
         self._met: set[tuple[str, str, str]] = set()
         self._launch: Any = None
         self._regions: list[Region] = []
@@ -80,7 +78,7 @@ class Bounds:
         return place >= 0 and high + size <= self._regions[place].end
 
     def _prepare(self, launch: Any) -> None:
-        """What a launch may access: its tensors, and those whose addresses are in its tables."""
+        """What a launch may access: its tensors; anything, if one is a table of addresses."""
         code = launch.fn.__code__
         self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
         tensors = list(_tensors(launch.arguments))
@@ -90,10 +88,9 @@ class Bounds:
             start, end = self._part(tensor.untyped_storage())
             found.setdefault((start, end), Region(start, end, name))
         tables = [tensor for _, tensor in tensors if tensor.dtype in _ADDRESSES]
-        self._anywhere = bool(tables) and self.known is None
-        if tables and self.known:
-            for start, end in self._named_by(tables):
-                found.setdefault((start, end), Region(start, end, "a tensor of its table"))
+        # What a table names is not held to bounds: addresses of freed memory were taken for its
+        # tensors now and then. Canaries still show what is stored behind a buffer.
+        self._anywhere = bool(tables)
         self._regions = sorted(found.values())
         self._starts = [region.start for region in self._regions]
         self._anywhere = self._anywhere or not self._regions
@@ -101,15 +98,6 @@ class Bounds:
     def _part(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         start = storage.data_ptr()
         return self.inside.get(start, (start, start + storage.nbytes()))
-
-    def _named_by(self, tables: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
-        assert self.known is not None
-        starts = np.array(sorted(self.known), np.uint64)
-        for table in tables:
-            values = np.unique(table.detach().numpy().astype(np.uint64))
-            place = np.unique(np.searchsorted(starts, values, side="right"))
-            for start in (int(starts[at - 1]) for at in place if at):
-                yield self.inside.get(start, (start, self.known[start]))
 
     def _note(
         self, kernel: str, program: tuple[int, ...], address: int, size: int, kind: str

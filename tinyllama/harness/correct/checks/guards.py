@@ -10,52 +10,29 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness.correct.poison import UNINITIALISED
 from tinyllama.harness.kernels.bounds import Bounds, watched
 
-__all__ = ["GuardedMemory", "KnownMemory", "watched"]
+__all__ = ["GuardedMemory", "watched"]
 
 WIDTH = 2**16  # bytes of canary on each side of a buffer
 CANARY = 0xA5
 
 
-class KnownMemory(TorchDispatchMode, Bounds):
-    """While active, notes the memory of every tensor that an operator takes or returns: what a
-    table of addresses may name."""
-
-    def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
-        Bounds.__init__(self, known={})
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves([result, args]):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
-                self._know(leaf.untyped_storage())
-        return result
-
-    def _know(self, storage: torch.UntypedStorage) -> None:
-        assert self.known is not None
-        start = storage.data_ptr()
-        self.known[start] = max(self.known.get(start, 0), start + storage.nbytes())
-
-
-class GuardedMemory(KnownMemory):
+class GuardedMemory(TorchDispatchMode, Bounds):
     """While active, every uninitialised tensor that Python allocates lies between canaries."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
+        Bounds.__init__(self)
         self.buffers: list[tuple[torch.Tensor, int, str]] = []  # all bytes, its own, what it is
         self.forward: list[str] | None = None  # kernels that were launched before the backward pass
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = func(*args, **(kwargs or {}))
         return self.guarded(result) if func in UNINITIALISED and result.numel() else result
 
     def guarded(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
@@ -67,7 +44,6 @@ class GuardedMemory(KnownMemory):
         size = extent * tensor.itemsize
         raw = torch.full((size + 2 * WIDTH,), CANARY, dtype=torch.uint8, device=tensor.device)
         self.buffers.append((raw, size, name))
-        self._know(raw.untyped_storage())
         start = raw.data_ptr() + WIDTH
         self.inside[raw.data_ptr()] = start, start + size
         inside = raw[WIDTH : WIDTH + size].view(tensor.dtype)
