@@ -13,6 +13,7 @@ from correctness_tests.support.stacks import EPS, gradients, inputs
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.resources import compilation
 from tinyllama.ops.stack import Fused, Inputs, launches
 from tinyllama.ops.stack.in_one import ATTEND
 
@@ -92,6 +93,21 @@ def test_descriptors_read_what_pointers_read(
     assert len(found[0]) == 11
     for pointers, descriptors in zip(*found, strict=True):
         assert torch.equal(pointers, descriptors)
+
+
+def test_tiles_narrower_than_a_line_of_the_cache_compile() -> None:
+    """What is brought into the cache ahead, where a launch is dependent, is at least one line."""
+    cpu = inputs(16, 2, 1, 16, torch.device("cpu"))
+    given = Inputs._make(tensor.to("meta") for tensor in cpu)
+    with recorded("sm_90") as launched, tiles(given, 0, False):
+        launched.clear()
+        gradients(given)
+    ahead = {launch.identity: launch for launch in launched if launch.arguments.get("FETCH")}
+    assert len(ahead) == 3
+    for launch in ahead.values():
+        assert launch.arguments["PDL"]
+        assert launch.arguments["BN"] == 32
+        compilation(launch, "sm_90").run()
 
 
 def test_the_chips_table_says_whether_it_is_one_launch() -> None:

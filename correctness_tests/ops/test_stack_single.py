@@ -202,13 +202,15 @@ def never_opens(monkeypatch: pytest.MonkeyPatch, *, backward: bool) -> None:
 def test_a_barrier_that_never_opens_is_named(
     backward: bool, said: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a launch of its own, which ends; what follows it is NaN."""
+    """In a launch of its own, which ends. The result of its pass is NaN, and nothing else is sure:
+    a backward pass reads what the forward pass left unwritten."""
+    WATCHDOG.fault(device)  # of an earlier test
     in_one_launch(monkeypatch, spins=1000 if device.type == "cuda" else 2)
     never_opens(monkeypatch, backward=backward)
     with processors(1) if device.type == "cpu" else ExitStack():
         y, dx, *_ = gradients(inputs(*SHAPE, device), "single")
-    assert bool(y.isnan().all()) != backward
-    assert dx.isnan().all()
+    assert (dx if backward else y).isnan().all()
+    assert not (backward and y.isnan().any())
     with pytest.raises(RuntimeError, match=said):
         WATCHDOG.check(device)
 

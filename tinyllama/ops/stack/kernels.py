@@ -135,7 +135,8 @@ def _product(
 @jit
 def _fetch(x, row, column, stride, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr):
     """Bring a tile into the cache, by one address of each 64 elements of a row."""
-    i, j = tl.arange(0, BM)[:, None], tl.arange(0, BN // 64)[None, :] * 64
+    LINES: tl.constexpr = (BN + 63) // 64
+    i, j = tl.arange(0, BM)[:, None], tl.arange(0, LINES)[None, :] * 64
     i, j = tl.minimum(i, n_rows - 1 - row), tl.minimum(j, n_columns - 1 - column)
     fetch(x + (tl.cast(row, tl.int64) * stride + column) + (i * stride + j))
 
@@ -376,6 +377,13 @@ def product_kernel(
 
 
 @jit
+def _first(one, two, three, a, b, c, d):
+    """Of a, b, c and d the one of the first condition that holds; d if none does. Not by branches:
+    AMD's compiler in triton 3.6 ends on pointers that branches choose."""
+    return tl.where(one, a, tl.where(two, b, tl.where(three, c, d)))
+
+
+@jit
 def weight_gradients_kernel(
     dqkv, low_1, dw_qkv, dout, o, dw_out, dgate_up, low_2, dw_gate_up, dy, h, dw_down,
     n_rows, width, n_columns, n_heads, n_hidden, after_qkv, after_out, after_gate_up,
@@ -389,27 +397,31 @@ def weight_gradients_kernel(
     memory is taken once."""
     begin(PDL)
     tile = tl.program_id(0)
-    if tile < after_qkv:
-        left, right, dw, n_out, n_in = dqkv, low_1, dw_qkv, n_columns, width
-    elif tile < after_out:
-        tile -= after_qkv
-        left, right, dw, n_out, n_in = dout, o, dw_out, width, n_heads
-    elif tile < after_gate_up:
-        tile -= after_out
-        left, right, dw, n_out, n_in = dgate_up, low_2, dw_gate_up, 2 * n_hidden, width
-    else:
-        tile -= after_gate_up
-        left, right, dw, n_out, n_in = dy, h, dw_down, width, n_hidden
+    of_qkv, of_out, of_gate_up = tile < after_qkv, tile < after_out, tile < after_gate_up
+    n_out = _first(of_qkv, of_out, of_gate_up, n_columns, width, 2 * n_hidden, width)
+    n_in = _first(of_qkv, of_out, of_gate_up, width, n_heads, width, n_hidden)
+    dw = _first(of_qkv, of_out, of_gate_up, dw_qkv, dw_out, dw_gate_up, dw_down)
+    tile -= _first(of_qkv, of_out, of_gate_up, 0, after_qkv, after_out, after_gate_up)
     across = tl.cdiv(n_in, BN)
     row, column = tile // across * BM, tile % across * BN
     acc = tl.zeros((BM, BN), tl.float32)
     if DESCRIBED:
+        if of_qkv:
+            left, right = dqkv, low_1
+        elif of_out:
+            left, right = dout, o
+        elif of_gate_up:
+            left, right = dgate_up, low_2
+        else:
+            left, right = dy, h
         for first in range(0, n_rows, BK):
             left_tile, right_tile = left.load([first, row]), right.load([first, column])
             acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
     else:
         i, j = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :]
         k = tl.arange(0, BK)[:, None]
+        left = _first(of_qkv, of_out, of_gate_up, dqkv, dout, dgate_up, dy)
+        right = _first(of_qkv, of_out, of_gate_up, low_1, o, low_2, h)
         left_at = left + row + (k * tl.cast(n_out, tl.int64) + i)
         right_at = right + column + (k * tl.cast(n_in, tl.int64) + j)
         for first in range(0, n_rows, BK):
