@@ -124,20 +124,33 @@ def test_a_product_reads_the_copy_and_its_gradient_goes_to_the_weight() -> None:
 # -- a batch --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["one memory", "two", "the other way round", "other strides"])
+@pytest.mark.parametrize("way", ["windows", "spread windows", "turned windows", "apart", "swapped"])
 def test_a_batch_is_loaded_wherever_it_lies(way: str) -> None:
     step = make_step(torch.device("cpu"))
     batch = torch.arange(10).view(2, 5)
     tokens, targets = batch[:, :-1], batch[:, 1:]
-    if way == "two":
-        targets = targets.clone()
-    elif way == "the other way round":
+    if way == "swapped":
         tokens, targets = targets, tokens
-    elif way == "other strides":
-        targets = batch[:, 1:].T.contiguous().T
-    step._load(tokens, targets)
+    if "windows" in way:
+        if way == "spread windows":
+            batch = torch.arange(40).view(4, 10)[1::2, 1:].fill_(-1)[:, ::2].copy_(batch)
+        elif way == "turned windows":
+            batch = batch.T.contiguous().T
+        step._load(batch, None)
+    else:
+        step._load(tokens, targets)
     assert torch.equal(torch.cat(step.tokens), tokens)
     assert torch.equal(torch.cat(step.targets), targets)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "named"),
+    [([(2, 4)], r"windows of shape \(2, 4\).*\(2, 5\)"), ([(2, 4), (2, 5)], r"batch.*\(2, 5\)")],
+)
+def test_a_batch_of_another_shape_is_refused(shapes: list[tuple[int, int]], named: str) -> None:
+    step = make_step(torch.device("cpu"))
+    with pytest.raises(ValueError, match=named):
+        step(*(torch.zeros(shape, dtype=torch.int64) for shape in shapes))
 
 
 # -- updates beside the backward pass --------------------------------------------------------------

@@ -33,7 +33,7 @@ class Held:
 
 def everything(step: TrainStep, tokens: torch.Tensor) -> None:
     """One step that every parameter learns in. tokens: (B, T + 1)."""
-    step(tokens[:, :-1], tokens[:, 1:])
+    step(tokens)
 
 
 def held(

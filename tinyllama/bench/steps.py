@@ -280,7 +280,7 @@ class TierStep(StepContender):
         self.plan = str(self.training.plan)
         self.left_out = self.training.left_out
         self.parameters = dict(self.model.named_parameters())
-        self.step = lambda batch: self.training(batch[:, :-1], batch[:, 1:])
+        self.step = self.training
         self.started()
 
     def make_gradients(self) -> None:

@@ -63,7 +63,7 @@ class Workload:
             tokens = torch.randint(self.model.vocab_size, shape, generator=generator).to(device)
 
             def once() -> None:
-                made(tokens[:, :-1], tokens[:, 1:])
+                made(tokens)
                 synchronize(device)
 
             yield made, once

@@ -96,6 +96,7 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         mine = ranks.part(config.samples_per_step)
         self._shape = torch.Size((mine.stop - mine.start, config.seq_len))
+        self._windows = torch.Size((mine.stop - mine.start, config.seq_len + 1))
         self._batch = torch.zeros((2, *self._shape), dtype=torch.int64, device=self.device)
         self.tokens, self.targets = (half.chunk(config.accumulate) for half in self._batch)
         self.loss = torch.zeros((), device=self.device)
@@ -120,12 +121,15 @@ class TrainStep:
         self._host_waits = self.optimizer.found_inf.device.type != self.device.type
         self._copied = torch.zeros((), pin_memory=self._host_waits)
 
-    def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, tokens: torch.Tensor, targets_BT: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Train on one batch (B T) and return its loss, before the update.
 
-        B is `TrainConfig.samples_per_step`: the micro-batches one after the other.
+        B is `TrainConfig.samples_per_step`: the micro-batches one after the other. Without targets,
+        ``tokens`` are windows (B T + 1), of which each token but the first is a target: one copy.
         """
-        self._load(tokens_BT, targets_BT)
+        self._load(tokens, targets_BT)
         if self.rounded is not None:
             self.rounded.refresh()
         if self.graphs:
@@ -227,18 +231,24 @@ class TrainStep:
                 self.scaler.load_state_dict(scaler)
             self.optimizer.zero_grad(set_to_none=True)
 
-    def _load(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+    def _load(self, tokens: torch.Tensor, targets_BT: torch.Tensor | None) -> None:
         """Copy a batch into the buffers of its micro-batches, without waiting."""
-        if not tokens_BT.shape == targets_BT.shape == self._shape:
-            wrong = tokens_BT if tokens_BT.shape != self._shape else targets_BT
+        if targets_BT is None:
+            if tokens.shape != self._windows:
+                raise ValueError(
+                    f"windows of shape {tuple(tokens.shape)}: this step takes "
+                    f"{tuple(self._windows)}, or tokens and targets {tuple(self._shape)}"
+                )
+            rows, apart = tokens.stride()
+            both = tokens.as_strided(self._batch.shape, (apart, rows, apart))
+            self._batch.copy_(both, non_blocking=True)
+            return
+        if not tokens.shape == targets_BT.shape == self._shape:
+            wrong = tokens if tokens.shape != self._shape else targets_BT
             raise ValueError(
                 f"a batch of shape {tuple(wrong.shape)}: this step takes {tuple(self._shape)}"
             )
-        both = _of_one_memory(tokens_BT, targets_BT)
-        if both is not None:
-            self._batch.copy_(both, non_blocking=True)
-            return
-        for half, given_BT in zip(self._batch, (tokens_BT, targets_BT), strict=True):
+        for half, given_BT in zip(self._batch, (tokens, targets_BT), strict=True):
             half.copy_(given_BT, non_blocking=True)
 
     # -- the phases ---------------------------------------------------------------------------
@@ -343,16 +353,6 @@ class TrainStep:
         if self._host_waits:
             self._arrival.synchronize()
         self.optimizer.found_inf.copy_(self._judged - self._judged != 0)
-
-
-def _of_one_memory(one: torch.Tensor, later: torch.Tensor) -> torch.Tensor | None:
-    """Two tensors of one shape as one with an axis in front, if the second lies further on in the
-    same memory, as targets do that are the tokens of the next position; else None."""
-    apart = later.storage_offset() - one.storage_offset()
-    shared = one.untyped_storage().data_ptr() == later.untyped_storage().data_ptr()
-    if not shared or apart < 0 or one.stride() != later.stride() or one.dtype is not later.dtype:
-        return None
-    return one.as_strided((2, *one.shape), (apart, *one.stride()))
 
 
 def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:

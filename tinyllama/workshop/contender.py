@@ -36,7 +36,7 @@ class StageStep(StepContender):
         self.parts = self.stage.parts
         self.training = Trained(self.parts, self.shape, self.config, self.device).step
         self.parameters = dict(self.training.model.named_parameters())
-        self.step = lambda batch: self.training(batch[:, :-1], batch[:, 1:])
+        self.step = self.training
         first = self.batches[0]
         self.first_loss = float(self.training.probe(first[:, :-1], first[:, 1:]))
         self.training.prepare(warm_up=self.warm_ups)
