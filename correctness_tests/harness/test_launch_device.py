@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
 
@@ -48,9 +47,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return launched
 
 
-def on(*devices: str) -> list[torch.Tensor]:
-    with FakeTensorMode():
-        return [torch.empty(8, device=device) for device in devices]
+class Elsewhere(torch.Tensor):
+    """Says that it lies on a device; none is asked whether it is there, and there may be one."""
+
+    device = torch.device("cpu")
+
+    def get_device(self) -> int:
+        return -1 if self.device.index is None else self.device.index
+
+
+def on(*devices: str) -> list[Elsewhere]:
+    tensors = [torch.empty(8).as_subclass(Elsewhere) for _ in devices]
+    for tensor, device in zip(tensors, devices, strict=True):
+        tensor.device = torch.device(device)
+    return tensors
 
 
 def test_a_launch_is_on_the_device_of_its_tensors(seen: list[int]) -> None:
