@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
@@ -22,6 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts a job in the background deaf to Ctrl-C, and so would be what tests interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A process that a test starts in another folder finds this package, installed or not.
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, str(ROOT)]))
     for name in config.option.ops:
         load(name, OPS)
     config.stash[DECLARED] = {name: dict(op.providers) for name, op in OPS.items()}

@@ -45,7 +45,6 @@ from tinyllama.harness.machine.worker import WorkerError
 @pytest.fixture
 def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     """Folders of two sides that run what is in `broken_sides`."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(module, "FACTORY", "correctness_tests.support.broken_sides:Broken")
     found = []
     for side in SIDES:

@@ -35,7 +35,6 @@ KERNEL_US, HOST_US = 5.0, 100.0
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     # Under it pytest-benchmark would disable itself in the runs that these tests start.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest(CONFTEST)

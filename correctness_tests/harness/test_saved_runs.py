@@ -90,7 +90,6 @@ def test_what_would_compare_nothing_is_refused_before_anything_runs(
 def test_readings_are_entered_under_benchmark_only(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     # Under it pytest-benchmark would disable itself in the run that this test starts.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest("from tinyllama.bench.table import readings_clock, table")
