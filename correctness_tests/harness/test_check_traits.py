@@ -3,6 +3,7 @@ given or that are overwritten by design, dtypes of outputs; and a slack has an e
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness import DeclarationError, Op, Provider
+from tinyllama.harness import Case, DeclarationError, Op, Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.declare.op import MOST_SLACK
 from tinyllama.ops import OPS
@@ -54,6 +55,28 @@ def test_contiguous_inputs_alone_are_a_limit_that_may_be_declared(
 ) -> None:
     finding = found(SILU, call, "input layouts", contiguous=declared)["input layouts"]
     assert finding.rank is rank, finding
+
+
+class Rounded(torch.autograd.Function):
+    """The identity, whose gradient is rounded as a difference of terms near 1 is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> torch.Tensor:
+        return dx + 2.0**-21
+
+
+def test_under_autocast_too_what_cancels_is_held_to_the_terms_that_are_declared() -> None:
+    attention = copy.copy(OPS["attention"])
+    attention.cases = [Case(B=1, T=1, H=2, G=1, K=16)]  # one key: the gradient of q is zero
+    eager = attention["eager"].call
+    rounded = lambda q, k, v: eager(Rounded.apply(q), k, v)  # noqa: E731
+    assert found(attention, rounded, "autocast")["autocast"].outcome is PASSED
+    attention.magnitudes = None
+    assert found(attention, rounded, "autocast")["autocast"].outcome is FAILED
 
 
 class Reusing(torch.autograd.Function):

@@ -170,12 +170,13 @@ class OpCase:
             oracle,
             [evaluate(self.op, reference, inputs.perturbed(n)) for n in range(PERTURBATIONS)],
             {name: one.off_by for name, one in self.op.outputs.items()},
-            self._magnitudes(inputs.double(), oracle),
+            self.magnitudes(inputs.double(), oracle),
         )
 
-    def _magnitudes(
+    def magnitudes(
         self, exact: Inputs, oracle: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
+        """Of what cancels in results for these inputs; ``oracle``: the results in float64."""
         if self.op.magnitudes is None:
             return {}
         upstream = {

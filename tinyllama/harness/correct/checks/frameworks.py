@@ -26,10 +26,12 @@ def autocast(candidate: Candidate) -> Problem:
     inputs = candidate.inputs(case)
     eager = replace(candidate, provider=candidate.op["eager"])
     own, reference = (_under_autocast(one, inputs) for one in (candidate, eager))
-    oracle = evaluate(candidate.op, eager.provider.call, inputs.double())
+    exact = inputs.double()
+    oracle = evaluate(candidate.op, eager.provider.call, exact)
     narrow = inputs.to(NARROW)
     moved = [evaluate(candidate.op, eager.provider.call, narrow.perturbed(n)) for n in range(DRAWS)]
-    references = References(reference, oracle, moved)
+    terms = case.magnitudes(exact, oracle)
+    references = References(reference, oracle, moved, magnitudes=terms)
     slack = candidate.slack.get(NARROW, candidate.slack[case.dtype])
     for name in oracle:
         if name not in own:
