@@ -42,6 +42,14 @@ def written_out(x: torch.Tensor) -> torch.Tensor:
     return powers / powers.sum(-1, keepdim=True)
 
 
+@softmax.magnitude
+def terms(x: torch.Tensor, upstream: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """dx = p (dy - sum(p dy)); where one p is nearly 1 the two cancel."""
+    p, dy = torch.softmax(x, -1), upstream["y"]
+    total = (p * dy).square().sum(-1, keepdim=True)
+    return {"grad x": p * (dy.square() + total).sqrt()}
+
+
 @jit
 def forward_kernel(x, y, highest, total, V, x_n, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
