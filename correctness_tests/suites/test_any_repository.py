@@ -187,7 +187,9 @@ def test_the_ops_are_timed_and_compared_with_records_of_that_repository(
     Path(".gitignore").write_text("results/\n.benchmarks/\n__pycache__/\n")
     git("add", "--all")
     git("commit", "--quiet", "--message=all")
-    found = repository.runpytest_inprocess("--ops=kernels/double.py", "--benchmark-compare")
+    # A CPU, which no other session holds: a GPU may be that of a test in another worker.
+    args = ["--device=cpu", "--ops=kernels/double.py", "--benchmark-compare"]
+    found = repository.runpytest_inprocess(*args)
     assert found.ret == 12  # nothing to compare with yet
     (path,) = Path("results").glob("*/*-ops-fp32.json")
     record = json.loads(path.read_text())
