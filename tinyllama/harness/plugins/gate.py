@@ -92,7 +92,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     check_measuring(config)
     for name, shown in REFUSED.items():
-        if getattr(option, name, None):
+        if given := getattr(option, name, None):
+            if hasattr(given, "close"):  # pytest-benchmark opens the file of --benchmark-json
+                given.close()
             raise pytest.UsageError(f"{shown}: the gate times every benchmark; remove it")
     if getattr(option, "benchmark_compare_fail", None):
         raise pytest.UsageError(
