@@ -35,7 +35,7 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import libdevice, programs
+from tinyllama.harness.kernels import libdevice, programs, shared_types
 
 Array = Any  # a numpy array
 
@@ -339,12 +339,6 @@ def _remembered(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return found
 
 
-def _compare_types_fast() -> None:
-    """Each operation compares types several times, mostly an object with itself."""
-    stock_equal = tl.dtype.__eq__
-    tl.dtype.__eq__ = lambda self, other: self is other or stock_equal(self, other)
-
-
 def _fix_scalars() -> None:
     """numpy 2.5 takes no array of one element for a number."""
     patch = stock._patch_lang_tensor
@@ -372,7 +366,7 @@ _fix_comparisons()
 _fix_arguments()
 _fix_values()
 _fix_scalars()
-_compare_types_fast()
+shared_types.share()
 # What a check of overflows computes is read where asserts are on (``debug``), and it is a sixth of
 # the time.
 stock.interpreter_builder.options = replace(
