@@ -3,8 +3,9 @@
 What is compiled follows from the declarations: for each provider that launches kernels its
 forward and backward are recorded on meta tensors, in its dtypes and precisions, with the
 configurations chosen for the chip. `make test` compiles the cases that a GPU times for two chips,
-and the largest in bfloat16 for the others; `make test-slow` the rest, all cases, and every
-configuration that a search may try.
+and for the others each op's own kernels for the largest case in bfloat16. Cooperative kernels take
+seconds each: there in bfloat16 for two chips. `make test-slow` compiles the rest, all cases, and
+every configuration that a search may try.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels keep the instructions that they are recorded to have: wide accesses, matrix products.
 
-The compilations are those of `correctness_tests/kernels/test_compiled.py` for two chips, none is
-made a second time. Each op's folder has its record, ``instructions.toml``. A kernel that is not
+The compilations are those of `correctness_tests/kernels/test_compiled.py` for two chips; none is
+made a second time, and what `make test` does not compile there it does not compare here. Each op's folder has its record, ``instructions.toml``. A kernel that is not
 recorded for this triton is listed among the skipped tests; test_compiled.py holds it to the limits
 of the chips.
 """
@@ -47,14 +47,25 @@ def recorded_kernels() -> Record:
 
 
 def held() -> dict[Key, list[Compilation]]:
-    """By chip and kernel, the compilations of `make test` that are held to the record."""
+    """By chip and kernel, the compilations that are held to the record."""
     found = held_kernels(planned(only_quick=True).values())
     return {key: compilations for key, compilations in found.items() if key[0] in AVAILABLE}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "key" in metafunc.fixturenames:
-        params = [pytest.param(key, id="-".join(key)) for key in held()]
+        slow = pytest.mark.slow("kernels of more chips, cases and dtypes are compiled")
+        soon = {
+            one.compilation.key
+            for one in planned(only_quick=True).values()
+            if one.quick and one.compilation
+        }
+        params = [
+            pytest.param(
+                key, id="-".join(key), marks=[] if {one.key for one in every} <= soon else [slow]
+            )
+            for key, every in held().items()
+        ]
         for chip in WHOLLY:
             if reason := lacking(chip):
                 params.append(pytest.param(None, id=chip, marks=pytest.mark.skip(reason)))

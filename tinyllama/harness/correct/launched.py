@@ -31,25 +31,35 @@ WHOLLY = ("gfx942", "sm_90")  # chips for which more than the largest case is co
 
 @dataclass(frozen=True)
 class Planned:
-    """One compilation, and the first case that asks for it; or what kept it from being known."""
+    """One compilation, and the first case that asks for it; or what kept it from being known.
+
+    quick: it is made in `make test`. held: its instructions are recorded."""
 
     where: str
     quick: bool
+    held: bool
     compilation: Compilation | None = None
     error: Exception | None = None
 
 
-def cases_of(op: Op, chip: str, mode: str) -> Iterator[tuple[Case, bool]]:
-    """The cases that are compiled for a chip, and whether in `make test` already."""
+def cases_of(op: Op, provider: Provider, chip: str, mode: str) -> Iterator[tuple[Case, bool, bool]]:
+    """The cases that are compiled for a chip, whether in `make test` already, and whether their
+    instructions are recorded.
+
+    A cooperative kernel holds a pass of a whole block, and takes seconds to compile: in `make test`
+    in bfloat16 for two chips.
+    """
+    long = "cooperative" in provider.requires
     for case in op.timed:  # the first is what a CPU times
         if chip in WHOLLY:
-            quick = mode != "fp16" and (case is not op.timed[0] or len(op.timed) == 1)
+            held = mode != "fp16" and (case is not op.timed[0] or len(op.timed) == 1)
+            yield case, held and (mode == "bf16" or not long), held
         else:
-            quick = mode == "bf16" and case is op.timed[-1] and chip != "gfx908"
-        yield case, quick
+            largest = mode == "bf16" and case is op.timed[-1]
+            yield case, largest and not long and chip != "gfx908", False
     if chip in WHOLLY:
         for case in op.cases:
-            yield case, False
+            yield case, False, False
 
 
 def plan_of(
@@ -59,8 +69,8 @@ def plan_of(
         for mode, (dtype, precision) in MODES.items():
             if dtype not in provider.dtypes:
                 continue
-            for case, quick in cases_of(op, chip, mode):
-                if provider.supports(case.dims) is None and (quick or not only_quick):
+            for case, quick, held in cases_of(op, provider, chip, mode):
+                if provider.supports(case.dims) is None and (quick or held or not only_quick):
                     where = f"{provider}-{case}-{mode}-{chip}"
                     try:
                         launches = launches_of(
@@ -68,9 +78,11 @@ def plan_of(
                         )
                         for launch in launches:
                             found = compilation(launch, chip)
-                            yield Planned(f"{where}-{found.kernel}", quick, found)
+                            own = found.kernel.startswith(f"{op.name}.")
+                            soon = quick and (own or chip in WHOLLY)  # else with the kernel's op
+                            yield Planned(f"{where}-{found.kernel}", soon, held, found)
                     except Exception as error:  # the test of this case raises it
-                        yield Planned(where, quick, error=error)
+                        yield Planned(where, quick, held, error=error)
 
 
 def with_kernels(ops: Iterable[Op]) -> Iterator[tuple[Op, Provider]]:
@@ -84,7 +96,8 @@ def with_kernels(ops: Iterable[Op]) -> Iterator[tuple[Op, Provider]]:
 def plan(
     ops: Iterable[Op], chips: Iterable[str] = CHIPS, *, only_quick: bool = False
 ) -> dict[str, Planned]:
-    """Every distinct compilation by its key; those of `make test` first. only_quick: no others."""
+    """Every distinct compilation by its key; those of `make test` first. only_quick: no others, but
+    for those whose instructions are recorded."""
     able = [chip for chip in chips if not lacking(chip)]
     every = [
         planned
@@ -92,19 +105,15 @@ def plan(
         for planned in plan_of(provider, op, able, only_quick=only_quick)
     ]
     distinct: dict[str, Planned] = {}
-    for planned in sorted(every, key=lambda planned: not planned.quick):
+    for planned in sorted(every, key=lambda planned: (not planned.quick, not planned.held)):
         key = planned.compilation.key if planned.compilation else planned.where
         distinct.setdefault(key, planned)
     return distinct
 
 
 def held_kernels(planned: Iterable[Planned]) -> dict[Key, list[Compilation]]:
-    """By chip and kernel, the compilations of `make test` that instructions are recorded of."""
-    return grouped(
-        one.compilation
-        for one in planned
-        if one.quick and one.compilation and one.compilation.chip.name in WHOLLY
-    )
+    """By chip and kernel, the compilations that instructions are recorded of."""
+    return grouped(one.compilation for one in planned if one.held and one.compilation)
 
 
 def launches_of(

@@ -44,7 +44,8 @@ def _share_blocks() -> None:
         if len(args) == 2:
             if len(_BLOCKS) >= MOST:
                 _BLOCKS.clear()
-            _BLOCKS[(id(args[0]), *args[1])] = self
+            key = id(args[0]), *args[1]
+            _BLOCKS[key] = self
         self.shape = _SHAPES.setdefault(tuple(self.shape), self.shape)
 
     block.__new__, block.__init__ = new, init
