@@ -73,7 +73,8 @@ from tinyllama.ops import OPS
         ("--save= ", "argument --save: '' names no file (an empty path): name one"),
         ("--data= ", "argument --data: '' names no file (an empty path): name one"),
         ("--data {tmp}/pipe", "data '{tmp}/pipe' is a pipe or a device: name a text file or a"),
-        ("--data /proc", "data '/proc"),
+        ("--data /proc/sys/kernel", "data '/proc/sys/kernel"),  # some files cannot be read
+        ("--data {tmp}", "data '{tmp}' has more than 4294967296 bytes, or changed while"),
         ("--resume {tmp}/pipe", "checkpoint '{tmp}/pipe' is no file: name a file that --save"),
         ("--json {tmp}/" + 256 * "x", "names no file (File name too long): name one"),
         ("--save {tmp}/none/../x", "no folder '{tmp}/none/..'; make it first"),
@@ -83,6 +84,8 @@ from tinyllama.ops import OPS
 )
 def test_a_bad_value_is_one_line_and_status_2(tmp_path: Path, options: str, message: str) -> None:
     (tmp_path / "short").write_text("abcde")
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", 2**32 + 1)  # a hole: it takes no room
     os.mkfifo(tmp_path / "pipe")
     before = sorted(tmp_path.iterdir())
     outputs = ["--save", str(tmp_path / "saved"), "--json", str(tmp_path / "run.json")]

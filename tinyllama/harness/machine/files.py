@@ -166,16 +166,19 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would wait for its writer
     try:
-        kind = os.fstat(handle).st_mode
+        found = os.fstat(handle)
+        kind = found.st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
             raise ValueError(f"{str(path)!r} is a pipe or a device, not a file")
-        with open(handle, "rb", closefd=False) as file:
-            content = file.read(most + 1)
+        content = None
+        if found.st_size <= most:  # else nothing is read; a file may grow, or have no size
+            with open(handle, "rb", closefd=False) as file:
+                content = file.read(most + 1)
     finally:
         os.close(handle)
-    if len(content) > most:
+    if content is None or len(content) > most:
         raise ValueError(f"{str(path)!r} has more than {most} bytes")
     return content
 
