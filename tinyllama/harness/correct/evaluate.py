@@ -116,8 +116,8 @@ def make_inputs(
 
     drawn_on: the device that draws random values. Each device draws other ones; a GPU is faster.
     extreme: the name of one of the op's extremes.
-    layout: of the floating-point inputs, one of `LAYOUTS`; "distinct" gives each tensor strides
-        that no other has.
+    layout: of the inputs, one of `LAYOUTS`; "distinct" gives each tensor strides that no other
+        has. Between elements lie NaN; between integers zeros, which are indices too.
     upstream: layout of the gradients of the outputs, one of `UPSTREAMS`; "summed" is what
         ``.sum().backward()`` gives: one element, with stride 0, for the whole tensor.
     """
@@ -130,7 +130,7 @@ def make_inputs(
         return torch.float64 if dtype is torch.float64 and declared.floating else fixed
 
     def layout_of(declared: Tensor) -> str:
-        if declared.mutated or not declared.floating:
+        if declared.mutated:
             return "contiguous"
         # Equal rows of a weight would make results cancel; only the batch is expanded.
         return "contiguous" if layout == "expanded" and declared.axes[:1] != first else layout
@@ -361,14 +361,15 @@ def _laid_out(
     tensor = sample.to(dtype=dtype, device=device)
     if layout == "contiguous" or tensor.dim() == 0:
         return tensor.contiguous()
+    gap = float("nan") if tensor.is_floating_point() else 0
     if layout == "strided":  # every second element of the last axis
-        buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), float("nan"))
+        buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), gap)
         view = buffer[..., ::2]
         view.copy_(tensor)
         return view
     if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
         width = place * (tensor.shape[-1] + 1)
-        view = tensor.new_full((*tensor.shape[:-1], width), float("nan"))[..., :-place:place]
+        view = tensor.new_full((*tensor.shape[:-1], width), gap)[..., :-place:place]
         view.copy_(tensor)
         return view
     if layout == "transposed":  # the memory order of the axes reversed

@@ -24,6 +24,7 @@ import torch
 
 _MACHINERY = ("triton", "numpy", "tinyllama.harness")
 _ADDRESSES = (torch.int64, torch.uint64)  # dtypes of tables of addresses
+_LOWEST, _HIGHEST = 2**32, 2**47  # between these lie the addresses of a process
 
 
 class Region(NamedTuple):
@@ -39,12 +40,15 @@ class Bounds:
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
+    unheld: of these, those of which a launch may access anything: it is given a tensor of
+        addresses, and how much lies behind an address is not known.
     """
 
     def __init__(self) -> None:
         self.strays: list[str] = []
         self.inside: dict[int, tuple[int, int]] = {}
         self.kernels: dict[str, str] = {}
+        self.unheld: dict[str, None] = {}
         self._met: set[tuple[str, str, str]] = set()
         self._launch: Any = None
         self._regions: list[Region] = []
@@ -78,7 +82,7 @@ class Bounds:
         return place >= 0 and high + size <= self._regions[place].end
 
     def _prepare(self, launch: Any) -> None:
-        """What a launch may access: its tensors; anything, if one is a table of addresses."""
+        """What a launch may access: its tensors; anything, if one of them holds an address."""
         code = launch.fn.__code__
         self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
         tensors = list(_tensors(launch.arguments))
@@ -87,13 +91,11 @@ class Bounds:
         for name, tensor in tensors:
             start, end = self._part(tensor.untyped_storage())
             found.setdefault((start, end), Region(start, end, name))
-        tables = [tensor for _, tensor in tensors if tensor.dtype in _ADDRESSES]
-        # What a table names is not held to bounds: addresses of freed memory were taken for its
-        # tensors now and then. Canaries still show what is stored behind a buffer.
-        self._anywhere = bool(tables)
         self._regions = sorted(found.values())
         self._starts = [region.start for region in self._regions]
-        self._anywhere = self._anywhere or not self._regions
+        self._anywhere = not self._regions or any(_has_address(tensor) for _, tensor in tensors)
+        if self._anywhere:
+            self.unheld[launch.kernel] = None
 
     def _part(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         start = storage.data_ptr()
@@ -119,6 +121,15 @@ class Bounds:
             f"{author_line()}{kernel}, program {program}: {_article(kind)} of {size} bytes "
             f"{where}, a buffer of {length} bytes"
         )
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    """Whether an element may be an address: indices of elements are smaller, and what memory is
+    filled with before it is written is larger."""
+    if tensor.dtype not in _ADDRESSES or not tensor.numel():
+        return False
+    values = tensor.detach().view(torch.int64)
+    return bool(((values >= _LOWEST) & (values < _HIGHEST)).any())
 
 
 def _article(kind: str) -> str:

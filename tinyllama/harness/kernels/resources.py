@@ -94,13 +94,18 @@ class Resources:
 
     def excesses(self, spilled: int = 0) -> list[str]:
         """What passes a limit of the chip, in words; ``spilled`` bytes are allowed."""
+        found = self.unfit()
+        if self.spilled > spilled:
+            found.append(f"{self.spilled:,} bytes a thread are spilled, allowed {spilled:,}")
+        return found
+
+    def unfit(self) -> list[str]:
+        """Why the chip cannot launch it, in words."""
         found = []
         if self.shared > self.chip.shared:
             found.append(f"{self.shared:,} bytes of shared memory, limit {self.chip.shared:,}")
         if self.threads > THREADS:
             found.append(f"{self.num_warps} warps of {self.wave} threads, limit {THREADS} threads")
-        if self.spilled > spilled:
-            found.append(f"{self.spilled:,} bytes a thread are spilled, allowed {spilled:,}")
         return found
 
     def __str__(self) -> str:

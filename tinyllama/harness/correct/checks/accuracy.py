@@ -102,6 +102,9 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
         found.setdefault(EXTREMES, Finding(EXTREMES, outcome, message=text))
     for name, text in unknown.items():
         found.setdefault(name, Finding(name, Outcome.BLOCKED, message=text))
+    if candidate.unheld and BOUNDS in tried:
+        text = f"canaries alone tell of {', '.join(candidate.unheld)}: a tensor holds addresses"
+        found.setdefault(BOUNDS, Finding(BOUNDS, Outcome.PASSED, message=text))
     for name in (name for name in ALL if name in only):
         if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.launch import Launch
 from tinyllama.harness.kernels.limits import verdict
-from tinyllama.harness.kernels.resources import CHIPS, compilation, lacking
+from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 
 
 def resources(candidate: Candidate) -> Problem | str:
     """Each kernel of the largest case compiles for each chip: shared memory, threads, no spills.
+    A kernel that spills is right, and slow: that is advice.
 
     Of a kernel under ``triton.autotune`` one configuration must fit, since those that do not are
     not chosen; the text names these.
@@ -23,6 +24,7 @@ def resources(candidate: Candidate) -> Problem | str:
     case = _largest(candidate)
     compiled: set[str] = set()
     skipped: dict[str, None] = {}
+    spilling: Problem = None
     chips = [name for name in CHIPS if lacking(name) is None]
     for chip in chips:
         for dtype in candidate.dtypes:
@@ -31,22 +33,32 @@ def resources(candidate: Candidate) -> Problem | str:
                 if found.key in compiled:
                     continue
                 compiled.add(found.key)
-                excesses, _ = verdict(found, ())
+                excesses, unfit = _excesses(found)
                 if not excesses:
                     continue
                 text = f"{found.kernel}{_configured(launch)} on {chip}: {'; '.join(excesses)}"
-                others = len(launch.tuned.configs) - 1 if launch.tuned else 0
-                if not others:
-                    return OpCase(candidate.op, candidate.provider, case.case, dtype), text
-                if not _another_fits(candidate, case, dtype, chip, launch):
+                if others := len(launch.tuned.configs) - 1 if launch.tuned else 0:
+                    if _another_fits(candidate, case, dtype, chip, launch, unfit):
+                        skipped[text] = None
+                        continue
                     text += f"; none of its {others} other configurations fits either"
-                    return OpCase(candidate.op, candidate.provider, case.case, dtype), text
-                skipped[text] = None
+                where = OpCase(candidate.op, candidate.provider, case.case, dtype)
+                if unfit:
+                    return where, text
+                spilling = spilling or (where, text, Rank.ADVICE)
     if not compiled:
         raise Unsupported(
             "it launches no kernel made by tinyllama.harness.kernels.jit or triton.jit"
         )
+    if spilling:
+        return spilling
     return f"configurations that autotune leaves out: {'; '.join(skipped)}" if skipped else ""
+
+
+def _excesses(found: Compilation) -> tuple[list[str], bool]:
+    """What passes a limit of the chip, in words, and whether the chip can therefore not run it."""
+    excesses, taken = verdict(found, ())
+    return excesses, bool(excesses) and (taken is None or bool(taken.unfit()))
 
 
 def _configured(launch: Launch) -> str:
@@ -59,14 +71,20 @@ def _configured(launch: Launch) -> str:
 
 
 def _another_fits(
-    candidate: Candidate, case: OpCase, dtype: torch.dtype, chip: str, launch: Launch
+    candidate: Candidate,
+    case: OpCase,
+    dtype: torch.dtype,
+    chip: str,
+    launch: Launch,
+    may_spill: bool,
 ) -> bool:
     """Whether another configuration of a launch's kernel is within a chip's limits."""
     for config in (one for one in launch.tuned.configs if one is not launch.tuned.chosen):
         with launch.tuned.forced(config):
             again = _launches(candidate, case, dtype, chip)
         own = [one for one in again if one.tuned and one.tuned.kernel is launch.tuned.kernel]
-        if own and not any(verdict(compilation(one, chip), ())[0] for one in own):
+        each = [_excesses(compilation(one, chip)) for one in own]
+        if own and not any(unfit if may_spill else excesses for excesses, unfit in each):
             return True
     return False
 

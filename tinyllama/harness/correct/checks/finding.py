@@ -63,7 +63,7 @@ UNSAFE = {
     "program order",
     "two consumers",
     "determinism",
-    "resources",
+    "resources",  # but for spills
     "side stream",
 }
 
@@ -124,6 +124,7 @@ class Candidate:
     backend: of torch.compile, for the check `compiled`.
     announce: is told each case that is about to be tried.
     ended: cases in which a process ended before, with what is known of that; they are not tried.
+    unheld: is filled with the kernels whose accesses were not held to their tensors.
     """
 
     op: Op
@@ -133,6 +134,7 @@ class Candidate:
     backend: str = "aot_eager"
     announce: Callable[[str], None] = lambda case: None
     ended: Mapping[str, str] = field(default_factory=dict)
+    unheld: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.provider.offered(self.op))
@@ -221,6 +223,7 @@ class Candidate:
 
         with watched(bounds.watch), limited():
             yield
+        self.unheld.update(bounds.unheld)
 
     def wrong(
         self, case: OpCase, results: dict[str, torch.Tensor], inputs: Inputs

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import References
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Unsupported, leaves
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, same_bits
 from tinyllama.harness.correct.compare import compare
 from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate
@@ -19,13 +19,19 @@ NARROW = torch.bfloat16
 
 
 def autocast(candidate: Candidate) -> Problem:
-    """Under autocast, outputs and gradients are as accurate as the reference's under autocast."""
+    """Under autocast, outputs and gradients are as accurate as the reference's under autocast.
+
+    Where autocast changes the reference's results and none of the candidate's, it is ignored: the
+    results are right, and cost what they cost without it. That is advice.
+    """
     if candidate.op.mutated:
         raise Unsupported("it works in place, which autocast leaves alone")
     case = candidate.smallest(torch.float32)
     inputs = candidate.inputs(case)
     eager = replace(candidate, provider=candidate.op["eager"])
-    own, reference = (_under_autocast(one, inputs) for one in (candidate, eager))
+    on, off = (torch.autocast(candidate.device.type, NARROW, enabled=on) for on in (True, False))
+    under = [_results(one, inputs, on) for one in (candidate, eager)]
+    own, reference = map(_narrowed, under)
     exact = inputs.double()
     oracle = evaluate(candidate.op, eager.provider.call, exact)
     narrow = inputs.to(NARROW)
@@ -39,18 +45,33 @@ def autocast(candidate: Candidate) -> Problem:
         found = compare(name, own[name], references.of(name), slack=slack)
         if not found.passed:
             return case, str(found)
+    plain = [_results(one, inputs, off) for one in (candidate, eager)]
+    if list(map(_changed, under, plain)) == [False, True]:
+        text = "autocast is ignored: it changes the reference's results, and none of these"
+        return case, text, Rank.ADVICE
     return None
 
 
-def _under_autocast(candidate: Candidate, inputs: Inputs) -> dict[str, torch.Tensor]:
-    within = torch.autocast(candidate.device.type, NARROW)
+def _results(candidate: Candidate, inputs: Inputs, within: Any) -> dict[str, torch.Tensor]:
     graph = Graph(candidate, inputs, within=within)
     gradients = graph.gradients() if candidate.op.differentiable else {}
     found = {**graph.outputs, **{f"grad {name}": g for name, g in gradients.items()}}
+    return {name: value.detach() for name, value in found.items()}
+
+
+def _narrowed(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {
-        name: value.detach().to(NARROW if value.is_floating_point() else value.dtype)
-        for name, value in found.items()
+        name: value.to(NARROW if value.is_floating_point() else value.dtype)
+        for name, value in results.items()
     }
+
+
+def _changed(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether some result has another dtype or other bits."""
+    return any(
+        value.dtype != other[name].dtype or not same_bits(value, other[name])
+        for name, value in one.items()
+    )
 
 
 def compiled(candidate: Candidate) -> Problem:

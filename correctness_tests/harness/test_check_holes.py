@@ -1,0 +1,144 @@
+"""What checks passed once: a table of addresses that was none, targets read as if they were dense,
+autocast that is ignored; and spilled registers, which are no fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.declare.values import Values
+from tinyllama.harness.kernels.launch import jit, tl
+from tinyllama.harness.kernels.resources import Resources
+
+PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
+INDICES = Values("indices", lambda shape, made: torch.randint(1, 8, shape, generator=made))
+
+chosen = Op(
+    "chosen",
+    inputs={"x": Tensor("N D"), "at": Tensor("N", dtype=torch.int64, values=INDICES)},
+    outputs={"y": "N"},
+    cases=[Case(N=5, D=8)],
+    dtypes=(torch.float32,),
+)
+chosen.reference(lambda x, at: x.gather(1, at[:, None])[:, 0])
+
+
+@jit
+def choose(x, at, y, stride, D: tl.constexpr, BEYOND: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    index = tl.load(at + row * stride + BEYOND)
+    tl.store(y + row, tl.load(x + row * D + index - index * BEYOND))
+
+
+@jit
+def choose_by_address(x, at, y, where, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    pointer = tl.load(where).to(tl.pointer_type(tl.float32))
+    tl.store(y + row, tl.load(pointer + row * D + tl.load(at + row)))
+
+
+def found(op: Op, call: Any, check: str) -> Finding:
+    provider = Provider(op.name, "tried", call, op.dtypes, requires=("triton",))
+    (finding,) = run(Candidate(op, provider), only=[check])
+    return finding
+
+
+def launching(dense: bool = False, beyond: int = 0) -> Any:
+    def call(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x, y = x.contiguous(), torch.empty(len(x))
+        choose[(len(x),)](x, at, y, 1 if dense else at.stride(0), D=x.shape[1], BEYOND=beyond)
+        return y
+
+    return call
+
+
+def by_address(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    x, at, y = x.contiguous(), at.contiguous(), torch.empty(len(x))
+    where = torch.tensor([x.data_ptr()])
+    choose_by_address[(len(x),)](x, at, y, where, D=x.shape[1])
+    return y
+
+
+def test_indices_are_no_addresses_and_a_launch_with_them_is_held_to_its_tensors() -> None:
+    finding = found(chosen, launching(beyond=1), "out of bounds")
+    assert finding.outcome is FAILED, finding
+    assert "behind the end of at, a buffer of 40 bytes" in finding.message
+    finding = found(chosen, launching(), "out of bounds")
+    assert (finding.outcome, finding.message) == (PASSED, "")
+
+
+def test_a_launch_with_addresses_is_named_where_only_canaries_tell() -> None:
+    assert found(chosen, by_address, "outputs").outcome is PASSED
+    finding = found(chosen, by_address, "out of bounds")
+    assert finding.outcome is PASSED
+    assert "canaries alone tell of test_check_holes.choose_by_address" in finding.message
+
+
+def test_integers_that_are_read_as_if_they_were_dense_are_found() -> None:
+    assert found(chosen, launching(), "input layouts").outcome is PASSED
+    finding = found(chosen, launching(dense=True), "input layouts")
+    assert (finding.outcome, finding.rank) == (FAILED, Rank.WRONG)
+    assert "at alone in this layout is enough" in finding.message
+
+
+# -- autocast -------------------------------------------------------------------------------------
+
+product = Op(
+    "product",
+    inputs={"x": Tensor("N D", grad=True), "w": Tensor("F D", grad=True)},
+    outputs={"y": Tensor("N F", dtype=torch.float32)},
+    cases=[Case(N=5, D=8, F=6)],
+    dtypes=(torch.float32,),
+)
+product.reference(lambda x, w: (x @ w.T).to(torch.promote_types(x.dtype, torch.float32)))
+
+
+def ignoring(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return x @ w.T
+
+
+def obeying(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w.T).float()
+
+
+@pytest.mark.parametrize(
+    ("call", "rank"), [(ignoring, Rank.ADVICE), (obeying, None)], ids=["ignoring", "obeying"]
+)
+def test_autocast_that_is_ignored_is_advice(call: Any, rank: Rank | None) -> None:
+    finding = found(product, call, "autocast")
+    assert finding.rank is rank, finding
+    assert rank is None or "autocast is ignored" in finding.message
+
+
+def test_a_reference_that_autocast_does_not_change_asks_for_nothing() -> None:
+    assert found(chosen, lambda x, at: x.gather(1, at[:, None])[:, 0], "autocast").rank is None
+
+
+# -- spills ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spilled", "shared", "rank"),
+    [(0, 0, None), (64, 0, Rank.ADVICE), (64, 2**30, Rank.UNSAFE), (0, 2**30, Rank.UNSAFE)],
+    ids=["fits", "spills", "spills and does not fit", "does not fit"],
+)
+def test_spilled_registers_are_advice(
+    monkeypatch: pytest.MonkeyPatch, spilled: int, shared: int, rank: Rank | None
+) -> None:
+    from tinyllama.harness.correct.checks import compiling
+
+    def verdict(found: Any, known: Any) -> Any:
+        unread: Any = None
+        taken = Resources(found.kernel, found.chip, 4, 32, spilled, 0, shared, unread)
+        return taken.excesses(), taken
+
+    monkeypatch.setattr(compiling, "verdict", verdict)
+    finding = found(chosen, launching(), "resources")
+    assert finding.rank is rank, finding
