@@ -128,7 +128,8 @@ def _alone(candidate: Candidate, case: OpCase) -> str:
     for name, value in laid_out.args.items():
         inputs = replace(plain, args={**plain.args, name: value})
         try:
-            wrong = bool(candidate.wrong(case, candidate.results(inputs), inputs))
+            results = candidate.results(inputs, guards=GuardedMemory())
+            wrong = bool(candidate.wrong(case, results, inputs))
         except Exception:
             wrong = True
         if wrong:
@@ -144,7 +145,8 @@ def excused(candidate: Candidate, case: OpCase, fault: Finding | None) -> str | 
     if fault is None or not compared or fault.check not in (OUTPUTS, GRADIENTS):
         return None
     op, inputs = candidate.op, case.inputs(candidate.device, candidate.seed)
-    own = _errors(candidate.wrong(case, candidate.results(inputs), inputs))
+    results = candidate.results(inputs, guards=GuardedMemory())
+    own = _errors(candidate.wrong(case, results, inputs))
     named = [one for name, one in op.providers.items() if name in ("eager", "torch")]
     others = {one.name: one.call for one in named} | op.independents
     for name, call in others.items():
@@ -226,7 +228,7 @@ def faults(
         return
     with_nan = [one.name for one in wrong if results[one.name].isnan().any()]
     if with_nan:
-        again = candidate.results(inputs, PoisonedMemory(clean=True))
+        again = candidate.results(inputs, PoisonedMemory(clean=True), GuardedMemory())
         if not any(again[name].isnan().any() for name in with_nan):
             where = ", ".join(f"{name} ({_nan_places(results[name])})" for name in with_nan)
             text = f"never written, or read before: {where}"

@@ -65,6 +65,13 @@ def _differentiable(candidate: Candidate) -> OpCase:
     return candidate.telling()
 
 
+def _afresh(candidate: Candidate, case: OpCase, graph: Graph) -> Graph:
+    """A graph for another backward pass: another one, if the first may overwrite what it saved."""
+    if not candidate.provider.overwrites:
+        return graph
+    return Graph(candidate, candidate.inputs(case))
+
+
 def _gradients(candidate: Candidate, case: OpCase, graph: Graph) -> dict[str, torch.Tensor]:
     """What other gradients are compared with.
 
@@ -104,7 +111,7 @@ def scaled_upstream(candidate: Candidate) -> Problem:
     case = _differentiable(candidate)
     graph = Graph(candidate, candidate.inputs(case))
     whole = _gradients(candidate, case, graph)
-    halves = graph.gradients(lambda g: g * 0.5)
+    halves = _afresh(candidate, case, graph).gradients(lambda g: g * 0.5)
     most = max(torch.finfo(dtype).eps for dtype in candidate.dtypes)
 
     def proportional(name: str) -> bool:
@@ -122,6 +129,7 @@ def two_consumers(candidate: Candidate) -> Problem:
         raise Unsupported(f"its backward overwrites the upstream gradient of {', '.join(given)}")
     graph = Graph(candidate, candidate.inputs(case))
     expected = _gradients(candidate, case, graph)
+    graph = _afresh(candidate, case, graph)
     # The sum hands one gradient tensor to both of its terms.
     others = {n: torch.zeros_like(g, requires_grad=True) for n, g in graph.upstream.items()}
     total = torch.stack(
@@ -212,4 +220,7 @@ def _second(
     squares = torch.stack([one.double().square().sum() for one in attached]).sum()
     wanted |= {f"upstream {index}": upstream for index, (_, upstream) in enumerate(pairs)}
     second = torch.autograd.grad(squares, list(wanted.values()), allow_unused=True)
-    return {name: g for name, g in zip(wanted, second, strict=True) if g is not None}
+    found = {name: g for name, g in zip(wanted, second, strict=True) if g is not None}
+    if not found:  # nothing leads to them, and what would raise an error was not reached
+        squares.backward()
+    return found or None

@@ -1,0 +1,138 @@
+"""What was a fault of the checks and none of the kernel: each of these candidates does what it
+declares, or has one fault, which one check names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.kernels.launch import jit, tl
+
+PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
+
+product = Op(
+    "product",
+    inputs={"x": Tensor("N D", grad=True), "y": Tensor("N D", grad=True)},
+    outputs={"z": "N D"},
+    cases=[Case(N=5, D=8)],
+    dtypes=(torch.float32,),
+)
+product.reference(lambda x, y: x * y)
+Backward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
+
+
+def with_backward(backward: Backward, *, once: bool = False) -> Any:
+    class Tried(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return backward(gradients[0], *ctx.saved_tensors)
+
+    if once:
+        decorated: Any = torch.autograd.function.once_differentiable(Tried.backward)
+        Tried.backward = staticmethod(decorated)  # type: ignore[method-assign]
+    return Tried.apply
+
+
+def found(op: Op, call: Any, *only: str, **traits: Any) -> dict[str, Finding]:
+    provider = Provider(op.name, "tried", call, op.dtypes, **traits)
+    return {one.check: one for one in run(Candidate(op, provider), only=only)}
+
+
+def right(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+    return dz * y, dz * x
+
+
+def detached(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (dz * y).detach(), (dz * x).detach()
+
+
+@pytest.mark.parametrize(
+    ("backward", "once", "rank"),
+    [(right, True, None), (detached, False, Rank.ADVICE), (right, False, Rank.CONTRACT)],
+    ids=["once differentiable", "detached", "given and not declared"],
+)
+def test_a_backward_that_is_once_differentiable_has_no_second_derivative(
+    backward: Backward, once: bool, rank: Rank | None
+) -> None:
+    check = "second derivative"
+    call = with_backward(backward, once=once)
+    finding = found(product, call, check, double_backward=False)[check]
+    assert finding.rank is rank, finding
+
+
+def over_saved(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
+    dx, dy = right(dz, x.detach(), y.detach())
+    with torch.no_grad():
+        x.data.copy_(dx)
+        y.data.copy_(dy)
+    return x.detach(), y.detach()
+
+
+@pytest.mark.parametrize(
+    ("backward", "outcome"),
+    [(over_saved, PASSED), (lambda dz, x, y: (dz * y + 1, dz * x), FAILED)],
+    ids=["right", "wrong"],
+)
+def test_inputs_that_are_overwritten_by_design_are_given_anew(
+    backward: Backward, outcome: Outcome
+) -> None:
+    only = ("scaled upstream", "two consumers")
+    findings = found(product, with_backward(backward), *only, overwrites=("x", "y"))
+    assert findings["two consumers"].outcome is PASSED, findings
+    assert findings["scaled upstream"].outcome is outcome, findings
+    undeclared = found(product, with_backward(over_saved), *only)
+    assert {one.outcome for one in undeclared.values()} == {FAILED}
+
+
+@jit
+def copying(x, z, stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """z is dense, and stored as if it had the strides of x."""
+    at = tl.program_id(0) * stride + tl.arange(0, D)
+    tl.store(z + at, tl.load(x + at))
+
+
+copy = Op(
+    "copy",
+    inputs={"x": Tensor("N D")},
+    outputs={"z": "N D"},
+    cases=[Case(N=5, D=64)],
+    dtypes=(torch.float32,),
+)
+copy.reference(lambda x: x.clone())
+
+
+def test_which_input_it_is_is_asked_within_bounds() -> None:
+    """A store far out of bounds would change memory of the process that asks."""
+    from tinyllama.harness.kernels import interpreter
+
+    watched = []
+
+    def stored_apart(x: torch.Tensor) -> torch.Tensor:
+        watched.append(bool(interpreter.WATCHERS))
+        z = torch.empty(x.shape)
+        copying[(len(x),)](x, z, x.stride(0), D=x.shape[1])
+        return z
+
+    findings = found(copy, stored_apart, "input layouts", "out of bounds", requires=("triton",))
+    assert findings["input layouts"].outcome is FAILED
+    assert "x alone in this layout is enough" in findings["input layouts"].message
+    assert "a store of 4 bytes" in findings["out of bounds"].message
+    assert all(watched)
+
+
+def test_a_missing_gradient_is_no_race() -> None:
+    call = with_backward(lambda dz, x, y: (dz * y, None))
+    findings = found(product, call, "gradients", "races", requires=("triton",))
+    assert [one.outcome for one in findings.values()] == [FAILED, PASSED]
