@@ -22,7 +22,15 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter as stock
 
 from tinyllama.harness import Case, Op, Provider
-from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, accuracy, run
+from tinyllama.harness.correct.checks import (
+    CHECKS,
+    Candidate,
+    Finding,
+    Outcome,
+    Rank,
+    accuracy,
+    run,
+)
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.ops import OPS
