@@ -67,7 +67,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "mutants": mutant_record.table,
     "module-mutants": mutant_record.table_of_modules,
     "own-checks": check_table.table,
-    "field": field.run.table,
+    "field": field.run.tables,
     "documents": from_documents.table,
     "plan-errors": plan_tables.errors,
     "plan-steps": plan_tables.steps,

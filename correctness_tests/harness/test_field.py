@@ -10,7 +10,8 @@ import pytest
 from field import run as field
 from tinyllama.harness.correct.checks import CHECKS
 
-CASES, KNOWN, NEWEST = field.declared()
+DECLARED = field.declared()
+CASES, KNOWN, NEWEST = DECLARED.cases, DECLARED.known, DECLARED.newest
 RECORD = json.loads(field.RECORD.read_text(encoding="utf-8"))
 
 
@@ -20,7 +21,43 @@ def test_a_case_is_well_formed(case: field.Case) -> None:
     assert set(case.found_by) <= set(CHECKS)
     assert (field.ROOT / "field" / field.FOLDERS[case.library] / f"{case.op}.py").is_file()
     assert NEWEST[case.library]
+    assert case.issue
     assert case.fixed != case.buggy
+
+
+def test_the_bugs_are_enough_and_the_set_is_large() -> None:
+    assert len(CASES) >= 15
+    assert len({case.library for case in CASES}) >= 4
+    kernels = [(one.library, one.op) for one in (*CASES, *DECLARED.kernels)]
+    assert len(kernels) == len(set(kernels)) >= 24
+
+
+@pytest.mark.parametrize("kernel", DECLARED.kernels, ids=lambda one: f"{one.library}-{one.op}")
+def test_a_kernel_is_well_formed(kernel: field.Kernel) -> None:
+    assert set(kernel.fails) <= set(CHECKS)
+    assert kernel.why
+    folder = field.FOLDERS[kernel.library]
+    assert (field.ROOT / "field" / folder / f"{kernel.op}.py").is_file()
+    assert (kernel.library in field.MODULES) == (kernel.release != field.HERE)
+
+
+def test_another_fault_and_one_that_is_missed_are_told() -> None:
+    kernel = field.Kernel("tutorials", "some", field.HERE, ("outputs",), "why")
+    assert field.differences(kernel, {"outputs": "seen"}) == []
+    assert field.differences(kernel, {"races": "seen"}) == [
+        "some written here: outputs does not find what is known",
+        "some written here: races fails",
+    ]
+
+
+def test_faults_are_wrong_or_unsafe_and_name_no_folder() -> None:
+    of = {"case": "c", "message": f"{field.ROOT}/a.py:3: seen"}
+    checks = [
+        {"check": "one", "outcome": "failed", "rank": "unsafe", **of},
+        {"check": "two", "outcome": "crashed", "rank": "contract", **of},
+        {"check": "three", "outcome": "blocked", "rank": "wrong result", **of},
+    ]
+    assert field._faults(checks, field.ROOT) == {"one": "c: a.py:3: seen"}
 
 
 def test_what_is_known_names_checks_and_ops_that_exist() -> None:
@@ -36,6 +73,13 @@ def test_the_record_is_of_these_cases_and_they_hold_in_it() -> None:
         declared = json.loads(json.dumps(vars(case)))
         assert {name: row[name] for name in declared} == declared
         assert field.verdicts(case, row["found"], KNOWN) == []
+
+
+def test_the_record_is_of_the_other_kernels_and_they_are_as_declared() -> None:
+    for kernel, row in zip(DECLARED.kernels, RECORD["kernels"], strict=True):
+        declared = json.loads(json.dumps(vars(kernel)))
+        assert {name: row[name] for name in declared} == declared
+        assert field.differences(kernel, row["found"]) == []
 
 
 def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_told() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from liger_kernel.ops import group_norm as released
 
-from field.liger.device import Scalar, on_cpu
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels.foreign import foreign
 
-on_cpu(released)
+with foreign():
+    from liger_kernel.ops import group_norm as released
 
 group_norm = Op(
     "group_norm",
@@ -44,4 +44,4 @@ def liger(
     x_BCHW: torch.Tensor, weight_C: torch.Tensor, bias_C: torch.Tensor, groups: int, eps: float
 ) -> torch.Tensor:
     apply = released.LigerGroupNormFunction.apply
-    return apply(x_BCHW, weight_C, bias_C, len(weight_C), groups, Scalar(eps))
+    return apply(x_BCHW, weight_C, bias_C, len(weight_C), groups, eps)

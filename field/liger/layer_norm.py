@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from liger_kernel.ops import layer_norm as released
 
-from field.liger.device import Scalar, on_cpu
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels.foreign import foreign
 
-on_cpu(released)
+with foreign():
+    from liger_kernel.ops import layer_norm as released
 
 layer_norm = Op(
     "layer_norm",
@@ -44,4 +44,4 @@ def eager(
 def liger(
     x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    return released.LigerLayerNormFunction.apply(x_ND, weight_D, bias_D, Scalar(eps))
+    return released.LigerLayerNormFunction.apply(x_ND, weight_D, bias_D, eps)

@@ -6,9 +6,11 @@ torch is imported by the command, not here, so that ``--help`` is quick.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -85,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     file = None if args.file is None else str(args.file)
     asked = Asked(PACKAGE, file, args.op, args.provider, str(device), args.seed, args.candidate)
     try:
-        with console(sys.stderr).status("loading") as status:
-            for provider, findings, own in check(asked, only, status.update):
+        with _progress() as progress:
+            for provider, findings, own in check(asked, only, progress):
                 found[provider] = findings
                 out.print(_table(provider, findings))
                 for line in _not_run(findings):
@@ -110,6 +112,19 @@ def run(args: argparse.Namespace) -> int:
             out.print(f"{provider}: {text}", highlight=False)
     held = [_held(findings, args.fail_on) for findings in found.values()]
     return 0 if all(held) else WRONG
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Shows what is tried now: in one line of a terminal, elsewhere a line for each."""
+    from tinyllama.cli.summary import console
+
+    err = console(sys.stderr)
+    if not err.is_terminal:
+        yield lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    with err.status("loading") as status:
+        yield status.update
 
 
 def place(file: str | Path, details: str) -> str:
@@ -156,11 +171,14 @@ def _table(provider: str, findings: list[Finding]) -> Any:
     table = Table(title=provider, title_justify="left", expand=False)
     for column in ("check", "verdict", "smallest case", "rank", "what was seen"):
         table.add_column(column, overflow="fold")
+    first: dict[str, str] = {}  # what was seen -> the check that saw it first
     for one in (one for one in findings if one.outcome.value not in LEFT_OUT):
         verdict = one.outcome.value
         style = "green" if verdict == "passed" else "bold red"
         rank = one.rank.value if one.rank else ""
-        table.add_row(one.check, Text(verdict, style), one.case, rank, Text(one.message))
+        cause = first.setdefault(one.message, one.check) if rank else one.check
+        said = one.message if cause == one.check else f"as {cause}"
+        table.add_row(one.check, Text(verdict, style), one.case, rank, Text(said))
     return table
 
 

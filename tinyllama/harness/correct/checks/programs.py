@@ -66,7 +66,7 @@ def races(candidate: Candidate) -> Problem:
             continue
         stores = Stores()
         with watched(stores.watch):
-            candidate.results(candidate.inputs(case))
+            candidate.shielded().results(candidate.inputs(case))
         stores.close()
         for kernel, seen in stores.races.items():
             if kernel not in candidate.provider.races:

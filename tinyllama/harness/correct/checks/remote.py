@@ -168,8 +168,8 @@ def check(
     """Each provider that is asked about, the findings of these checks on it, and whether the file
     that declares it declares its reference too.
 
-    progress: is told what is tried now. Raises WorkerError when the file cannot be loaded, or has
-    no such op or provider.
+    progress: is told what is tried now, and what was seen. Raises WorkerError when the file cannot
+    be loaded, or has no such op or provider.
     """
     together = [name for name in only if name in accuracy.ALL]
     groups = [*([together] if together else []), *([n] for n in only if n not in together)]
@@ -179,8 +179,10 @@ def check(
             for provider, own in one.worker.call("checks", "providers").items():
                 found: list[Finding] = []
                 for names in groups:
-                    progress(f"{provider}: {', '.join(names)}")
-                    found += one.findings(provider, names, found)
+                    progress(f"{provider}: trying {', '.join(names)}")
+                    found += (seen := one.findings(provider, names, found))
+                    said = ", ".join(f"{one.check} {one.outcome.value}" for one in seen)
+                    progress(f"{provider}: {said}")
                 yield provider, found, own
         finally:
             one.worker.close()

@@ -1,0 +1,50 @@
+"""Total variation distance of two distributions, mean over rows; some elements are equal."""
+
+from __future__ import annotations
+
+import torch
+
+from field.sampling import probabilities
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.declare.values import Values
+from tinyllama.harness.kernels.foreign import foreign
+
+with foreign():
+    from liger_kernel.ops.tvd import LigerTVDLossFunction
+
+
+def _padded(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Probabilities of a vocabulary whose last quarter is padding, of probability 0."""
+    logits = torch.randn(shape, generator=generator)
+    logits[..., -(shape[-1] // 4) :] = -torch.inf
+    return logits.softmax(-1)
+
+
+PADDED = Values("padded", _padded)
+
+total_variation = Op(
+    "total_variation",
+    inputs={
+        "p": Tensor("N V", grad=True, values=probabilities()),
+        "q": Tensor("N V", values=probabilities()),
+    },
+    outputs={"distance": Tensor("", dtype=torch.float32)},
+    cases=[
+        Case(N=4, V=50),
+        Case(N=1, V=64, why="one row"),
+        Case(N=3, V=1000, why="a row that does not fill its block"),
+    ],
+    extremes={"padded": {"p": PADDED, "q": PADDED}},
+    dtypes=(torch.float32,),
+)
+
+
+@total_variation.reference
+def eager(p_NV: torch.Tensor, q_NV: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(p_NV.dtype, torch.float32)
+    return 0.5 * (p_NV.to(wide) - q_NV.to(wide)).abs().sum() / len(p_NV)
+
+
+@total_variation.provider("liger", requires=("triton",), double_backward=False)
+def liger(p_NV: torch.Tensor, q_NV: torch.Tensor) -> torch.Tensor:
+    return LigerTVDLossFunction.apply(p_NV, q_NV, None, "batchmean", -100)
