@@ -1,0 +1,85 @@
+"""Canaries lie around every input and upstream gradient in every layout, and around outputs: code
+that is no interpreted kernel is held to its buffers too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Outcome, run
+from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS
+
+op = Op(
+    "added",
+    inputs={"x": Tensor("N D", grad=True), "y": Tensor("N D", grad=True)},
+    outputs={"z": "N D"},
+    cases=[Case(N=5, D=8)],
+    dtypes=(torch.float32,),
+)
+op.reference(lambda x, y: x + y)
+BEYOND = 3  # elements
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    strides = tensor.stride()
+    if strides == (0, 0):
+        return "summed"
+    if strides[0] == 0:
+        return "expanded"
+    if strides[1] == 2 and strides[0] == 2 * tensor.shape[1]:
+        return "strided"
+    if strides[0] == 1:
+        return "transposed"
+    return "contiguous" if strides == (tensor.shape[1], 1) else "distinct"
+
+
+def store_beyond(tensor: torch.Tensor) -> None:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    end = tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in pairs)
+    tensor.detach().as_strided((1,), (1,), end + BEYOND - 1).fill_(1.0)
+
+
+class Beyond(torch.autograd.Function):
+    """The sum, which stores beyond a tensor if that has a layout."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor, which: str, layout: str) -> Any:
+        ctx.asked = which, layout
+        given = {"x": x, "y": y}.get(which)
+        if given is not None and layout_of(given) == layout:
+            store_beyond(given)
+        z = torch.empty(x.shape).copy_(x + y)
+        if which == "z":
+            store_beyond(z)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        which, layout = ctx.asked
+        if which == "grad z" and layout_of(gradients[0]) == layout:
+            store_beyond(gradients[0])
+        return gradients[0].clone(), gradients[0].clone(), None, None
+
+
+EACH = [
+    *((name, layout) for name in ("x", "y") for layout in LAYOUTS),
+    *(("grad z", layout) for layout in UPSTREAMS),
+    ("z", "contiguous"),
+]
+
+
+@pytest.mark.parametrize(("which", "layout"), EACH, ids=[" ".join(one) for one in EACH])
+def test_a_store_beyond_a_tensor_in_one_layout_is_found(which: str, layout: str) -> None:
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return Beyond.apply(x, y, which, layout)
+
+    candidate = Candidate(op, Provider(op.name, "tried", call, op.dtypes))
+    (one,) = run(candidate, only=["out of bounds"])
+    assert one.outcome is Outcome.FAILED, one
+    named = "a buffer" if which == "z" else f"{which}, a buffer"
+    assert f"a store {4 * (BEYOND - 1)} bytes after {named} of" in one.message
