@@ -31,6 +31,7 @@ from tinyllama.harness.machine.toml import tomllib
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "field" / "cases.toml"
 RECORD = ROOT / "results" / "field.json"
+CACHE = Path.home() / ".cache" / "tinyllama-field"  # of releases
 # library -> the folder of its adapters, which is the name of their provider
 FOLDERS = {
     "liger-kernel": "liger",
@@ -249,8 +250,7 @@ def asked(every: Declared) -> Iterator[tuple[str, str, str, bool]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m field.run", description=__doc__)
-    default = Path.home() / ".cache" / "tinyllama-field"
-    parser.add_argument("--cache", type=Path, default=default, help="of releases")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="of releases")
     parser.add_argument("--jobs", type=int, default=1, help="so many releases at a time (1)")
     parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as they are")
     args = parser.parse_args()

@@ -7,7 +7,6 @@ what was found.
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +15,13 @@ pytest.importorskip("triton")
 from field import run as field
 
 DECLARED = field.declared()
-CACHE = Path.home() / ".cache" / "tinyllama-field"
 FIRST_VERDICT = 60.0  # seconds, on a CPU
 slow = pytest.mark.slow("every check on kernels of other projects, which pip installs")
 
 
 def found(library: str, op: str, release: str) -> field.Faults:
     try:
-        folder = field.installed(library, release, CACHE)
+        folder = field.installed(library, release, field.CACHE)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"{library} {release} cannot be installed: pip ended with {error.returncode}")
     seen = field.findings(library, op, folder)
