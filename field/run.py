@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--ops", default="", help="A,B: only these; other rows stay as they are")
     args = parser.parse_args()
     every = declared()
-    chosen = args.ops.split(",") if args.ops else [one.op for one in (*every.cases, *every.kernels)]
+    chosen = args.ops.split(",") if args.ops else [op for _, op, _, _ in asked(every)]
     folders = {
         (library, op, release): (installed(library, release, args.cache), first)
         for library, op, release, first in asked(every)

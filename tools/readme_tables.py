@@ -66,9 +66,8 @@ def released_bugs() -> str:
     """How many bugs of released kernels the checks find, by the last run of `field.run`."""
     cases = json.loads(RELEASED_BUGS.read_text(encoding="utf-8"))["cases"]
     found = [one for one in cases if set(one["found_by"]) <= set(one["found"][one["buggy"]])]
-    libraries = " and ".join(
-        f"`{library}`" for library in sorted({one["library"] for one in cases})
-    )
+    *others, last = [f"`{library}`" for library in sorted({one["library"] for one in cases})]
+    libraries = f"{', '.join(others)} and {last}"
     return (
         f"In released kernels of {libraries}, the checks find\n"
         f"{len(found)} of {len(cases)} bugs that were tried, each known from a public issue, "

@@ -51,7 +51,7 @@ def kernels(name: str) -> ModuleType:
         "get_heuristic_config": HEURISTICS.__getitem__,
         "torch_device_fn": SimpleNamespace(device=lambda device: contextlib.nullcontext()),
     }
-    around = {
+    around: dict[str, dict[str, Any]] = {
         "flag_gems.runtime": runtime,
         "flag_gems.ops.zeros": {"zero_": lambda out: out.zero_()},
         "flag_gems.utils.triton_lang_helper": {"use_tl_extra": lambda function: function},
