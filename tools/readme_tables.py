@@ -70,8 +70,8 @@ def released_bugs() -> str:
     libraries = f"{', '.join(others)} and {last}"
     return (
         f"In released kernels of {libraries}, the checks find\n"
-        f"{len(found)} of {len(cases)} bugs that were tried, each known from a public issue, "
-        "without a hint of\nwhere to look; and more in the newest releases: "
+        f"{len(found)} of {len(cases)} bugs, each from a public issue, "
+        "without a hint of\nwhere to look; more in the newest releases: "
         "[docs/FIELD.md](docs/FIELD.md)."
     )
 
