@@ -1,4 +1,4 @@
-"""A base that cannot take the candidate's instrument is no base, before anything runs; one whose
+"""A base that cannot take the judge's instrument is no base, before anything runs; one whose
 ops are files, where the candidate's are folders, is one."""
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def test_a_base_without_what_the_instrument_imports_is_none(
     for name in before:
         gated.write(name, "")
     gated.commit("the base")
-    gated.write(SIDE, "from tinyllama.harness.measure import clock\n")
+    gated.write(str(gated.judge / SIDE), "from tinyllama.harness.measure import clock\n")
     importing = SIDE if directly else "tinyllama/harness/measure/clock.py"
-    gated.write(importing, "def f():\n    from tinyllama.harness.declare.op import Op\n")
-    gated.write("tinyllama/harness/declare/op.py", "Op = 1\n")
+    text = "def f():\n    from tinyllama.harness.declare.op import Op\n"
+    gated.write(str(gated.judge / importing), text)
+    for tree in (gated.path, gated.judge):
+        gated.write(str(tree / "tinyllama/harness/declare/op.py"), "Op = 1\n")
     status, cases = gated.cases(against="main")
     assert status == 18
     said = str(cases["main main"])
@@ -47,14 +49,17 @@ def test_a_base_without_what_the_instrument_imports_is_none(
 
 
 def test_a_base_need_not_have_what_no_worker_imports(gated: GatedSuite) -> None:
-    gated.write("tinyllama/harness/gate/session.py", "import tinyllama.harness.machine.new\n")
-    gated.write("tinyllama/harness/machine/new.py", "")
+    session = gated.judge / "tinyllama/harness/gate/session.py"
+    gated.write(str(session), "import tinyllama.harness.machine.new\n")
+    gated.write(str(gated.judge / "tinyllama/harness/machine/new.py"), "")
+    gated.write("tinyllama/changed.py", "x = 2\n")
     assert gated.run(against="main").ret == 0
 
 
 def test_a_base_without_an_op_that_the_instrument_imports_is_older(gated: GatedSuite) -> None:
-    gated.write("tinyllama/ops/norm/__init__.py", "x = 1\n")
-    gated.write(SIDE, "import tinyllama.ops.norm\n")
+    for tree in (gated.path, gated.judge):
+        gated.write(str(tree / "tinyllama/ops/norm/__init__.py"), "x = 1\n")
+    gated.write(str(gated.judge / SIDE), "import tinyllama.ops.norm\n")
     status, cases = gated.cases(against="main")
     assert status == 18
     assert "it is from before that file was added" in str(cases["main main"])
@@ -63,11 +68,28 @@ def test_a_base_without_an_op_that_the_instrument_imports_is_older(gated: GatedS
 def test_a_base_whose_ops_are_files_is_compared_with_folders(gated: GatedSuite) -> None:
     gated.write("tinyllama/ops/norm.py", "x = 1\n")
     gated.commit("the base")
-    gated.write("tinyllama/ops/norm/__init__.py", "from tinyllama.ops.norm import kernels\n")
+    for tree in (gated.path, gated.judge):
+        text = "from tinyllama.ops.norm import kernels\n"
+        gated.write(str(tree / "tinyllama/ops/norm/__init__.py"), text)
     gated.write("tinyllama/ops/norm/kernels.py", "x = 1\n")
     (gated.path / "tinyllama/ops/norm.py").unlink()
-    gated.write(SIDE, "import tinyllama.ops.norm\n")
+    gated.write(str(gated.judge / SIDE), "import tinyllama.ops.norm\n")
     assert gated.run(against="main").ret == 0
+
+
+def test_a_candidate_without_what_the_instrument_imports_is_judge_changed(
+    gated: GatedSuite,
+) -> None:
+    gated.write("tinyllama/harness/declare/op.py", "Op = 1\n")
+    gated.commit("the base")
+    (gated.path / "tinyllama/harness/declare/op.py").unlink()
+    gated.write("tinyllama/harness/declare/ops.py", "Op = 1\n")
+    gated.write(str(gated.judge / SIDE), "from tinyllama.harness.declare.op import Op\n")
+    gated.write(str(gated.judge / "tinyllama/harness/declare/op.py"), "Op = 1\n")
+    status, cases = gated.cases(against="main")
+    assert status == 19
+    assert "the candidate has no tinyllama/harness/declare/op.py" in str(cases["main candidate"])
+    assert gated.script.launches == 0
 
 
 def test_an_op_that_became_a_folder_is_not_identical(tmp_path: Path) -> None:

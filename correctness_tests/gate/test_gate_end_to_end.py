@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ TWICE = """
 """
 
 
+PYTEST = ("-m", "pytest", "perf_tests", "--benchmark-compare")
+
+
 class Repository:
     """``main`` is this tree; what is edited is the candidate."""
 
@@ -85,18 +89,23 @@ class Repository:
             noise.add(Block(date, "c0ffee", versions(), 10, {name: {DEVICE: value}}))
         noise.save(self.root / "results")
 
-    def gate(self, *only: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+    def gate(
+        self, *only: str, command: Sequence[str] = PYTEST
+    ) -> tuple[int, dict[str, dict[str, Any]], str]:
         """Exit status, the verdicts by name, and what was printed."""
         report = self.temporary / "gate.json"
-        command = ["-m", "pytest", "-p", "quiet_machine", "perf_tests", "--benchmark-compare"]
         own = {
             "PYTHONPATH": str(self.root.parent),  # and the tree by pytest.ini
+            "PYTEST_PLUGINS": "quiet_machine",  # of the judge's process
             "TMPDIR": str(self.temporary),  # where devices are locked
             "GATE_ONLY": ",".join(only),
         }
         kept = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
         done = subprocess.run(
-            [sys.executable, *command, "--device=cpu", "--against=main", f"--gate-json={report}"],
+            [
+                *(sys.executable, *command, "--device=cpu", "--against=main"),
+                *(f"--gate-json={report}", f"--results-dir={self.root / 'results'}"),
+            ],
             cwd=self.root,
             env={**kept, **own},
             capture_output=True,
@@ -164,6 +173,21 @@ def test_a_comment_leaves_all_identical_and_nothing_is_timed(repository: Reposit
     assert {name.partition("-")[0] for name in verdicts} > {"rms_norm", "attention", "step"}
     assert status == 0
     assert "undecided" not in text, "no block is announced"
+
+
+def test_an_edited_rule_does_not_decide_on_itself(repository: Repository) -> None:
+    """The base's harness judges, with its conftest and its configuration."""
+    rule = "tinyllama/harness/gate/decision.py"
+    for name in (rule, "conftest.py", "perf_tests/conftest.py"):
+        path = repository.root / name
+        path.write_text(f"import os\n\nos._exit(0)\n{path.read_text()}")
+    (repository.root / "conftest.py").write_text("pytest_plugins = []\n")  # that a user starts it
+    command = ["-m", "tinyllama", "gate", "perf_tests", "--device=cpu", "--against=main"]
+    status, verdicts, text = repository.gate(command=command)
+    assert {one["outcome"] for name, one in verdicts.items() if name != "judge"} == {"IDENTICAL"}
+    assert status == 19, text
+    assert f"{rule} (" in verdicts["judge"]["text"]
+    assert "perf_tests/conftest.py (" in verdicts["judge"]["text"]
 
 
 @pytest.mark.slow("two processes that verify and time two providers")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.gate_fakes import CPU, Script
+from correctness_tests.support.gate_fakes import CPU, SIDES, Script
 from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import lines
 from tinyllama.harness.gate import comparison
@@ -22,10 +22,16 @@ REFUSED = [
     (["-n", "2", "--dist", "no"], ""),
     (["--benchmark-disable"], "measures nothing"),
     (["--benchmark-skip"], "measures nothing"),
-    (["--collect-only"], "measures nothing"),
-    (["--co", "-q"], "measures nothing"),
-    (["--setup-only"], "measures nothing"),
-    (["--setup-plan"], "measures nothing"),
+    (["--collect-only"], "nothing would be compared"),
+    (["--co", "-q"], "nothing would be compared"),
+    (["--fixtures"], "--fixtures: nothing would be compared"),
+    (["--fixtures-per-test"], "--fixtures-per-test: nothing would be compared"),
+    (["--markers"], "--markers: nothing would be compared"),
+    (["--help"], "--help: nothing would be compared"),
+    (["-h"], "--help: nothing would be compared"),
+    (["-VV"], "--version: nothing would be compared"),
+    (["--setup-only"], "nothing would be compared"),
+    (["--setup-plan"], "nothing would be compared"),
     (["--benchmark-histogram"], "draws no records"),
     (["--benchmark-autosave"], "--benchmark-autosave: "),
     (["--benchmark-save", "it"], "--benchmark-save: "),
@@ -142,26 +148,24 @@ def test_outside_a_repository_there_is_no_base(gated: GatedSuite) -> None:
     assert "cannot be read as a git checkout" in found.stderr.str()
 
 
-def test_a_base_without_the_harness_is_measured_with_the_candidates(gated: GatedSuite) -> None:
-    gated.write("tinyllama/harness/measure/clock.py", "TICKS = 3\n")
+@pytest.mark.parametrize("side", SIDES)
+def test_both_sides_are_measured_with_the_judges_files(gated: GatedSuite, side: str) -> None:
+    gated.write(str(gated.judge / "tinyllama/harness/measure/clock.py"), "TICKS = 3\n")
+    gated.write("tinyllama/harness/measure/clock.py", "TICKS = 4\n")
+    gated.commit("the base")
+    gated.write("tinyllama/changed.py", "x = 2\n")
     seen = []
 
     def inputs(benchmark: str) -> int:
-        base = gated.script.session.setting.base.root
-        seen.append((base / "tinyllama/harness/measure/clock.py").read_text())
+        tree = getattr(gated.script.session.setting, side).root
+        seen.append((tree / "tinyllama/harness/measure/clock.py").read_text())
         return 7
 
-    gated.script.on(BASE, "inputs", inputs)
+    gated.script.on(side, "inputs", inputs)
     assert gated.run(against="main").ret == 0
     assert set(seen) == {"TICKS = 3\n"}
-    assert not gated.script.session.setting.base.root.exists(), "it goes with the comparison"
-
-
-def test_an_instrument_that_is_not_whole_is_no_base(gated: GatedSuite) -> None:
-    (gated.path / "tinyllama/harness/measure/clock.py").unlink()
-    status, cases = gated.cases()
-    assert status == 18
-    assert "no module 'tinyllama.harness.measure.clock'" in str(cases["main~1 main~1"])
+    assert (gated.path / "tinyllama/harness/measure/clock.py").read_text() == "TICKS = 4\n"
+    assert not getattr(gated.script.session.setting, side).root.exists(), "a copy of its own"
 
 
 # -- interpreters -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.cli import gate as command
 from tinyllama.cli import parser
-from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate import comparison, judge
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.registered import Registered
@@ -133,11 +133,11 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
 def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def ended(line: list[str]) -> int:
+    def run(root: Path, line: list[str], *more: Any) -> int:
         asked[:] = line
         return 10
 
-    monkeypatch.setattr(command, "ended", ended)
+    monkeypatch.setattr(judge, "run", run)
     report = tmp_path / "out.json"
     line = f"gate --against main --ops a.py b.py --op once --gate-json {report} --device cpu"
     args = parser().parse_args(line.split())
@@ -148,26 +148,50 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         command.run(parser().parse_args(["gate"]))
 
 
-@pytest.mark.parametrize("where", ["conftest.py", "kernels/once.py"])
-def test_a_process_that_ends_with_0_before_anything_is_compared_is_not_green(
-    tree: Path, where: str, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ending", ["import os; os._exit(0)", "raise SystemExit(0)"])
+def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
+    tree: Path, ending: str, quiet: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tree / where).write_text("import os\n\nos._exit(0)\n")
+    (tree / "kernels/once.py").write_text(f"{ending}\n")
+    args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
+    assert args.run(args) == 17
+    assert "WORKER DIED" in capfd.readouterr().out
+
+
+def test_no_conftest_of_the_candidate_is_loaded_by_its_judge(
+    tree: Path, quiet: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "conftest.py").write_text("import os\n\nos._exit(0)\n")
+    (tree / "kernels/once.py").write_text((tree / "kernels/once.py").read_text() + "# more\n")
+    args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
+    assert args.run(args) == 19, "it was added, and would judge"
+    out = capfd.readouterr().out
+    assert "4 IDENTICAL" in out
+    assert "conftest.py" in out
+
+
+def test_a_judge_that_ends_with_0_without_a_report_is_not_green(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "judged", lambda args, report: 0)
     args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
     assert args.run(args) == 15
     assert "MISSING: pytest ended with 0, but " in capfd.readouterr().err
 
 
-@pytest.mark.slow("it starts a gate, whose workers import torch")
-def test_equal_files_are_identical(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A machine that nobody else uses, whoever does."""
     beside = tmp_path_factory.mktemp("beside")
     (beside / "sitecustomize.py").write_text(
         "import os\n\nos.getloadavg = lambda: (0.0, 0.0, 0.0)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{beside}{os.pathsep}{ROOT}")
     monkeypatch.setenv("TMPDIR", str(beside))  # where devices are locked
+
+
+@pytest.mark.slow("it starts a gate, whose workers import torch")
+def test_equal_files_are_identical(tree: Path, quiet: None) -> None:
     (tree / "kernels/once.py").write_text((tree / "kernels/once.py").read_text() + "# more\n")
     argv = ["-m", "tinyllama", "gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"]
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)

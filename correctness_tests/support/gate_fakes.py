@@ -30,7 +30,7 @@ from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.session import Session, Setting
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.subject import DEVICE, HOST, Proof
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
@@ -245,8 +245,8 @@ class Script:
     def _compiled(self, worker: ScriptedWorker, name: str) -> list[str]:
         return [] if self.device.type == "cpu" else [f"code of the {worker.tree.name}"]
 
-    def _verify(self, worker: ScriptedWorker, name: str) -> list[str]:
-        return [f"proof of {name} by the {worker.tree.name}"]
+    def _verify(self, worker: ScriptedWorker, name: str) -> list[dict[str, Proof]]:
+        return [{"y": Proof(len(worker.tree.name), (1.0,) * 8, 0.1, (1.0,) * 8)}]
 
     def _turn(self, worker: ScriptedWorker, name: str) -> dict[str, float]:
         return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}

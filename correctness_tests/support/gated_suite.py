@@ -83,7 +83,9 @@ class Watched(Watch):
 class GatedSuite:
     """``scripts``: by the name that --against is given, else ``script``."""
 
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, path_of_judge: Path
+    ) -> None:
         self.pytester, self.monkeypatch = pytester, monkeypatch
         self.script = Script("a", "b", device=CPU)
         self.scripts: dict[str, Script] = {}
@@ -95,8 +97,9 @@ class GatedSuite:
             "addopts = -p no:cacheprovider -p no:hypothesispytest -p no:anyio\n"
             "markers =\n    slow: left out\n"
         )
+        self.judge = path_of_judge  # its instrument, which needs nothing of a tree
         for name in comparison.instrument(ROOT, REGISTERED):
-            self.write(name, "")
+            self.write(str(self.judge / name), "")
         self.write(".gitignore", "*.xml\nresults/\n.benchmarks/\n__pycache__/\nout.json\n")
         git("init", "--quiet", "--initial-branch=main")
         self.commit("the base")
@@ -122,7 +125,8 @@ class GatedSuite:
     def run(self, *args: str, against: str = "main~1") -> pytest.RunResult:
         """Of the tests in the folder; against nothing where that is empty."""
         gate = [f"--against={against}"] if against else []
-        argv = ("test_timed.py", "--device", "cpu", *gate, *args)
+        judging = ["--tree=."] if {"--against", "--against-env"} & _options([*gate, *args]) else []
+        argv = ("test_timed.py", "--device", "cpu", *gate, *judging, *args)
         return self.pytester.runpytest_inprocess(*argv, no_reraise_ctrlc=True)
 
     def cases(self, *args: str, **options: Any) -> tuple[int, dict[str, str | None]]:
@@ -145,6 +149,10 @@ class GatedSuite:
         return content
 
 
+def _options(args: Sequence[str]) -> set[str]:
+    return {one.partition("=")[0] for one in args}
+
+
 @pytest.fixture
 def gated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GatedSuite:
     plain_git(monkeypatch)
@@ -154,7 +162,9 @@ def gated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
     monkeypatch.setattr(plugin, "WAIT", 0.0)
     monkeypatch.setattr(plugin, "Watch", type("Watch", (Watched,), {}))
-    suite = GatedSuite(pytester, monkeypatch)
+    judge = tmp_path / "a judge"
+    monkeypatch.setattr(comparison, "HARNESS", judge)
+    suite = GatedSuite(pytester, monkeypatch, judge)
     monkeypatch.setattr(comparison, "Session", suite.session)
     return suite
 

@@ -1,17 +1,17 @@
 """``tinyllama gate``: this tree against a revision, by the command line of pytest's plugin.
 
-pytest runs in a process of its own, which imports the candidate. It may end with any status at any
-time, so that a green status counts only with the report that the gate writes last.
+The harness that judges is not the candidate's (`tinyllama.harness.gate.judge`), and runs in a
+process of its own. It may end with any status at any time, so that a green status counts only with
+the report that the gate writes last.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import subprocess
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def add(subparsers: Any) -> None:
     option(
         "--against-env", action="append", default=[], metavar="PYTHON", help="another interpreter"
     )
+    option("--judge", metavar="REV", help="whose harness judges: a revision or a folder")
+    option("--tree", metavar="DIR", help="judge that checkout, with the harness that runs here")
     option("--ops", nargs="+", action="extend", default=[], metavar="FILE", help="files of ops")
     option("--op", action="append", default=[], metavar="NAME", help="this op only (repeatable)")
     option("--device", help="cpu, cuda or cuda:N (default: the first GPU, else cpu)")
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         report = args.gate_json or Path(folder) / "gate.json"
         check_writable(report, "--gate-json")
         report.unlink(missing_ok=True)  # else it could be taken for this run's
-        status = ended([sys.executable, "-m", "pytest", *command_line(args, report)])
+        status = judged(args, report)
         if status == 0:
             try:
                 print(f"verified: {verified(report, args)}")
@@ -83,25 +85,30 @@ def verified(report: Path, args: argparse.Namespace) -> str:
     from tinyllama.harness.gate.revision import RevisionError, tree_of
 
     try:
-        return verify(report, Path(tree_of(Path.cwd())), args.against)
+        return verify(report, Path(tree_of(Path(args.tree or "."))), args.against)
     except RevisionError as error:
         raise UsageError(str(error)) from error
 
 
-def ended(command: Sequence[str]) -> int:
-    """The status with which a command ends. Ctrl-C and SIGTERM are passed on."""
-    process = subprocess.Popen(command)
+def judged(args: argparse.Namespace, report: Path) -> int:
+    """The status of the judge. Raises UsageError."""
+    from tinyllama.harness.gate import judge
+    from tinyllama.harness.gate.revision import RevisionError, tree_of
+
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
+        root = Path(tree_of(Path(args.tree or ".")))
+        by = str(judge.HARNESS) if args.tree and args.judge is None else args.judge
+        here = Path(args.tree or ".")
+        paths = [os.path.relpath((here / path).resolve(), root.resolve()) for path in args.paths]
+        given = command_line(args, report.absolute())
+        return judge.run(root, given, paths, args.against, by, report.absolute())
+    except RevisionError as error:
+        raise UsageError(str(error)) from error
 
 
 def command_line(args: argparse.Namespace, report: Path) -> list[str]:
-    """Of pytest. The plugin is named, so that a checkout that is not installed has it too."""
-    given = ["-p", "tinyllama.suites.entry", "-p", "no:cacheprovider", *args.paths]
+    """Of pytest, without the folders."""
+    given = ["-p", "no:cacheprovider"]
     for name in ("against", "against_env", "op"):
         given += [f"--{name.replace('_', '-')}={value}" for value in getattr(args, name)]
     for name, option in (

@@ -45,9 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.stash[OWN] = Path(__file__).parent
-    config.stash[SELECTION] = selected(config, team_of(config))
+    config.stash[SELECTION] = selected(config, team_of(config, _tree(config)))
     named = config.args_source is config.ArgsSource.ARGS
     config.stash[PATHS] = getattr(config, "workerinput", {}).get("paths_are_named", named)
+
+
+def _tree(config: pytest.Config) -> str | None:
+    tree: str | None = config.option.tree
+    return tree
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,13 +70,14 @@ def pytest_make_collect_report(
     if not isinstance(collector, pytest.Session):
         return report
     config, paths = collector.config, collector.config.stash[PATHS]
+    if config.stash[GATING] is not None:
+        return report  # the gate runs no test, and imports nothing of the candidate here
     named = bool(config.option.ops or config.option.op)
     if named or not paths:
         module = timings if config.stash[RECORDING].active else accuracy
         path = Path(str(module.__file__))
         suite = Suite.from_parent(collector, path=path, nodeid=f"ops/{path.stem}")
-        alone = (named and not paths) or config.stash[GATING] is not None
-        others = [] if alone else report.result
+        others = [] if named and not paths else report.result
         report.result = [*others, suite]
     return report
 
@@ -79,17 +85,12 @@ def pytest_make_collect_report(
 def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
     """The gate's side knows files by their place in a tree; patterns of pyproject.toml stay such,
     since each side has its own files of these. Raises pytest.UsageError for a file elsewhere."""
-    root, selection = config.rootpath, config.stash[SELECTION]
-    if not (top := Path(tree_of(root))).samefile(root):
-        raise pytest.UsageError(
-            f"the gate compares whole repositories, and the root of this session is {root}: add "
-            f"--rootdir {top}"
-        )
+    root, selection = Path(tree_of(Path(config.option.tree))), config.stash[SELECTION]
     outside = [file for file in selection.files if not Path(file).is_relative_to(root)]
     if outside:
         raise pytest.UsageError(f"--ops {outside[0]}: the gate compares files of {root}: name one")
     files = (str(Path(file).relative_to(root)) for file in selection.files)
-    patterns = tuple(files) if config.option.ops else team_of(config).ops
+    patterns = tuple(files) if config.option.ops else team_of(config, str(root)).ops
     version = project(root).get("project", {}).get("version", "0")
     return Registered(
         tinyllama.ops,

@@ -44,10 +44,12 @@ def selected(config: pytest.Config, team: Team) -> Selection:
 
     Raises pytest.UsageError where that is nothing.
     """
+    given = config.option.ops
+    if tree := getattr(config.option, "tree", None):  # a judge imports nothing of a candidate
+        return Selection(tuple(given), tuple(declared_modules(project(Path(tree)))), {})
+    where = "[tool.tinyllama] ops of pyproject.toml:"
     if str(config.rootpath) not in sys.path:
         sys.path.insert(0, str(config.rootpath))  # a file of ops may import its neighbours
-    given = config.option.ops
-    where = "[tool.tinyllama] ops of pyproject.toml:"
     files = tuple(given or expanded(where, team.ops, config.rootpath))
     modules = () if given else tuple(declared_modules(project(config.rootpath)))
     registry, named = loaded(PACKAGE, files, load)

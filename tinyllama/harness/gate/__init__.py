@@ -4,6 +4,7 @@ The pytest plugin is `tinyllama.harness.plugins.gate`.
 
 registered.py   the ops and benchmarks that a layer above registers
 own.py          the ops of a repository of one's own
+judge.py        which harness judges; judged.py: what of a candidate would
 comparison.py   prepares both sides, from a revision or an interpreter
 session.py      the whole comparison; setting.py: its input and its state
 listing.py      which benchmarks both sides have

@@ -21,6 +21,11 @@
     reason = "nobody uses it"
     release = "0.3.0"
 
+    [[judge]]                           # what judges, and is the base's in the verdict
+    changed = "pytest.ini"              # as the gate names it, or "rms_norm: reference"
+    digest = "0123456789ab"             # of what it became, as the gate says
+    reason = "warnings of torch 3 are known"
+
 The base's figures include what its own file accepts. That is not accepted again: every later merge
 could then be slower by the same amount.
 """
@@ -34,12 +39,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.machine.toml import tomllib
 
 FILE = "accepted_slowdowns.toml"
 COUNTED = ("peak_bytes", "kept_bytes", "kernels", "copies", "host_syncs")
 METRICS = ("device_seconds", "host_seconds", "compile_seconds", "layouts", *COUNTED)
 DEVICES = ("cpu", "gpu")
+JUDGE_KEYS = ("changed", "digest", "reason")
 _KEYS = ("benchmark", "device", "metric", "amount", "removed", "reason", "release")
 _RELEASE = re.compile(r"\d+(\.\d+)*")
 _BEFORE_RELEASE = re.compile(r"[._-]?(a|b|c|rc|alpha|beta|pre|preview|dev)\d*\b")
@@ -74,11 +81,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The entries of a file, and those that the base's file has."""
+    """The entries of a file, and those that the base's file has. changes: of what judges."""
 
     path: Path
     entries: tuple[Entry, ...] = ()
     of_base: tuple[Entry, ...] = ()
+    changes: frozenset[Change] = frozenset()
 
     def amount(self, benchmark: str, metric: str) -> float:
         """How much slower than the base it may be: 0.03 is 3%."""
@@ -122,7 +130,7 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
 
     base: the base's file. Raises ValueError that names the file, the entry and the fix.
     """
-    entries = _read(path)
+    entries, changes = _read(path)
     for entry in entries:
         if not _is_before(version, entry.release):
             where = _where(path, entry.number, entry.benchmark)
@@ -132,21 +140,23 @@ def load(path: Path, version: str, base: Path | None = None, *, device: str) -> 
             )
     here, of_base = (
         tuple(entry for entry in read if entry.device in ("", device))
-        for read in (entries, () if base is None else _read(base, of_base=True))
+        for read in (entries, () if base is None else _read(base, of_base=True)[0])
     )
-    return Accepted(path, here, of_base)
+    return Accepted(path, here, of_base, changes)
 
 
-def _read(path: Path, *, of_base: bool = False) -> tuple[Entry, ...]:
+def _read(path: Path, *, of_base: bool = False) -> tuple[tuple[Entry, ...], frozenset[Change]]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return ()
+        return (), frozenset()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as TOML: {error}") from error
-    tables = content.pop("accepted", [])
-    if content or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        raise ValueError(f"{path}: use [[accepted]] tables and nothing else")
+    tables, judging = content.pop("accepted", []), content.pop("judge", [])
+    for each in (tables, judging):
+        if content or not isinstance(each, list) or not all(isinstance(t, dict) for t in each):
+            raise ValueError(f"{path}: use [[accepted]] and [[judge]] tables and nothing else")
+    changes = frozenset(_change(f"{path}, judge {n}", t) for n, t in enumerate(judging, 1))
     found: list[Entry] = []
     for number, table in enumerate(tables, 1):
         if of_base and "new" in table:
@@ -159,7 +169,17 @@ def _read(path: Path, *, of_base: bool = False) -> tuple[Entry, ...]:
             if earlier.benchmark == entry.benchmark and same and not apart:
                 raise ValueError(f"{where}: the benchmark has two such entries: delete one")
         found.append(entry)
-    return tuple(found)
+    return tuple(found), changes
+
+
+def _change(where: str, table: Mapping[str, Any]) -> Change:
+    for name in {**dict.fromkeys(JUDGE_KEYS), **table}:
+        if name not in JUDGE_KEYS:
+            raise ValueError(f"{where}: unknown key {name!r}: use {', '.join(JUDGE_KEYS)}")
+        value = table.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{where}: {name} is {value!r}: use a text")
+    return Change(table["changed"], table["digest"])
 
 
 def _where(path: Path, number: int, benchmark: object) -> str:

@@ -1,25 +1,30 @@
 """Prepares the `Session` of a comparison with a revision or an interpreter.
 
-Both sides are measured with one instrument: the candidate's clock, its workers, the gate itself and
-what is registered with it replace the base's files. What is compared is the ops, and the harness
-that calls them.
+Both sides are measured with one instrument, which is that of the harness that runs here, and never
+the candidate's (`tinyllama.harness.gate.judge`): its clock, its workers, its rules of correctness,
+the gate itself and what is registered with it replace the files of both trees. What is compared is
+the ops, and the part of the harness that they run: `harness.kernels` and `harness.declare`.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from compileall import compile_dir
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from tinyllama.harness import gate
 from tinyllama.harness.gate import accepted, side, team
+from tinyllama.harness.gate.judge import HARNESS
+from tinyllama.harness.gate.judged import INSTRUMENT, INSTRUMENT_FILES, Change, changed_files
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import (
     BASE,
@@ -44,16 +49,17 @@ from tinyllama.harness.gate.sources import Sources, imports_of, module_file
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
-from tinyllama.harness.measure import cache, clock, launches, op_contender
 
-INSTRUMENT = (worker, cache, clock, launches, op_contender)  # and every module of the gate
+
+class UnreadableError(ValueError):
+    """A candidate whose tree this judge cannot measure."""
 
 
 @dataclass(frozen=True)
 class Request:
     """What to compare the tree in ``root`` with: a commit, or (``commit`` None) itself under
-    another interpreter. label: the user's name for it. version: of the project; accepted entries
-    expire by it."""
+    another interpreter. label: the user's name for it. results: where A/A blocks are; None: in the
+    base. version: of the project; accepted entries expire by it."""
 
     registered: Registered
     root: Path
@@ -61,7 +67,7 @@ class Request:
     commit: str | None
     python: str
     device: torch.device
-    results: Path
+    results: Path | None
     version: str
     watch: Watch
     candidate_label: str
@@ -76,16 +82,25 @@ def prepared(request: Request) -> Iterator[Session]:
     """
     registered = request.registered
     before = contents(request.root, registered)
+    changed: list[Change] = []
     processor = timing_processor(request.device)
     with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
         folder = Path(name)
-        base_root = request.root
+        base_root = root = request.root
         if request.commit is not None:
             base_root = check_out(request.commit, request.root, folder / "base")
+            changed = changes(base_root, request.root, registered)
             if registered.own is None:
-                files = instrument(request.root, registered)
-                check_base(base_root, request.root, files, registered)
-                overlay(request.root, base_root, files)
+                root = copied(request.root, folder / "candidate")
+                files = instrument(HARNESS, registered)
+                check_tree(base_root, "base", HARNESS, files, registered)
+                try:
+                    check_tree(root, "candidate", HARNESS, files, registered)
+                except RevisionError as error:
+                    raise UnreadableError(str(error)) from error
+                for tree in (base_root, root):
+                    overlay(HARNESS, tree, files)
+                    compile_dir(tree / "tinyllama", quiet=2)  # workers write no bytecode
         of_base = team.load(base_root, of_base=True)
         if registered.own is not None:  # a pattern that the candidate dropped drops no benchmark
             patterns = dict.fromkeys([*registered.own.files, *of_base.ops])
@@ -106,7 +121,7 @@ def prepared(request: Request) -> Iterator[Session]:
         )
         candidate = Tree(
             CANDIDATE,
-            request.root,
+            root,
             sys.executable,
             request.candidate_label,
             folder / "candidate-caches",
@@ -118,12 +133,16 @@ def prepared(request: Request) -> Iterator[Session]:
                 candidate=candidate,
                 device=request.device,
                 registered=registered,
-                noise=Noise.load(request.results, device_name(request.device)),
+                noise=Noise.load(
+                    request.results or base_root / "results", device_name(request.device)
+                ),
                 accepted=allowed,
                 watch=request.watch,
                 sources=sources,
                 toolchains=request.commit is None,
                 processor=processor,
+                changed=tuple(changed),
+                contents=functools.partial(state, copies=folder),
                 say=request.say,
                 pairs=pairs,
             )
@@ -138,11 +157,24 @@ def contents(root: Path, registered: Registered) -> str:
     if registered.own is not None:
         paths = [*tracked_files(root), *untracked_code(root)]
     else:
-        modules = (gate.__name__, registered.package, *registered.modules)
+        modules = ("tinyllama", registered.package, *registered.modules)
         folders = [root / name for name in sorted({name.partition(".")[0] for name in modules})]
         paths = sorted(path for folder in folders for path in folder.rglob("*"))
     for path in paths:
         if path.suffix in (".py", ".json", ".toml") and path.is_file():
+            found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def state(tree: Tree, copies: Path) -> str:
+    """A digest of all files of a tree: of a copy bytecode too, of a checkout what git lists."""
+    found, root = hashlib.sha256(), tree.root
+    inside = root.is_relative_to(copies)
+    paths = root.rglob("*") if inside else {*tracked_files(root), *untracked_code(root)}
+    for path in sorted(paths):
+        if path.is_symlink():
+            found.update(f"{path} {os.readlink(path)}\n".encode())
+        elif path.is_file():
             found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
 
@@ -155,36 +187,65 @@ def benchmarks_of(root: Path, device: torch.device, registered: Registered) -> l
     return found
 
 
+def changes(base: Path, candidate: Path, registered: Registered) -> list[Change]:
+    """The files of a candidate that would judge, and differ from those of the base."""
+    has = {path.relative_to(base).as_posix(): path for path in base.rglob("*") if path.is_file()}
+    paths = {*tracked_files(candidate), *untracked_code(candidate)}
+    here = {path.relative_to(candidate).as_posix(): path for path in paths if path.is_file()}
+    modules = (module_file(HARNESS, name) for name in registered.modules)
+    timing = [str(path.relative_to(HARNESS)) for path in modules if path is not None]
+    return changed_files(has, here, timing)
+
+
+def copied(root: Path, folder: Path) -> Path:
+    """A copy of a checkout: the files that git tracks or would, and untracked code."""
+    for path in {*tracked_files(root), *untracked_code(root)}:
+        copy = folder / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+            raise UnreadableError(f"{path} links out of its tree")
+        if path.is_symlink():
+            copy.symlink_to(os.readlink(path))
+        elif path.is_file():
+            shutil.copy2(path, copy)
+    return folder
+
+
 def instrument(root: Path, registered: Registered) -> list[str]:
     """The files of a tree that measure, relative to it. Raises RevisionError where one lacks."""
-    names = [*(module.__name__ for module in INSTRUMENT), *registered.modules]
-    files = {name: module_file(root, name) for name in (*names, gate.__name__)}
-    for name, path in files.items():
+    found = [root / name for name in INSTRUMENT_FILES]
+    for name in registered.modules:
+        path = module_file(root, name)
         if path is None:
             raise RevisionError(f"{root} has no module {name!r}: both sides are measured with it")
-    folder = files.pop(gate.__name__)
-    assert folder is not None
-    found = [*filter(None, files.values()), *sorted(folder.parent.glob("*.py"))]
+        found.append(path)
+    for name in INSTRUMENT:
+        found += sorted((root / name).rglob("*.py"))
     return [str(path.relative_to(root)) for path in found]
 
 
-def check_base(base: Path, candidate: Path, files: Sequence[str], registered: Registered) -> None:
-    """Raise RevisionError for a base without a module that the candidate's instrument imports.
+def check_tree(
+    tree: Path, who: str, judge: Path, files: Sequence[str], registered: Registered
+) -> None:
+    """Raise RevisionError for a tree without a module that the judge's instrument imports.
 
-    files: of the instrument, which the base need not have.
+    files: of the instrument, which the tree need not have.
     """
     waiting, done = [side.__name__, registered.package, registered.modules[0]], set()
     while waiting:
         name = waiting.pop()
-        path = module_file(candidate, name)
+        path = module_file(judge, name)
         if name in done or path is None:
             continue
         done.add(name)
-        file = path.relative_to(candidate)
+        file = path.relative_to(judge)
         if str(file) in files:
-            waiting += imports_of(candidate, name)
-        elif module_file(base, name) is None:
-            moved = name.startswith("tinyllama.harness.") and not (base / file).parent.is_dir()
+            waiting += imports_of(judge, name)
+        elif module_file(tree, name) is None and who == "candidate":
+            text = f"the candidate has no {file}, which the judge's instrument imports"
+            raise RevisionError(text)
+        elif module_file(tree, name) is None:
+            moved = name.startswith("tinyllama.harness.") and not (tree / file).parent.is_dir()
             since = "the harness was moved into folders" if moved else "that file was added"
             raise RevisionError(
                 f"the base has no {file}, which the gate's instrument imports: it is from before "

@@ -133,7 +133,8 @@ class Pair:
         """A process of a side. Raises WorkerError."""
         caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
         env = {name: str(tree.caches / name.lower()) for name in caches}
-        env |= {"PYTHONHASHSEED": str(self.hash_seed), **_ALLOCATOR}
+        env |= {"PYTHONHASHSEED": str(self.hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= _ALLOCATOR
         if self.device.type == "cpu":
             env["OMP_NUM_THREADS"] = "1"  # idle threads spin, which slows the other side
         if self.registered.own is not None:

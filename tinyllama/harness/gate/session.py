@@ -16,8 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
+from tinyllama.harness.gate.accepted import FILE
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS, Call, Rule
 from tinyllama.harness.gate.exact import (
@@ -28,6 +30,7 @@ from tinyllama.harness.gate.exact import (
     new_figures,
 )
 from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.judged import Change, changed_declarations
 from tinyllama.harness.gate.listing import Stopped, check_identities, matched, unable
 from tinyllama.harness.gate.pair import (
     BASE,
@@ -36,9 +39,12 @@ from tinyllama.harness.gate.pair import (
     Effort,
     Pair,
     SideError,
+    Tree,
 )
 from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of
-from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.subject import DEVICE, held_to_base
+from tinyllama.harness.machine.worker import WorkerError
+from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict, worst
 
@@ -59,7 +65,9 @@ class Session:
         self.others: list[Verdict] = []
         self.versions: dict[str, str] = {}
         self.disturbed = self.launches = 0
+        self.changed = list(setting.changed)  # of what judges
         self.seconds: dict[str, float] = {}  # by stage
+        self.contents = {tree.name: self._contents(tree) for tree in self.trees}
 
     def run(self) -> list[Verdict]:
         try:
@@ -74,6 +82,7 @@ class Session:
             ):
                 with self._timed(name):
                     stage()
+            self._untampered()
         except Stopped as stop:
             self.others.append(stop.verdict)
             for one in self._undecided():
@@ -114,6 +123,7 @@ class Session:
             "blocks": self.launches,
             "discarded": self.disturbed,
             "left_out": self.left_out,
+            "judge_changed": [asdict(one) for one in self.changed],
             "benchmarks": {n: one.report() for n, one in {**self.found, **self.new}.items()},
             "others": [str(verdict) for verdict in self.others],
         }
@@ -131,6 +141,11 @@ class Session:
         )
         self.found, self.new = listed.found, listed.new
         self.others += listed.others
+        if not self.setting.toolchains:
+            declared = pair.each("declarations")
+            self.changed += changed_declarations(declared[BASE], declared[CANDIDATE])
+        if anew := [one for one in self.changed if one not in self.setting.accepted.changes]:
+            self.others.append(Verdict("judge", Outcome.JUDGE_CHANGED, _accept(anew)))
 
     def _sources(self) -> None:
         """Benchmarks that run the same source with the same versions are IDENTICAL."""
@@ -176,6 +191,8 @@ class Session:
             return self._settle(one, Outcome.IDENTICAL, text)
         for side in (BASE, CANDIDATE):  # one at a time: float64 may take much of the memory
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
+        if not one.benchmark.factory:
+            one.proofs[CANDIDATE] = _held(one.proofs)
         if one.benchmark.layouts:
             pair.ask(CANDIDATE, "expect", one.name, one.proofs[CANDIDATE], WARM_UP, timeout=600.0)
             one.figures += self._layouts(one, pair.layouts(one.benchmark))
@@ -337,12 +354,26 @@ class Session:
     @contextmanager
     def _pair(self) -> Iterator[Pair]:
         """A fresh pair. Where a side cannot start, the comparison stops: NO BASE for the base."""
+        self._untampered()
         try:
             setting = self.setting
             with setting.pairs(self.trees, setting.device, setting.registered) as pair:
                 yield pair
         except SideError as error:
-            raise Stopped(Verdict(error.side, unable(error.side), _words(error))) from error
+            harness = any(one.name.startswith("tinyllama/harness/") for one in self.changed)
+            unread = error.side == CANDIDATE and harness
+            outcome = Outcome.JUDGE_CHANGED if unread else unable(error.side)
+            raise Stopped(Verdict(error.side, outcome, _words(error))) from error
+
+    def _contents(self, tree: Tree) -> str:
+        return "" if self.setting.contents is None else self.setting.contents(tree)
+
+    def _untampered(self) -> None:
+        """Raise Stopped where a tree is not what it was at the start."""
+        for tree in self.trees:
+            if self._contents(tree) != self.contents[tree.name]:
+                text = "its files were changed while it was compared: find what writes into them"
+                raise Stopped(Verdict(tree.name, Outcome.TAMPERED, text))
 
     def _working(self, pair: Pair) -> Pair:
         """The pair, with fresh workers where one of them failed."""
@@ -381,6 +412,23 @@ def _slower_on_the_device(one: BenchmarkState) -> bool:
 
 def _has_outcome(one: BenchmarkState, outcome: Outcome) -> bool:
     return one.verdict is not None and one.verdict.outcome is outcome
+
+
+def _held(proofs: Mapping[str, Any]) -> Any:
+    """The candidate's proofs, held to the base's reference. Raises SideError."""
+    try:
+        return held_to_base(proofs[BASE], proofs[CANDIDATE])
+    except WrongResultError as error:
+        types = [f"{WrongResultError.__module__}.{WrongResultError.__qualname__}"]
+        raise SideError(CANDIDATE, WorkerError(str(error), types=types)) from error
+
+
+def _accept(changes: Sequence[Change]) -> str:
+    return (
+        "the base's judged, since these differ and would judge: "
+        f"{', '.join(map(str, changes))}; accept each by name and digest in [[judge]] tables of "
+        f"{FILE}, which a reviewer sees"
+    )
 
 
 def _words(error: SideError) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
 from tinyllama.harness.gate.registered import Registered
@@ -35,7 +36,8 @@ class Setting:
     sources: (tree, benchmark) -> digests of the source that it runs, of all of it and of the host
     code alone. toolchains: the interpreters are compared, not the trees. measure_all: time
     identical benchmarks too, for A/A blocks. only: whether a name is compared. processor: both
-    sides are pinned to it in their turns.
+    sides are pinned to it in their turns. changed: files of the candidate that would judge, and
+    differ from the base's. contents: a digest of all that is in a tree.
     """
 
     base: Tree
@@ -50,6 +52,8 @@ class Setting:
     measure_all: bool = False
     only: Callable[[str], bool] | None = None
     processor: int | None = None
+    changed: tuple[Change, ...] = ()
+    contents: Callable[[Tree], str] | None = None
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
     pairs: Callable[..., AbstractContextManager[Pair]] = opened

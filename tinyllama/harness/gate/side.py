@@ -22,6 +22,7 @@ import torch
 import tinyllama
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
+from tinyllama.harness.gate.judged import declarations
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.machine.device import cannot, device_name
@@ -232,6 +233,12 @@ class Side:
         further = _imported(self.more)(self.device) if self.more else []
         usual = usual_slowdowns(self.device, self.usual)
         return [*found, *(replace(one, slowdowns=one.slowdowns or usual) for one in further)]
+
+    def declarations(self) -> dict[str, str]:
+        """By ``op: part``, digests of what the ops declare that decides on their providers."""
+        registry, named = loaded(self.package, self.files)
+        names = self.own.providers(registry, named) if self.own else registry
+        return declarations(registry[name] for name in names)
 
     def left_out(self) -> dict[str, int]:
         """By reason, how many providers are not timed here."""

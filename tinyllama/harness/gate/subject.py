@@ -21,7 +21,7 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -42,11 +42,44 @@ DEVICE, HOST = "device_seconds", "host_seconds"
 
 @dataclass(frozen=True)
 class Proof:
-    """A verified result: a digest of its bits, random projections, and its allowed error."""
+    """A verified result: a digest of its bits, random projections, and its allowed error. exact:
+    the projections of what the reference gives in float64."""
 
     digest: int
     projections: tuple[float, ...]
     allowed: float
+    exact: tuple[float, ...] = ()
+
+
+def held_to_base(
+    base: Sequence[Mapping[str, Proof]], candidate: Sequence[Mapping[str, Proof]]
+) -> list[dict[str, Proof]]:
+    """The candidate's proofs, held to what the base's reference gives, with the error that the base
+    allows where it is the smaller. Raises WrongResultError.
+
+    Of a difference only projections on random signs are known: each is of the size of its norm, and
+    the mean square of eight exceeds nine times its square once in 1e14.
+    """
+    found = []
+    for seed, (wanted, given) in enumerate(zip(base, candidate, strict=True)):
+        for name, proof in wanted.items():
+            if name not in given:
+                raise WrongResultError(f"the base's reference gives {name}, the candidate does not")
+            pairs = zip(given[name].projections, proof.exact, strict=True)
+            error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))
+            if not error <= 3 * proof.allowed < math.inf:
+                raise WrongResultError(
+                    f"{name} of seed {seed}: about {error:.3g} from the base's reference, which "
+                    f"allows {proof.allowed:.3g}"
+                )
+        found.append(
+            {
+                name: replace(proof, allowed=min(proof.allowed, wanted[name].allowed))
+                for name, proof in given.items()
+                if name in wanted
+            }
+        )
+    return found
 
 
 @dataclass
@@ -154,7 +187,8 @@ class Subject(OpContender):
                 if not error <= allowed < math.inf:
                     text = f"{name}: error {error:.3g}{where} > {allowed:.3g}"
                     raise WrongResultError(f"{self.case}: {text}")
-            proofs[name] = Proof(digest(value), projections(value), allowed)
+            exactly = projections(oracle)
+            proofs[name] = Proof(digest(value), projections(value), allowed, exactly)
         return proofs
 
     def _allowed(

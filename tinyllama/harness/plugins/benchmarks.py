@@ -121,10 +121,11 @@ def _hold(config: pytest.Config, card: Card) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
-def team_of(config: pytest.Config) -> team.Team:
-    """What pyproject.toml sets. Raises pytest.UsageError for a table that is wrong."""
+def team_of(config: pytest.Config, folder: str | None = None) -> team.Team:
+    """What the pyproject.toml of a folder sets, by default that of the session. Raises
+    pytest.UsageError for a table that is wrong."""
     try:
-        return team.load(config.rootpath)
+        return team.load(Path(folder) if folder else config.rootpath)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
 

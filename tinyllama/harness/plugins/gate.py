@@ -8,6 +8,7 @@ the summary and in JUnit, and the worst is the exit status.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -18,7 +19,8 @@ from typing import Any
 import pytest
 
 import tinyllama
-from tinyllama.harness.gate.comparison import Request, prepared
+from tinyllama.harness.gate import judge
+from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
 from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
@@ -44,6 +46,20 @@ REFUSED = {
     "benchmark_autosave": "--benchmark-autosave",
     "benchmark_save": "--benchmark-save",
     "benchmark_json": "--benchmark-json",
+}
+
+
+# Options with which pytest ends before a test could run.
+ENDS_EARLY = {
+    "collectonly": "--collect-only",
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "setupplan": "--setup-plan",
+    "setuponly": "--setup-only",
+    "help": "--help",
+    "version": "--version",
+    "markers": "--markers",
+    "cacheshow": "--cache-show",
 }
 
 
@@ -73,6 +89,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="PYTHON",
         help="gate this interpreter, with its torch and triton, against another one",
     )
+    group.addoption(
+        "--judge",
+        metavar="REV",
+        help="whose harness judges: a revision or a folder (default: that of the first --against)",
+    )
+    group.addoption(
+        "--tree",
+        metavar="DIR",
+        help="judge that checkout, with the harness that runs here (default: start a judge)",
+    )
     group.addoption("--gate-json", metavar="FILE", help="write all that the gate measured")
     group.addoption(
         "--unwatched",
@@ -81,10 +107,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Refuse what ends a session before anything is compared, and have another harness judge."""
+    option = config.option
+    if not (option.against or option.against_env):
+        return None
+    for name, shown in ENDS_EARLY.items():
+        if getattr(option, name, None):
+            raise pytest.UsageError(f"{shown}: nothing would be compared; remove it")
+    if option.tree is not None:
+        return None
+    try:
+        root = Path(tree_of(config.rootpath))
+        if not root.samefile(config.rootpath):
+            raise pytest.UsageError(
+                f"the gate compares whole repositories, and the root of this session is "
+                f"{config.rootpath}: add --rootdir {root}"
+            )
+        names = config.args if config.args_source is config.ArgsSource.ARGS else []
+        given = [arg for arg in config.invocation_params.args if arg not in names]
+        paths = [_inside(name, config.invocation_params.dir, root) for name in names]
+        report = Path(option.gate_json).absolute() if option.gate_json else None
+        return judge.run(root, list(map(str, given)), paths, option.against, option.judge, report)
+    except RevisionError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _inside(name: str, folder: Path, root: Path) -> str:
+    path = folder / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise pytest.UsageError(f"{name} is outside {root}: name a folder of timings in it")
+    return os.path.relpath(path.resolve(), root.resolve())
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[GATING] = None
     option = config.option
-    for name in ("gate_json", "unwatched"):
+    for name in ("gate_json", "unwatched", "judge", "tree"):
         if getattr(option, name) and not (option.against or option.against_env):
             shown = f"--{name.replace('_', '-')}"
             raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
@@ -158,7 +218,7 @@ class Gating:
         option = config.option
         self.config = config
         self.device = worker_device(config)
-        self.team = team_of(config)
+        self.team = team_of(config, option.tree)
         self.json = Path(option.gate_json) if option.gate_json else None
         try:
             check_writable(self.json, "--gate-json")
@@ -167,7 +227,7 @@ class Gating:
         if self.json:
             self.json.unlink(missing_ok=True)  # else it could be taken for this run's
         try:
-            self.root = Path(tree_of(Path(config.rootpath)))
+            self.root = Path(tree_of(Path(option.tree or config.rootpath)))
             self.commits = {rev: resolve(rev, self.root) for rev in option.against}
             for rev in self.commits:
                 if same_tree(rev, self.root):
@@ -186,6 +246,7 @@ class Gating:
         self.unreadable: str | None = None  # why the load cannot be read
         self.ended = False
         self.judged = ""  # a digest of the candidate's tree
+        self.judge = option.judge or str(judge.HARNESS)  # whose harness this is
 
     def run(self) -> None:
         """Compare with one base after another while holding the device."""
@@ -213,6 +274,12 @@ class Gating:
         return registered
 
     def _against(self, label: str, commit: str | None, python: str) -> None:
+        if commit is not None and self.root.resolve() == judge.HARNESS:
+            text = (
+                f"{self.judge} is the candidate's own harness, whose verdict is shown and never "
+                "green: name a harness that you trust with --judge, or a newer base"
+            )
+            self.verdicts.append((label, Verdict("judge", Outcome.JUDGE_CHANGED, text)))
         watch = Watch(self.device)
         if watch.unreadable and not self.config.option.unwatched:
             text = (
@@ -233,7 +300,7 @@ class Gating:
                 commit=commit,
                 python=python,
                 device=self.device,
-                results=Path(self.config.option.results_dir or self.root / "results"),
+                results=self._results(),
                 version=own.version if (own := self.registered.own) else tinyllama.__version__,
                 watch=watch,
                 candidate_label=results.current_commit(self.root),
@@ -246,6 +313,8 @@ class Gating:
                     ended = True
                 finally:  # keep what was measured until an error
                     self.reports.append({"against": label, "ended": ended, **session.report()})
+        except UnreadableError as error:
+            verdicts = [Verdict("candidate", Outcome.JUDGE_CHANGED, str(error))]
         except (RevisionError, OSError) as error:
             verdicts = [Verdict(label, Outcome.NO_BASE, str(error))]
         except ValueError as error:
@@ -253,6 +322,12 @@ class Gating:
         if disturbed := watch.after():
             verdicts.append(Verdict("device", Outcome.BUSY, disturbed))
         self.verdicts += [(label, verdict) for verdict in verdicts]
+
+    def _results(self) -> Path | None:
+        """Where A/A blocks are: never in the candidate, unless the user says so."""
+        if given := self.config.option.results_dir:
+            return Path(given)
+        return None if self.registered.own else judge.HARNESS / "results"
 
     def conclude(self, session: pytest.Session) -> None:
         """Report the verdicts and set the exit status, unless pytest's own is neither 0 nor 5."""
@@ -288,6 +363,7 @@ class Gating:
                 for label, v in self.verdicts
             ],
             "comparisons": self.reports,
+            "judge": self.judge,
             "candidate": self.judged,
             "bases": {**self.commits, **{str(path): str(path) for path in self.interpreters}},
         }
@@ -304,7 +380,9 @@ class Gating:
         own = self.registered.own if self.ended else None
         if own and own.names:
             each.append(f"--op: no other ops than {', '.join(own.names)} were compared")
-        return [self.counted(), *self.team.lines(), *each, *map(_effort, self.reports)]
+        each += list(dict.fromkeys(line for report in self.reports for line in _changed(report)))
+        first = [self.counted(), f"judged by {self.judge}", *self.team.lines()]
+        return [*first, *each, *map(_effort, self.reports)]
 
     def counted(self) -> str:
         """How many verdicts there are of each outcome, and the worst."""
@@ -317,6 +395,14 @@ class Gating:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal:
             terminal.write_line(f"{time.strftime('%H:%M:%S')} {line}")
+
+
+def _changed(report: Mapping[str, Any]) -> list[str]:
+    """What the candidate changed, and the base's decided."""
+    return [
+        f"changed, and the base's judged: {one['name']} ({one['digest']})"
+        for one in report["judge_changed"]
+    ]
 
 
 def _effort(report: Mapping[str, Any]) -> str:

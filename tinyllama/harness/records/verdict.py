@@ -46,6 +46,8 @@ class Outcome(Enum):
     WRONG_RESULT = "WRONG RESULT", 16
     WORKER_DIED = "WORKER DIED", 17
     NO_BASE = "NO BASE", 18
+    JUDGE_CHANGED = "JUDGE CHANGED", 19
+    TAMPERED = "TAMPERED", 20
 
     def __init__(self, title: str, status: int) -> None:
         self.title = title

@@ -1,0 +1,268 @@
+"""What judges is never the candidate's: which harness is chosen, what a candidate changed of what
+judges, and whose references and limits count."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from correctness_tests.support.gate_fakes import SIDES, Script, died
+from correctness_tests.support.gated_suite import GatedSuite, git, plain_git
+from tinyllama.harness import Case, Op
+from tinyllama.harness.gate import judge
+from tinyllama.harness.gate.accepted import load
+from tinyllama.harness.gate.comparison import state
+from tinyllama.harness.gate.judged import Change, changed_files, declarations
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
+from tinyllama.harness.gate.revision import RevisionError
+from tinyllama.harness.gate.subject import Proof, held_to_base
+from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.records.verdict import Outcome
+from tinyllama.ops import OPS
+
+pytest_plugins = ["pytester"]
+
+DECISION = "tinyllama/harness/gate/decision.py"
+JUDGING = {
+    DECISION: "LOOKS = (1,)\n",
+    "tinyllama/harness/correct/compare.py": "SLACK = 1e9\n",
+    "tinyllama/harness/machine/worker.py": "x = 1\n",
+    "conftest.py": "import os\n",
+    "kernels/conftest.py": "import os\n",
+    "pytest.ini": "[pytest]\naddopts = -q\n",
+    "pyproject.toml": "[tool.tinyllama]\nslowdowns = { device_seconds = 9.0 }\n",
+    ".github/workflows/gate.yml": "jobs: {}\n",
+}
+
+
+def edited(op: Op, **fields: object) -> Op:
+    one = copy(op)
+    vars(one).update(fields)
+    return one
+
+
+def tree(folder: Path, files: dict[str, str]) -> dict[str, Path]:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return {name: folder / name for name in files}
+
+
+@pytest.mark.parametrize("name", JUDGING)
+def test_a_file_that_judges_and_differs_is_named(tmp_path: Path, name: str) -> None:
+    base = tree(tmp_path / "base", {})
+    candidate = tree(tmp_path / "candidate", {name: JUDGING[name]})
+    (added,) = changed_files(base, candidate)
+    (removed,) = changed_files(candidate, base)
+    assert (added.name, removed.name, removed.digest) == (name, name, "removed")
+    assert changed_files(candidate, candidate) == []
+
+
+def test_comments_versions_and_what_ops_run_do_not_judge(tmp_path: Path) -> None:
+    files = {
+        DECISION: "x = 1\n",
+        "pyproject.toml": '[project]\nversion = "1"\n',
+        "tinyllama/harness/kernels/launch.py": "x = 1\n",
+        "tinyllama/ops/rope.py": "x = 1\n",
+    }
+    after = {name: text.replace("1", "2") for name, text in files.items()}
+    after[DECISION] = "# a comment\nx = 1\n"
+    assert changed_files(tree(tmp_path / "a", files), tree(tmp_path / "b", after)) == []
+
+
+def test_changes_are_accepted_by_name_and_digest(tmp_path: Path) -> None:
+    path = tmp_path / "accepted.toml"
+    entry = f'[[judge]]\nchanged = "{DECISION}"\ndigest = "0123"\nreason = "why"\n'
+    path.write_text(entry)
+    accepted = load(path, "0", device="cpu")
+    assert accepted.changes == {Change(DECISION, "0123")}
+    for wrong, said in ((entry + "x = 1\n", "unknown key 'x'"), ("[[judge]]\n", "changed is None")):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=said):
+            load(path, "0", device="cpu")
+
+
+@pytest.mark.parametrize("digest", ["0123", "4567"])
+def test_a_change_that_nobody_accepted_is_never_green(digest: str) -> None:
+    script = Script("a")
+    change = Change(DECISION, "0123")
+    accepted = replace(script.setting().accepted, changes=frozenset({Change(DECISION, digest)}))
+    found = script.run(changed=(change,), accepted=accepted)
+    assert found["a"].outcome is Outcome.SAME
+    assert script.status == (0 if digest == "0123" else 19)
+    assert script.session.report()["judge_changed"] == [{"name": DECISION, "digest": "0123"}]
+    if digest != "0123":
+        assert f"{DECISION} (0123)" in found["judge"].text
+
+
+def test_a_declaration_of_an_op_of_the_base_that_differs_is_named() -> None:
+    script = Script("a")
+    script.on(BASE, "declarations", {"a: reference": "1", "a: cases": "2", "old: cases": "3"})
+    script.on(CANDIDATE, "declarations", {"a: reference": "4", "a: cases": "2", "new: cases": "5"})
+    found = script.run()
+    assert "a: reference (4); accept" in found["judge"].text
+    assert script.status == 19
+
+
+def test_reference_cases_slack_and_limits_are_in_the_declarations() -> None:
+    op = OPS["rms_norm"]
+    before = declarations([op])
+
+    def lenient(x_BTD, weight_D, eps):  # type: ignore[no-untyped-def]
+        return x_BTD
+
+    providers = dict(op.providers)
+    changed = {
+        "reference": {"eager": replace(providers["eager"], call=lenient)},
+        "slack of triton": {"triton": replace(providers["triton"], slack={"fp32": 9.0})},
+    }
+    for part, others in changed.items():
+        after = declarations([edited(op, providers={**providers, **others})])
+        assert {n for n in before if before[n] != after[n]} == {f"rms_norm: {part}"}
+    cases = declarations([edited(op, cases=[Case(B=1, T=1, D=8)])])
+    limits = declarations([edited(op, slowdowns={"device_seconds": 9.0})])
+    for part, after in (("cases", cases), ("limits", limits)):
+        assert {n for n in before if before[n] != after[n]} == {f"rms_norm: {part}"}
+
+
+def test_results_are_held_to_the_bases_reference_and_its_bound() -> None:
+    right = Proof(1, (1.0,) * 8, 0.1, (1.0,) * 8)
+    lenient = replace(right, allowed=1e9)
+    (held,) = held_to_base([{"y": right}], [{"y": lenient}])
+    assert held["y"].allowed == 0.1
+    wrong = replace(lenient, projections=(1.4, 0.6) * 4)
+    for given, said in (({"y": wrong}, "from the base's reference"), ({}, "does not")):
+        with pytest.raises(WrongResultError, match=said):
+            held_to_base([{"y": right}], [given])
+    script = Script("a")
+    script.on(CANDIDATE, "verify", [{"y": wrong}])
+    assert script.run()["a"].outcome is Outcome.WRONG_RESULT
+
+
+# -- which harness ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``old`` has a harness that can judge no other tree, ``new`` one that can."""
+    plain_git(monkeypatch)
+    root = tmp_path / "tree"
+    for tag, name in (("old", DECISION), ("new", judge.ABLE)):
+        tree(root, {name: f"# {tag}\n"})
+        monkeypatch.chdir(root)
+        git("init", "--quiet", "--initial-branch=main")
+        git("add", "--all")
+        git("commit", "--quiet", f"--message={tag}")
+        git("tag", tag)
+    (root / judge.ABLE).write_text("# the candidate's\n")
+    return root
+
+
+def test_the_bases_harness_judges(repository: Path) -> None:
+    with judge.chosen(repository, ["new"], None) as by:
+        assert (by.folder / judge.ABLE).read_text() == "# new\n"
+        assert by.label == "new"
+        assert not by.own
+    assert not by.folder.exists()
+    with judge.chosen(repository, ["old"], "new") as by:
+        assert (by.folder / judge.ABLE).read_text() == "# new\n"
+
+
+def test_a_base_that_cannot_judge_leaves_the_candidates_own(repository: Path) -> None:
+    with judge.chosen(repository, ["old"], None) as by:
+        assert by.folder == repository
+    with (
+        pytest.raises(RevisionError, match="name a newer one"),
+        judge.chosen(repository, [], "old"),
+    ):
+        pass
+
+
+def test_the_installed_harness_judges_other_repositories(repository: Path, tmp_path: Path) -> None:
+    with judge.chosen(tmp_path, ["new"], None) as by:
+        assert (by.folder, by.own) == (judge.HARNESS, True)
+    with judge.chosen(tmp_path, ["new"], str(repository)) as by:
+        assert (by.folder, by.own) == (repository, True)
+    for name in ("nowhere", str(tmp_path)):
+        with pytest.raises(RevisionError), judge.chosen(tmp_path, ["new"], name):
+            pass
+
+
+def test_what_judges_itself_is_never_green(
+    gated: GatedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in "ab":
+        gated.script.alike(one)
+    assert gated.run().ret == 0
+    monkeypatch.setattr(judge, "HARNESS", gated.path.resolve())
+    status, cases = gated.cases()
+    assert status == 19
+    assert "is the candidate's own harness" in str(cases["main~1 judge"])
+
+
+def test_what_the_base_cannot_read_is_judged_by_both_and_is_not_green() -> None:
+    """A harness that changed, and a candidate that its base's instrument cannot start."""
+    script = Script("a")
+    script.on(CANDIDATE, "make", died())
+    found = script.run(changed=(Change(DECISION, "0123"),))
+    assert found[CANDIDATE].outcome is Outcome.JUDGE_CHANGED
+    assert script.status == 19
+
+
+def test_the_second_verdict_is_put_into_the_report(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"name": "candidate", "outcome": "JUDGE CHANGED"}
+    by: list[str] = []
+
+    def ended(one: judge.Judge, root: Path, arguments: list[str], *more: object) -> int:
+        by.append(one.label)
+        report = Path(arguments[-1].removeprefix("--gate-json="))
+        verdict = said if len(by) == 1 else {"name": "a", "outcome": "SAME"}
+        report.write_text(f'{{"verdicts": [{str(verdict).replace(chr(39), chr(34))}]}}')
+        return 19 if len(by) == 1 else 0
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    report = tmp_path / "out.json"
+    given = ["--junitxml=x.xml", f"--gate-json={report}"]
+    assert judge.run(repository, given, ["perf_tests"], ["new"], None, report) == 19
+    assert by == ["new", "this tree"]
+    assert '"by_the_candidate"' in report.read_text()
+
+
+# -- trees that change meanwhile ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launch", [1, 3, 1000], ids=["first", "third", "last"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_tree_that_is_written_to_is_tampered_with(side: str, launch: int) -> None:
+    script = Script("a", "b")
+    asked: list[str] = []
+
+    def contents(of: Tree) -> str:
+        asked.append(of.name)
+        late = launch == 1000 and script.launches > 3 and not script.session._undecided()
+        return str(of.name == side and (script.launches >= launch or late))
+
+    found = script.run(contents=contents)
+    assert found[side].outcome is Outcome.TAMPERED
+    assert script.status == 20
+    assert len(asked) >= 4
+
+
+def test_the_state_of_a_tree_is_of_every_file_and_of_bytecode(tmp_path: Path) -> None:
+    files = tree(tmp_path / "base", {"a.py": "x = 1\n", "__pycache__/a.pyc": "1", "b.so": "1"})
+    one = Tree(BASE, tmp_path / "base", "python", "main", tmp_path / "caches")
+    before = state(one, tmp_path)
+    assert state(one, tmp_path) == before
+    for path in files.values():
+        text = path.read_text()
+        path.write_text("other")
+        assert state(one, tmp_path) != before
+        path.write_text(text)
+    tree(tmp_path / "base", {"new.json": "{}"})
+    assert state(one, tmp_path) != before

@@ -1,0 +1,184 @@
+"""Which harness judges, and how it is started: never the candidate's.
+
+Whatever a user starts, the verdict is that of a process of its own, which loads another harness:
+
+    of this repository      that of the base, unpacked for it; or of --judge REV or FOLDER
+    of another repository   the installed one, which starts; or of --judge FOLDER
+
+That process has the candidate's tree as an option, ``--tree``. It loads neither a conftest nor a
+configuration of it. A base from before a harness could judge another tree cannot be the judge: the
+candidate's then judges itself, which is JUDGE CHANGED and never green.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tinyllama
+from tinyllama.harness.gate.revision import RevisionError, check_out, resolve
+from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.records.verdict import Outcome
+
+HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
+ABLE = "tinyllama/harness/gate/judge.py"  # what a harness has that can judge another tree
+OWN_PLUGINS = (
+    "tinyllama.suites.entry",
+    "tinyllama.harness.plugins.suite",
+    "tinyllama.harness.plugins.benchmarks",
+    "tinyllama.harness.plugins.gate",
+    "tinyllama.suites.plugin",
+)
+# The current folder is the candidate's: nothing is imported from it.
+_PYTEST = (
+    "import sys; here, tree = sys.argv[1:3]; del sys.argv[1:3]; "
+    "sys.path[:] = [p for p in sys.path if p and (p != tree or here == tree)]; "
+    "import pytest; sys.exit(pytest.main())"
+)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """label: whose harness it is. folder: where. own: the tree has no harness, but ops alone."""
+
+    label: str
+    folder: Path
+    own: bool
+
+
+@contextmanager
+def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Judge]:
+    """The judge of a tree; what was unpacked for it is removed at the end.
+
+    judge: a folder or a revision that the user names. Raises RevisionError.
+    """
+    own = not (root / "tinyllama/harness/gate").is_dir()
+    with tempfile.TemporaryDirectory(prefix="judge-") as name:
+        if judge is not None and Path(judge).is_dir():
+            folder = Path(judge).resolve()
+            if not (folder / ABLE).is_file():
+                raise RevisionError(f"--judge {judge}: that folder has no {ABLE}: name another")
+            yield Judge(judge, folder, own)
+        elif own and judge is not None:
+            raise RevisionError(f"--judge {judge}: no such folder; name one that has {ABLE}")
+        elif own:
+            yield Judge(f"tinyllama {tinyllama.__version__}", HARNESS, own)
+        elif judge is None and not against:  # two interpreters run one tree
+            yield Judge("this tree", root, own)
+        else:
+            rev = judge or against[0]
+            folder = check_out(resolve(rev, root), root, Path(name) / "judge")
+            able = (folder / ABLE).is_file()
+            if judge is not None and not able:
+                raise RevisionError(f"--judge {judge}: {rev} has no {ABLE}: name a newer one")
+            yield Judge(rev if able else "this tree", folder if able else root, own)
+
+
+def run(
+    root: Path,
+    arguments: Sequence[str],
+    paths: Sequence[str],
+    against: Sequence[str],
+    judge: str | None,
+    report: Path | None,
+) -> int:
+    """The exit status of a judge's gate.
+
+    arguments: pytest's, without paths. paths: of folders of timings, relative to the root. report:
+    the file that the arguments name. Raises RevisionError.
+    """
+    with tempfile.TemporaryDirectory(prefix="gate-") as name, chosen(root, against, judge) as by:
+        given = [*arguments]
+        if report is None:
+            report = Path(name) / "gate.json"
+            given.append(f"--gate-json={report}")
+        status = _ended(by, root, given, paths, Path(name))
+        if _unreadable(report) and by.folder != root:
+            print("What the candidate's own harness says, which decides nothing:", flush=True)
+            second = Path(name) / "second.json"
+            candidate = Judge("this tree", root, by.own)
+            aside = ("--gate-json", "--junitxml", "--junit-xml")
+            kept = _without(given, aside)
+            _ended(candidate, root, [*kept, f"--gate-json={second}"], paths, Path(name))
+            _add(report, second)
+        return status
+
+
+def _ended(
+    by: Judge, root: Path, arguments: Sequence[str], paths: Sequence[str], folder: Path
+) -> int:
+    """The status of a judge. Ctrl-C and SIGTERM are passed on."""
+    if by.own:
+        ini = folder / "pytest.ini"
+        ini.write_text("[pytest]\naddopts = -p no:cacheprovider\n")
+        where = ["--noconftest", *(f"-p{name}" for name in OWN_PLUGINS), str(folder)]
+    else:
+        ini = by.folder / "pytest.ini"
+        where = [str(by.folder / path) for path in paths]
+    outside = [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and not _inside(Path(path), root)
+    ]
+    installed = by.own and by.folder == HARNESS
+    path = os.pathsep.join(outside if installed else [str(by.folder), *outside])
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", _PYTEST, str(by.folder), str(root), "-c", str(ini)),
+            *(f"--rootdir={ini.parent}", f"--tree={root}", f"--judge={by.label}"),
+            *where,  # before options that take several values
+            *arguments,
+        ],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _inside(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root.resolve())
+
+
+def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Arguments without some options and their values."""
+    kept, skip = [], False
+    for one in arguments:
+        if skip:
+            skip = False
+        elif one in options:
+            skip = True
+        elif not one.startswith(tuple(f"{option}=" for option in options)):
+            kept.append(one)
+    return kept
+
+
+def _unreadable(report: Path) -> bool:
+    """Whether the judge could not read the candidate's tree."""
+    try:
+        verdicts = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
+    except (OSError, ValueError, KeyError):
+        return False
+    changed = Outcome.JUDGE_CHANGED.title
+    return any((one["name"], one["outcome"]) == ("candidate", changed) for one in verdicts)
+
+
+def _add(report: Path, second: Path) -> None:
+    """Put what the candidate's harness says into the report of the judge."""
+    content = json.loads(report.read_text(encoding="utf-8"))
+    try:
+        said = json.loads(second.read_text(encoding="utf-8"))["verdicts"]
+    except (OSError, ValueError, KeyError):
+        said = []  # it did not end
+    content["by_the_candidate"] = said
+    replace_text(report, json.dumps(content, indent=1) + "\n")

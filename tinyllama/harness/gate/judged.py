@@ -1,0 +1,152 @@
+"""What of a candidate would change its own verdict, and is the base's in it.
+
+Files that judge: those of the harness that no timed op runs, the modules that time what is
+registered, conftests, configuration and the workflows. `tinyllama.harness.kernels` and `declare`
+are run by ops: they are compared like these. Of an op that the base has: its reference, cases,
+slack and limits.
+
+A change of these is accepted by name in the accepted file, with a digest of what it became.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinyllama.harness.declare.op import Op
+from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.gate.revision import RevisionError
+from tinyllama.harness.gate.sources import digest
+from tinyllama.harness.machine.toml import tomllib
+
+# Of the harness: what is put into both trees, so that both are measured with one instrument.
+_INSTRUMENT = ("correct", "gate", "measure", "records")
+INSTRUMENT = tuple(f"tinyllama/harness/{name}/" for name in _INSTRUMENT)
+INSTRUMENT_FILES = tuple(f"tinyllama/harness/machine/{name}.py" for name in ("worker", "wire"))
+FOLDERS = (
+    *INSTRUMENT,
+    "tinyllama/harness/plugins/",
+    "tinyllama/suites/",
+    ".github/",
+    ".ci/",
+)
+NAMES = ("conftest.py", "pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+TABLES = (("tool", "pytest"), ("tool", "tinyllama"), ("project", "entry-points"))
+GONE = "removed"
+SHOWN = 12  # digits of a digest
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that judges. name: of a file, or ``op: part``. digest: of what it became."""
+
+    name: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.digest})"
+
+
+def changed_files(
+    base: Mapping[str, Path], candidate: Mapping[str, Path], modules: Iterable[str] = ()
+) -> list[Change]:
+    """Of two trees' files by name, those that judge and differ. modules: further ones."""
+    named = {name for name in {**base, **candidate} if _judges(name) or name in {*modules}}
+    found = []
+    for name in sorted(named):
+        before, after = (_digest(tree.get(name)) for tree in (base, candidate))
+        if before != after:
+            found.append(Change(name, after))
+    return found
+
+
+def _judges(name: str) -> bool:
+    return name in INSTRUMENT_FILES or name.startswith(FOLDERS) or name.rpartition("/")[2] in NAMES
+
+
+def _digest(path: Path | None) -> str:
+    if path is None or not path.is_file():
+        return GONE
+    if path.suffix == ".py":
+        try:
+            return digest(path)[:SHOWN]
+        except RevisionError:
+            pass  # no Python: its bytes
+    if path.name == "pyproject.toml":
+        try:
+            return _hash(repr(_tables(tomllib.loads(path.read_text(encoding="utf-8")))))
+        except ValueError:
+            pass  # no TOML: its bytes
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:SHOWN]
+
+
+def _tables(content: dict[str, Any]) -> list[Any]:
+    return [content.get(first, {}).get(second) for first, second in TABLES]
+
+
+def changed_declarations(
+    base: Mapping[str, str] | None, candidate: Mapping[str, str] | None
+) -> list[Change]:
+    """Of `declarations` of both sides, the parts of ops of the base that differ."""
+    before, after = base or {}, candidate or {}
+    ops = {name.partition(":")[0] for name in after}
+    return [
+        Change(name, after.get(name, GONE))
+        for name in sorted(before)
+        if name.partition(":")[0] in ops and after.get(name, GONE) != before[name]
+    ]
+
+
+def declarations(ops: Iterable[Op]) -> dict[str, str]:
+    """By ``op: part``, a digest of what an op declares that decides on its providers."""
+    found: dict[str, str] = {}
+    for op in ops:
+        parts: dict[str, Any] = {
+            "reference": _source(op.providers["eager"].call),
+            "cases": [_case(case) for case in (*op.cases, *op.timed)],
+            "extremes": sorted(op.extremes),
+            "limits": (op.slowdowns, op.layouts, op.tolerances),
+        }
+        for provider in op.providers.values():
+            stated = (provider.slack, provider.deterministic, provider.overwrites)
+            parts[f"slack of {provider.name}"] = stated
+        found |= {f"{op.name}: {part}": _hash(_plain(value)) for part, value in parts.items()}
+    return found
+
+
+def _case(case: Case) -> tuple[Any, ...]:
+    return case.dims, case.params, sorted(case.values)
+
+
+def _source(function: Any) -> str:
+    """The code of a function, without comments and docstrings."""
+    try:
+        text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        tree = ast.parse(text)
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def _plain(value: Any) -> str:
+    """A text of plain values that is the same in every process."""
+    if isinstance(value, Mapping):
+        return repr(sorted((_plain(key), _plain(each)) for key, each in value.items()))
+    if isinstance(value, (set, frozenset)):
+        return repr(sorted(map(_plain, value)))
+    if isinstance(value, (list, tuple)):
+        return repr([_plain(each) for each in value])
+    return value if isinstance(value, str) else repr(value)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:SHOWN]
