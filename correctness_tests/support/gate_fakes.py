@@ -248,6 +248,9 @@ class Script:
     def _verify(self, worker: ScriptedWorker, name: str) -> list[dict[str, Proof]]:
         return [{"y": Proof(len(worker.tree.name), (1.0,) * 8, 0.1, (1.0,) * 8)}]
 
+    def _paced(self, worker: ScriptedWorker, name: str, calls: int) -> float:
+        return 0.0
+
     def _turn(self, worker: ScriptedWorker, name: str) -> dict[str, float]:
         return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}
 

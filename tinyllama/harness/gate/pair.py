@@ -10,6 +10,7 @@ processor for both sides").
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -44,6 +45,10 @@ WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device 
 FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
+# A side's clock and that of this process: calls in a row, and how much a turn may be below these.
+PACES, PACED = 6, 0.2  # readings at most; seconds of calls that are enough
+CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
+TURN_RATIO = 4.0  # the fastest call of a turn, and the mean of calls in a row
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,8 @@ class Pair:
     """The workers of both sides. `ask` asks one of them, `each` both at once.
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
-    asked first, which the session alternates. preload: further modules that the workers import
-    before they are asked.
+    asked first, which the session alternates. paces: by benchmark and side, what `pace` said.
+    preload: further modules that the workers import before they are asked.
     """
 
     def __init__(
@@ -117,6 +122,7 @@ class Pair:
         self.unstarted: SideError | None = None
         self.failed = False
         self.processor: int | None = None
+        self.paces: Mapping[str, Mapping[str, float]] = {}
         self.leading = BASE
         self._start()
 
@@ -217,6 +223,28 @@ class Pair:
         self.end(benchmark)
         return {metric: float(of_block(values)) for metric, values in logs.items()}
 
+    def pace(self, name: str, benchmark: Benchmark) -> float:
+        """Seconds of a call of a side, by the clock of this process: at most that.
+
+        Raises ValueError for a side whose own clock says much less.
+        """
+        calls, fastest = 8, math.inf
+        for _ in range(PACES):
+            self.ask(name, "ready", benchmark.name)
+            start = time.perf_counter()
+            said = self.ask(name, "paced", benchmark.name, calls, timeout=READY)
+            took = time.perf_counter() - start
+            fastest = min(fastest, took / calls)
+            if not (is_number(said) and said * CLOCK_RATIO + CLOCK_SECONDS >= took):
+                raise ValueError(
+                    f"the {name} says that {calls} calls took {said!r} s, and {took:.3g} s passed: "
+                    "its clock is wrong"
+                )
+            if took >= PACED:
+                break
+            calls *= 4
+        return fastest
+
     def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
         """How many times as long the candidate's calls take in the benchmark's layouts as on
         contiguous inputs; their results must be expected. Raises SideError."""
@@ -260,6 +288,7 @@ class Pair:
 
     def _turns(self, benchmark: Benchmark, pairs: int) -> dict[str, list[float]]:
         logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
+        paces = self.paces.get(benchmark.name, {})
         for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark)
         began = time.monotonic()
@@ -268,6 +297,12 @@ class Pair:
                 break
             order = self.order[:: 1 if index % 2 == 0 else -1]
             took = {name: self._turn(name, benchmark) for name in order}
+            for name, pace in paces.items():
+                if max(took[name].values()) * TURN_RATIO < pace:
+                    raise ValueError(
+                        f"a turn of the {name} says {max(took[name].values()):.3g} s for a call, "
+                        f"which took {pace:.3g} s by the judge's clock: its clock is wrong"
+                    )
             for metric, ratios in logs.items():
                 ratios.append(log(took[CANDIDATE][metric] / took[BASE][metric]))
         return logs

@@ -193,6 +193,8 @@ class Session:
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
         if not one.benchmark.factory:
             one.proofs[CANDIDATE] = _held(one.proofs)
+            for side in (BASE, CANDIDATE):
+                one.paces[side] = pair.pace(side, one.benchmark)
         if one.benchmark.layouts:
             pair.ask(CANDIDATE, "expect", one.name, one.proofs[CANDIDATE], WARM_UP, timeout=600.0)
             one.figures += self._layouts(one, pair.layouts(one.benchmark))
@@ -226,6 +228,7 @@ class Session:
         taken: dict[str, dict[str, float]] = {}
         with self._pair() as pair:
             pair.processor = self.setting.processor
+            pair.paces = {one.name: one.paces for one in which}
             pair.leading = (BASE, CANDIDATE)[self.launches % 2]
             self.launches += 1
             for one in which:

@@ -67,6 +67,7 @@ class BenchmarkState:
     series: dict[str, Series] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     proofs: dict[str, Any] = field(default_factory=dict)
+    paces: dict[str, float] = field(default_factory=dict)  # by side; see `Pair.pace`
     moved: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
 

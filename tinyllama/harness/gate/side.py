@@ -291,6 +291,14 @@ class Side:
         """Seconds of a call by metric, whose results are held to what was verified."""
         return self.subjects[name].gated_turn()
 
+    def ready(self, name: str) -> None:
+        self.subjects[name].ready()
+
+    def paced(self, name: str, calls: int) -> float:
+        """Seconds of some calls in a row, of which the caller takes the time too."""
+        seconds: float = self.subjects[name].paced(calls)
+        return seconds
+
     def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
         """How many times as long a call takes in these layouts as on contiguous inputs. What it
         gives must be expected."""

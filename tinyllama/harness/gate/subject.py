@@ -236,6 +236,19 @@ class Subject(OpContender):
             found[self.repeated] = self._fastest(calls)
         return found
 
+    def ready(self) -> None:
+        """Prepare for `paced`."""
+        self._prepare(self.passes[-1])
+        synchronize(self.device)
+
+    def paced(self, calls: int) -> float:
+        """Seconds of calls in a row by this process's clock. The caller takes their time too."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            self._run()
+        synchronize(self.device)
+        return time.perf_counter() - start
+
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
         """As of `OpContender`, on inputs that are not kept. Results of another layout may have
         other bits than those that were verified, and are held to their allowed error."""

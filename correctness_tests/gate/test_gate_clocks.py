@@ -1,0 +1,39 @@
+"""The judge's own clock bounds what a worker says that its calls took."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from correctness_tests.support.gate_fakes import SIDES, Script
+from tinyllama.harness.records.verdict import Outcome
+
+
+def sleeping(seconds: float, said: float):  # type: ignore[no-untyped-def]
+    def paced(name: str) -> float:
+        time.sleep(seconds)
+        return said
+
+    return paced
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_clock_that_runs_slow_gives_no_time(side: str) -> None:
+    """As a patched `perf_counter` that says an eighth."""
+    script = Script("a", "b")
+    script.on(side, "paced", sleeping(0.24, 0.03), "a")
+    found = script.run()
+    assert found["a"].outcome is Outcome.MISSING
+    assert f"the {side} says that 8 calls took 0.03 s" in found["a"].text
+    assert found["b"].outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_clock_that_is_right_in_calls_and_wrong_in_turns_gives_no_time(side: str) -> None:
+    script = Script("a", "b")
+    script.on(side, "paced", sleeping(0.24, 0.24), "a")  # 30 ms for a call; a turn says 0.1
+    found = script.run()
+    assert found["a"].outcome is Outcome.MISSING
+    assert "by the judge's clock" in found["a"].text
+    assert found["b"].outcome is Outcome.SAME
