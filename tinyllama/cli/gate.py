@@ -94,6 +94,7 @@ def judged(args: argparse.Namespace, report: Path) -> int:
     """The status of the judge. Raises UsageError."""
     from tinyllama.harness.gate import judge
     from tinyllama.harness.gate.revision import RevisionError, tree_of
+    from tinyllama.suites import entry
 
     try:
         root = Path(tree_of(Path(args.tree or ".")))
@@ -101,7 +102,8 @@ def judged(args: argparse.Namespace, report: Path) -> int:
         here = Path(args.tree or ".")
         paths = [os.path.relpath((here / path).resolve(), root.resolve()) for path in args.paths]
         given = command_line(args, report.absolute())
-        return judge.run(root, given, paths, args.against, by, report.absolute())
+        plugins = (entry.__name__, *entry.PLUGINS)
+        return judge.run(root, given, paths, args.against, by, report.absolute(), plugins)
     except RevisionError as error:
         raise UsageError(str(error)) from error
 

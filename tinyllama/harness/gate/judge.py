@@ -29,13 +29,6 @@ from tinyllama.harness.records.verdict import Outcome
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 ABLE = "tinyllama/harness/gate/judge.py"  # what a harness has that can judge another tree
-OWN_PLUGINS = (
-    "tinyllama.suites.entry",
-    "tinyllama.harness.plugins.suite",
-    "tinyllama.harness.plugins.benchmarks",
-    "tinyllama.harness.plugins.gate",
-    "tinyllama.suites.plugin",
-)
 # The current folder is the candidate's: nothing is imported from it.
 _PYTEST = (
     "import sys; here, tree = sys.argv[1:3]; del sys.argv[1:3]; "
@@ -88,17 +81,20 @@ def run(
     against: Sequence[str],
     judge: str | None,
     report: Path | None,
+    plugins: Sequence[str] = (),
 ) -> int:
     """The exit status of a judge's gate.
 
     arguments: pytest's, without paths. paths: of folders of timings, relative to the root. report:
-    the file that the arguments name. Raises RevisionError.
+    the file that the arguments name. plugins: with which an installed harness judges other trees.
+    Raises RevisionError.
     """
     with tempfile.TemporaryDirectory(prefix="gate-") as name, chosen(root, against, judge) as by:
         given = [*arguments]
         if report is None:
             report = Path(name) / "gate.json"
             given.append(f"--gate-json={report}")
+        given += [f"-p{name}" for name in plugins] if by.own else []
         status = _ended(by, root, given, paths, Path(name))
         if _unreadable(report) and by.folder != root:
             print("What the candidate's own harness says, which decides nothing:", flush=True)
@@ -118,7 +114,7 @@ def _ended(
     if by.own:
         ini = folder / "pytest.ini"
         ini.write_text("[pytest]\naddopts = -p no:cacheprovider\n")
-        where = ["--noconftest", *(f"-p{name}" for name in OWN_PLUGINS), str(folder)]
+        where = ["--noconftest", str(folder)]
     else:
         ini = by.folder / "pytest.ini"
         where = [str(by.folder / path) for path in paths]

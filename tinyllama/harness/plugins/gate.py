@@ -129,9 +129,16 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         given = [arg for arg in config.invocation_params.args if arg not in names]
         paths = [_inside(name, config.invocation_params.dir, root) for name in names]
         report = Path(option.gate_json).absolute() if option.gate_json else None
-        return judge.run(root, list(map(str, given)), paths, option.against, option.judge, report)
+        named = (option.against, option.judge, report, _ours(config))
+        return judge.run(root, list(map(str, given)), paths, *named)
     except RevisionError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _ours(config: pytest.Config) -> list[str]:
+    """The plugins of this distribution, which a judge needs too."""
+    found = (getattr(one, "__name__", "") for one in config.pluginmanager.get_plugins())
+    return sorted(name for name in found if name.startswith(f"{tinyllama.__name__}."))
 
 
 def _inside(name: str, folder: Path, root: Path) -> str:
