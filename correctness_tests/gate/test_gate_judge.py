@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from correctness_tests.support.gate_fakes import SIDES, Script, died
 from correctness_tests.support.gated_suite import GatedSuite, git, plain_git
@@ -118,7 +119,7 @@ def test_reference_cases_slack_and_limits_are_in_the_declarations() -> None:
     providers = dict(op.providers)
     changed = {
         "reference": {"eager": replace(providers["eager"], call=lenient)},
-        "slack of triton": {"triton": replace(providers["triton"], slack={"fp32": 9.0})},
+        "slack of triton": {"triton": replace(providers["triton"], slack={torch.float32: 9.0})},
     }
     for part, others in changed.items():
         after = declarations([edited(op, providers={**providers, **others})])
