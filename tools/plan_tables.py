@@ -62,8 +62,8 @@ def steps() -> str:
     """Planned steps on several GPUs; none of them was measured."""
     rates = Rates(_records())
     links = Links(per_node=8, inside=INSIDE * 1e9, between=BETWEEN * 1e9)
-    heads = ["model", "GPUs", "B × T of each", "parameters", "memory mode", "ms a step"]
-    rows = [[*heads, "of it exposed", "tokens/s", "GiB a GPU"]]
+    heads = ["model", "GPUs", "B × T per GPU", "parameters", "memory mode", "ms a step"]
+    rows = [[*heads, "exposed communication, ms", "tokens/s", "GiB per GPU"]]
     for name, batch, length, gpus in STEPS:
         work = Work(SHAPES[name] if name in SHAPES else PRESETS[name], batch, length)
         for plan in plans(work, gpus, links, rates):

@@ -31,6 +31,6 @@ def find(name: str) -> list[Row]:
 
 def table() -> str:
     """Markdown: every row."""
-    lines = ["| in the documents | here | what it leaves | note |", "|---|---|---|---|"]
+    lines = ["| in the documents | here | what it writes or prints | note |", "|---|---|---|---|"]
     lines += [f"| `{r.theirs}` | `{r.ours}` | {r.leaves} | {r.note} |" for r in ROWS]
     return "\n".join(lines)

@@ -124,7 +124,7 @@ def advice(facts: dict[str, Any], work: Sequence[Work]) -> list[tuple[float, str
         "elementwise": "work bound by memory: fuse it with its neighbours",
         "attention": "attention: use a kernel that stores no scores",
         "optimizer": "the optimizer: update all parameters in one launch",
-        "products": "products: use a lower precision, or none but the necessary ones",
+        "products": "products: use a lower precision, or remove those that are not needed",
     }
     ways += [(seconds, said[kind]) for kind, seconds in by_kind.items() if kind in said]
     return sorted(ways, reverse=True)[:3]
