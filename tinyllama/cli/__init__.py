@@ -3,9 +3,9 @@
 Each command is a file of this folder with a function ``add(subparsers)``: it adds the command's
 parser and sets ``run``, a function of the parsed arguments that returns the exit status.
 
-Exit status: 0 done; 1 the run failed, a parameter received no gradient, or a file could not be
-written; 2 a value that cannot be used, said in one line before anything runs; 10 to 15 what
-``compare`` found, and ``gate``'s own (docs/CI.md); 130 Ctrl-C or SIGTERM.
+Exit status: 0 success; 1 the run failed, a parameter received no gradient, or a file could not be
+written; 2 a value cannot be used, which one line reports before anything runs; 10 to 15 the
+verdict of ``compare``; 130 Ctrl-C or SIGTERM. docs/CI.md has the statuses of ``gate``.
 
 Commands import torch when they run, so that ``--help`` is quick.
 """
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return status
     except UsageError as error:
         return _say(f"error: {error}", BAD_VALUE)
-    except BrokenPipeError:  # whoever read the output wanted no more of it
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return RUN_FAILED
     except OSError as error:
@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of every other bad value."""
+    """A parser that reports its errors as those of any other bad value."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")

@@ -1,4 +1,4 @@
-"""This tree gated against itself: blocks of a device, and what follows from them."""
+"""This tree gated against itself: A/A blocks of a device, and error rates from them."""
 
 from __future__ import annotations
 
@@ -174,12 +174,12 @@ class Certifying:
 
 
 def _slowed_metric(benchmark: Benchmark) -> str:
-    """The metric of whose time work is added: device time, where both are timed."""
+    """The metric that the added work slows down: device time, if both times are measured."""
     return next(metric for metric in METRICS if metric in benchmark.slowdowns)
 
 
 def _shares(benchmarks: Iterable[Benchmark]) -> dict[str, float]:
-    """The share of work added to each benchmark: for each metric the slowdowns in turn."""
+    """The share of work added to each benchmark: each metric cycles through the slowdowns."""
     found: dict[str, float] = {}
     seen: Counter[str] = Counter()
     for one in benchmarks:
@@ -192,8 +192,9 @@ def _shares(benchmarks: Iterable[Benchmark]) -> dict[str, float]:
 def _as_expected(verdict: Verdict, share: float | None, session: Session) -> bool:
     """Whether a verdict fits the added work.
 
-    Without any, the benchmark must be SAME; from the tolerance on its time must be SLOWER; below
-    it no figure may be FASTER. A counted kernel does not replace a time that was not found.
+    Without added work, the benchmark must be SAME. With at least the tolerance, its time must be
+    SLOWER. With less, no figure may be FASTER. A higher kernel count does not replace a slowdown
+    in time that was not found.
     """
     if share is None or verdict.name not in session.found:
         return False

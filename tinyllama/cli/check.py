@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PACKAGE = "tinyllama.ops"
 WRONG = 1  # exit status when a check found something
-FAILING = {"unsafe": 2, "contract": 3, "advice": 4}  # how many ranks fail, the worst first
+FAILING = {"unsafe": 2, "contract": 3, "advice": 4}  # number of ranks that fail, from the worst
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
-LEFT_OUT = {"blocked": "not tried", "unsupported": "not possible here"}  # no rows of the table
+LEFT_OUT = {"blocked": "not tried", "unsupported": "not possible here"}  # not in the table
 Found = dict[str, list["Finding"]]  # findings by provider
 
 
@@ -144,7 +144,7 @@ def _held(findings: list[Finding], least: str) -> bool:
 
 
 def _faults(findings: list[Finding]) -> str:
-    """The checks that do not hold, the worst first; apart, those that a fault of others blocks."""
+    """The failed checks by rank, the worst first; then the checks that another fault blocked."""
     from tinyllama.harness.correct.checks import Rank
 
     if all(one.outcome.value == "unsupported" for one in findings):

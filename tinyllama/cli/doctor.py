@@ -77,7 +77,7 @@ def _verdict(reason: str | None) -> str:
 
 
 def _how(tier: Tier, device: torch.device) -> str:
-    """How a tier runs on a device, and which ways of its plan cannot, with the reasons."""
+    """How a tier runs on a device, and which parts of its plan cannot run, with the reasons."""
     from tinyllama.harness.machine.device import cannot
 
     plan = tier.plan(device.type)

@@ -1,8 +1,8 @@
-"""``tinyllama gate``: this tree against a revision, by the command line of pytest's plugin.
+"""``tinyllama gate``: compare this tree with a revision; runs pytest with the gate's plugin.
 
 The harness that judges is not the candidate's (`tinyllama.harness.gate.judge`), and runs in a
-process of its own. It may end with any status at any time, so that a green status counts only with
-the report that the gate writes last.
+process of its own. That process may end with any status at any time, so a green status counts only
+with the report that the gate writes last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``tinyllama how NAME``: what does the work of a script or a command of the documents."""
+"""``tinyllama how NAME``: the command that replaces a script or a command of the documents."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from tinyllama.harness.machine.errors import UsageError
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
-    how = subparsers.add_parser("how", help="what does the work of a script of the documents")
-    how.description = (
-        "Print the command that does the work of a script or command of the documents."
-    )
+    how = subparsers.add_parser("how", help="the command that replaces a script of the documents")
+    how.description = "Print the command that replaces a script or a command of the documents."
     how.add_argument("name", help="such as get_trace.sh, or rocprofv2")
     how.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the rows of a name; 0. Raises UsageError for a name that the documents lack."""
+    """Print the rows of a name; 0. Raises UsageError for a name that is not in the documents."""
     from tinyllama.profiling.documents import ROWS, find
 
     rows = find(args.name)

@@ -1,4 +1,4 @@
-"""``tinyllama kernels``: what every kernel takes of a chip, and whether that got worse.
+"""``tinyllama kernels``: what resources every kernel uses on a chip, and whether it got worse.
 
 Nothing is run and no GPU is needed. torch is imported by the command, not here.
 """
@@ -30,9 +30,9 @@ DEFAULT = ("gfx942", "sm_90")
 
 @dataclass(frozen=True)
 class Row:
-    """What a kernel, compiled for a case, takes of a chip; a line of the table and of the JSON.
+    """The resources of a kernel, compiled for a case; a row of the table and of the JSON.
 
-    launch: which one it is, from 1, of the ways in which the case compiles this kernel.
+    launch: a number from 1 for each way in which the case compiles this kernel.
     registers: of a thread; spilled_bytes: of a thread; shared_bytes: of a program.
     occupancy: warps that a partition of the chip holds, limited by ``limited_by``; None where the
     chip is not described.
@@ -71,14 +71,14 @@ class Row:
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
     kernels = subparsers.add_parser(
-        "kernels", help="what each kernel takes of a chip, by compiling"
+        "kernels", help="compile each kernel, and show what resources it uses"
     )
     kernels.description = (
-        "Compile every kernel of the timed cases for chips that need not be there, and show "
+        "Compile every kernel of the timed cases for chips that need not be present, and show "
         "registers, spills, shared memory, occupancy, the widest access of a thread to global "
         "memory and the matrix instructions. With --against, exit 1 when a kernel has less "
         "occupancy, spills more, has narrower accesses, loses a matrix instruction or gains an "
-        "atomic over the file of another revision."
+        "atomic, compared with the file of another revision."
     )
     option = kernels.add_argument
     default = "default gfx942 and sm_90, where triton compiles for them"
@@ -160,7 +160,7 @@ def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
                         continue
                     ways.append(found.key)
                     if precision == "tf32" and found.key in compiled:
-                        continue  # it makes no products, or this chip has none of that kind
+                        continue  # no matrix product, or this chip has none in tf32
                     compiled.add(found.key)
                     yield _row(op, found, name, len(ways))
 
@@ -245,7 +245,7 @@ def _with_kernels(op: Op) -> list[Provider]:
 
 
 def _worse(before: list[Row], after: list[Row], chips: set[str], ops: set[str]) -> Iterator[str]:
-    """What got worse, kernel by kernel; one that is gone is named too, since nothing bounds it."""
+    """What got worse, kernel by kernel; a kernel that is gone is named too: nothing bounds it."""
     now = {row.place: row for row in after}
     for old in before:
         if old.chip not in chips or old.op not in ops:

@@ -1,4 +1,4 @@
-"""What options of several commands are checked for."""
+"""Argument types and checks that several commands share."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def number(text: str) -> float:
 
 
 def file_path(text: str) -> Path:
-    """An argparse type: a path that could be that of a file, there or not."""
+    """An argparse type: a path that a file can have, whether the file exists or not."""
     try:
         if not text:
             raise ValueError("an empty path")
         os.lstat(text)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # what needs the file says so
+        pass  # the code that opens the file reports that
     except (ValueError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         message = f"{text!r:.80} names no file ({why}): name one"
@@ -57,7 +57,7 @@ def file_path(text: str) -> Path:
 
 
 def check_known(option: str, given: Iterable[str] | None, known: Iterable[str]) -> None:
-    """Raise UsageError for a name that does not exist; the message has those that do."""
+    """Raise UsageError for a name that does not exist; the message lists those that do."""
     names = list(known)
     for name in given or ():
         if name not in names:

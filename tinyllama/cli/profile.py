@@ -1,4 +1,4 @@
-"""``tinyllama profile TOOL``: profile a training step, with whatever the machine has."""
+"""``tinyllama profile TOOL``: profile a training step with the profilers of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOOLS = {
     "study": "time and memory over lengths and batches, from the records",
     "all": "every tool that can run here; what cannot, and why",
 }
-# By tool, what can do its work: the first that is there, unless --with names one.
+# By tool, its profilers: the first that can run is used, unless --with names one.
 WAYS = {
     "trace": ("rocprofv3", "torch"),
     "counters": ("rocprofv3", "ncu"),
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all(args: argparse.Namespace) -> int:
-    """Every tool in a folder of its own below one, and a page of what they printed."""
+    """Run every tool, each in its own subfolder, and write a page of what they printed."""
     from tinyllama.profiling import page, running
 
     workload = _workload(args)
@@ -194,7 +194,7 @@ def _workload(args: argparse.Namespace) -> Workload:
 def _lines(
     args: argparse.Namespace, tool: str, workload: Workload, folder: Path
 ) -> tuple[str, list[Line]]:
-    """The profiler that does a tool's work here, and its commands. Raises MissingToolError."""
+    """The profiler that a tool uses here, and its commands. Raises MissingToolError."""
     from tinyllama.profiling.lines import EXTERNAL, Line, MissingToolError
     from tinyllama.profiling.observe import program
 
@@ -223,7 +223,7 @@ def _lines(
 
 
 def _no_sensor(workload: Workload) -> str | None:
-    """Why nothing can tell what a step takes; None where a sensor can."""
+    """Why the energy of a step cannot be measured; None if a sensor can measure it."""
     from tinyllama.harness.machine.sensors import sensor
 
     found = sensor(workload.on())
@@ -231,7 +231,7 @@ def _no_sensor(workload: Workload) -> str | None:
 
 
 def _no_gpu(workload: Workload) -> str | None:
-    """Why no external profiler would see a kernel; None where one would."""
+    """Why no external profiler would see a kernel; None if one would."""
     import torch
 
     if workload.device == "cpu":

@@ -35,13 +35,15 @@ def add(subparsers: Any) -> None:
     commands = commands.add_subparsers(metavar="COMMAND", required=True)
     listing = commands.add_parser("list", help="a table of the records")
     listing.set_defaults(run=_list)
-    exporting = commands.add_parser("export", help="pack records into a zip, to carry elsewhere")
+    exporting = commands.add_parser(
+        "export", help="pack records into a zip file, to copy to another machine"
+    )
     exporting.add_argument("--output", type=file_path, required=True, metavar="FILE.zip")
     exporting.set_defaults(run=_export)
     for parser in (listing, exporting):
         parser.add_argument("--device", metavar="NAME", help="only records of this device")
         parser.add_argument("--group", metavar="G", help="only records of this group")
-    importing = commands.add_parser("import", help="take in the records of an export")
+    importing = commands.add_parser("import", help="import the records of an export")
     importing.add_argument("file", type=file_path, metavar="FILE.zip")
     importing.set_defaults(run=_import)
     for parser in (listing, exporting, importing):
@@ -157,7 +159,7 @@ def stored(root: Path, device: str | None = None) -> list[tuple[Path, Record]]:
 
 
 def _selected(args: argparse.Namespace) -> list[tuple[Path, Record]]:
-    """The records that the options choose. Raises ConfigError where there are none."""
+    """The records that the options select. Raises ConfigError if there are none."""
     from tinyllama.harness.machine.device import slug
 
     every = stored(args.results_dir)

@@ -103,7 +103,7 @@ def _targets(records: Sequence[Record]) -> list[Target | OpTarget]:
 
 
 def _claims(targets: Sequence[Target | OpTarget], records: Sequence[Record]) -> list[str]:
-    """The documented figures as a text, each with what must be known of it; none without any."""
+    """The documented figures as text, each with its caveat; empty if there are none."""
     from tinyllama.harness.records.targets import Target
 
     devices = [record.device for record in records]

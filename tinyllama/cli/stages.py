@@ -14,11 +14,11 @@ from tinyllama.harness.machine.files import check_results_dir
 
 def add(subparsers: Any) -> None:
     """Add the command to the subcommands of a parser."""
-    parser = subparsers.add_parser("stages", help="the model with one thing broken at a time")
+    parser = subparsers.add_parser("stages", help="run the model with one part broken at a time")
     parser.description = (
-        "Run the stages of the debugging journey: each is the same model with one thing broken. "
-        "Prints what each costs, and its check, red as it is and green when fixed. On a GPU with "
-        "the documents' shapes, on a CPU with the tiny preset."
+        "Run the stages of the debugging journey: each is the same model with one part broken. "
+        "For each, print its cost and its check, which is red with the fault and green after the "
+        "fix. Uses the documents' shapes on a GPU, and the tiny preset on a CPU."
     )
     option = parser.add_argument
     option(
@@ -45,7 +45,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run and print; 0 when each check was red as it is and green when fixed, else 1."""
+    """Run and print; 0 if each check was red with the fault and green after the fix, else 1."""
     from tinyllama.workshop.stages import STAGES
 
     if args.tier or args.file:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_exercise(args: argparse.Namespace) -> int:
-    """Print what is still wrong with a file of the exercise; 0 when nothing is, else 1."""
+    """Print what is still wrong with a file of the exercise; 0 if nothing is, else 1."""
     if not (args.tier and args.file):
         raise UsageError(
             "the exercise needs both --tier v4 and --file FILE: "

@@ -16,7 +16,7 @@ from tinyllama.training.diagnose import Diagnosis, Statistics
 from tinyllama.training.result import COMPLETED, Result
 from tinyllama.training.train import StepRecord
 
-_PIPED_WIDTH = 120  # columns where no terminal says how wide it is: the diagnosis fits
+_PIPED_WIDTH = 120  # columns if the terminal's width is unknown; the diagnosis fits
 
 
 def console(stream: IO[str]) -> Console:
@@ -29,8 +29,8 @@ class ProgressBar:
     """A bar on stderr with loss, speed and memory: ``with ProgressBar(config) as bar``; its
     `update` is the ``on_step`` of `tinyllama.training.train.train`.
 
-    It is for someone who watches: where stderr is no terminal, nothing is drawn, and where
-    an error comes before the first step, the bar is gone and the error's line is all.
+    It is drawn only if stderr is a terminal. If an error occurs before the first step, the bar is
+    removed and only the error's line remains.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -65,7 +65,7 @@ class ProgressBar:
 
 
 def print_summary(result: Result, out: Console) -> None:
-    """All of a result but its diagnoses; what went wrong comes last, where it is seen."""
+    """Print a result without its diagnoses; errors come last, so that they are seen."""
     for name, value in _rows(result):
         out.print(f"{name:<13}{value}", soft_wrap=True)
     if result.lost:

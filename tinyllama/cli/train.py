@@ -93,13 +93,13 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
         "--memory",
         choices=MEMORY,
         default="fast",
-        help="selective: compute all but attention again in backward (v3); small: all of a block, "
-        "and update as gradients come (default fast)",
+        help="selective: recompute all but attention in the backward pass (v3, v4); small: "
+        "recompute all of a block, and update each layer when its gradients exist (default fast)",
     )
     option(
         "--plan",
         choices=PLANS,
-        help="launches of a block of v4: several that are fused, or a single one for each pass "
+        help="launches of a block of v4: several fused kernels, or a single one for each pass "
         "(default fused)",
     )
     option(
@@ -274,7 +274,7 @@ def _with(config: Config, given: dict[str, Any]) -> Config:
 
 
 def _check_data(args: argparse.Namespace, resumed: Checkpoint, batches: Batches) -> None:
-    """A checkpoint does not hold its text, so --data must name it; other data is only noted."""
+    """A checkpoint does not contain its text, so --data must name it; other data gives a note."""
     if args.data is None and resumed.batches["kind"] == "text":
         raise UsageError(
             f"checkpoint {str(args.resume)!r} was trained on text of "

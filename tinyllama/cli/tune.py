@@ -35,7 +35,9 @@ def add(subparsers: Any) -> None:
     option(
         "--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16"
     )
-    option("--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 products")
+    option(
+        "--precision", choices=("ieee", "tf32"), default="ieee", help="of float32 matrix products"
+    )
     option(
         "--output",
         type=file_path,
