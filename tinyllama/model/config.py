@@ -88,9 +88,9 @@ class ModelConfig:
     def step_flops(self, batch_size: int, seq_len: int) -> int:
         """Operations of one training step: 6 per parameter and token, and the attention.
 
-        Causal attention is counted half: T (T + 1) / 2 scores; 2 products forward and, with
-        recomputation left out, 4 backward. Norms and activations are left out, the usual
-        convention (PaLM, arXiv 2204.02311, appendix B).
+        Of causal attention only the unmasked half is counted: T (T + 1) / 2 scores, with 2 products
+        forward and 4 backward (without recomputation). Norms and activations are not counted, as
+        usual (PaLM, arXiv 2204.02311, appendix B).
         """
         tokens = batch_size * seq_len
         width = self.num_heads * self.head_dim

@@ -64,8 +64,8 @@ class Block(nn.Module):
 
 
 class Stacked(torch.autograd.Function):
-    """Parameters of equal shape, one of each layer, as one tensor with an axis in front: a view of
-    the buffer that they lie in. Its gradient goes back in views."""
+    """Parameters of equal shape, one of each layer, as one tensor with a leading axis: a view of
+    their buffer. The gradients of the parameters are views of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ class TinyLlama(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Normal weights of standard deviation ``init_std``; gains one; no biases exist."""
+        """Normal weights of standard deviation ``init_std``; gains are 1; there are no biases."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -153,8 +153,8 @@ class TinyLlama(nn.Module):
         return self._tables[key]
 
     def stacks(self, x_ND: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Whether the blocks are one op for rows like these, with products in a dtype: where that
-        pays, or where another plan than the default was asked for."""
+        """Whether the blocks run as one op for rows like these, with products in a dtype: if that
+        is faster, or if a plan other than the default was requested."""
         if self.stack is None:
             return False
         return self.tier.table["stack"] != "fused" or pays(x_ND, dtype)

@@ -19,7 +19,7 @@ from tinyllama.ops.adamw import State, count, update
 
 
 class AdamW(torch.optim.Optimizer):
-    """One parameter group, states allocated at once, and the op ``adamw`` for the update.
+    """One parameter group; states are allocated at the start; the op ``adamw`` updates.
 
     provider: which implementation updates. ``lr`` is a tensor on the device, so that a captured
     step sees a new learning rate; a number for a provider that counts on the host.
@@ -91,9 +91,9 @@ class AdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def update_with(self, gradients: Mapping[int, torch.Tensor], beside: bool) -> None:
         """Update some parameters, by their index, with these gradients, after `begin`. beside:
-        leave room for other kernels."""
+        use few programs, to leave room for kernels that run at the same time."""
         self._done.update(gradients)
-        order = sorted(gradients)  # that of the buffer, where they adjoin
+        order = sorted(gradients)  # that of the buffer, if they are adjacent
         given = order, self.steps, [gradients[i] for i in order]
         self._apply(*given, self._factors, beside)
 
@@ -146,9 +146,9 @@ class AdamW(torch.optim.Optimizer):
 class EarlyUpdate:
     """Updates a group of parameters once the last of its gradients is final, and frees these.
 
-    So at one time there are the gradients of one group, and those that backward still sums.
-    Nothing reads a parameter after its gradient is final: whatever reads it in the backward
-    pass contributes to it. ``found_inf`` must be set before the backward pass.
+    So only the gradients of one group exist at a time, and those that the backward pass still
+    sums. Nothing reads a parameter after its gradient is final, because whatever reads it in the
+    backward pass contributes to its gradient. ``found_inf`` must be set before the backward pass.
 
     groups: each parameter of the optimizer is in one of them.
     """
@@ -193,11 +193,11 @@ _VERSION = operator.attrgetter("_version")
 
 
 class RoundedWeights:
-    """The parameters of a model in the dtype of its products, which the optimizer writes as it
-    updates them: a step then casts none.
+    """Copies of a model's parameters in the dtype of its products. The optimizer writes a copy when
+    it updates the parameter, so a step casts no weight.
 
-    The copy of a parameter that something else changed is made again by `refresh`. It sees what
-    PyTorch counts as a change of the parameter, not what was written to its ``data``.
+    If something else changed a parameter, `refresh` rounds all parameters again. It detects a
+    change by PyTorch's version counters, so it does not see a write to ``data``.
     """
 
     def __init__(self, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype) -> None:
@@ -224,7 +224,7 @@ class RoundedWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Round all parameters again if one was changed since the last call."""
-        versions = sum(map(_VERSION, self._parameters))  # none ever falls
+        versions = sum(map(_VERSION, self._parameters))  # no version ever decreases
         if versions != self._versions:
             self._low.copy_(self._master)
             self._versions = versions

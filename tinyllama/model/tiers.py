@@ -1,7 +1,7 @@
 """A tier is a table from ops to providers, and a way to run the step. Nothing else differs.
 
-V1 is what a good PyTorch user writes first, V2 the best that stock PyTorch offers, V3 our kernels,
-V4 products with everything else in their epilogues.
+V1 is what a good PyTorch user writes first; V2 is the fastest stock PyTorch; V3 uses our kernels;
+V4 puts everything between two matrix products into their epilogues and prologues.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class StepPlan:
 
     compile: the loss and its backward go through torch.compile.
     capture: the whole step is captured once as a device graph and replayed.
-    memory: "fast" saves for the backward pass what saves time; "selective" saves the input of a
-        block and the output of its attention, and computes the rest again; "small" saves the
-        inputs of blocks only, and frees each gradient as soon as it is used.
-    overlap: blocks are updated while the backward pass goes on to those below; not with gradients
-        that are clipped or accumulated, or in fp16, where an update must wait for all of them.
+    memory: "fast" saves for the backward pass whatever makes it faster; "selective" saves the input
+        of a block and the output of its attention, and recomputes the rest; "small" saves only the
+        inputs of blocks, and frees each gradient as soon as it is used.
+    overlap: a block is updated while the backward pass computes the blocks below it; not with
+        gradients that are clipped or accumulated, or in fp16, where an update must wait for all.
     """
 
     compile: bool = False
@@ -126,8 +126,8 @@ class Tier:
     def with_memory(self, memory: str) -> Tier:
         """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.
 
-        Small memory is not captured: the pool of a graph keeps more than the step's peak.
-        Raises ConfigError where the tier has no such mode.
+        Memory mode ``small`` is not captured: a graph's pool keeps more than the step's peak.
+        Raises ConfigError if the tier has no such mode.
         """
         table = dict(self.table)
         if memory == "selective":

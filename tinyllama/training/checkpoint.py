@@ -2,7 +2,7 @@
 
 Tensors: ``model.<parameter>``, ``optimizer.exp_avg.<i>``, ``optimizer.exp_avg_sq.<i>`` (i in
 the order of the parameters), ``optimizer.steps``, and ``random.cpu`` and ``random.device``,
-the states of torch's generators. The place in the data is the number of steps done
+the states of torch's generators. The position in the data is the number of steps done
 (`tinyllama.training.data`). Parameters have the same layout in every tier, so any tier loads
 any tier's file.
 
@@ -49,7 +49,7 @@ class Checkpoint:
 
     steps: done so far. batches: `Batches.describe` of its data. scaler: the state of the fp16
     gradient scaler, empty for other precisions. interrupted: Ctrl-C ended the run. checksummed:
-    the file is as it was written; one of version 1 cannot tell.
+    the checksum shows that the file is as it was written; a file of version 1 has none.
     """
 
     path: Path
@@ -96,8 +96,8 @@ class Checkpoint:
 def save(
     path: Path, step: TrainStep, steps: int, batches: dict[str, Any], *, interrupted: bool = False
 ) -> None:
-    """Write the whole state of a run after ``steps`` steps, or nothing. All ranks call it, and the
-    first one writes: the same file whatever their number.
+    """Write the whole state of a run after ``steps`` steps, or nothing. All ranks must call it, and
+    rank 0 writes; the file is the same for any number of ranks.
 
     Raises NotWrittenError, also for a state from which no run could continue.
     """
@@ -141,7 +141,7 @@ def save(
 
 
 def saved_bytes(model: ModelConfig) -> int:
-    """About what `save` writes: parameters and both moments, and 64 KiB for the rest."""
+    """About how many bytes `save` writes: parameters, both moments, and 64 KiB for the rest."""
     return 12 * model.parameters + 2**16
 
 
@@ -228,7 +228,7 @@ def _check(description: dict[str, Any]) -> None:
 
 
 def _check_sizes(file: Any, model: ModelConfig) -> None:
-    """Raise ValueError, before any tensor is read, for more of them than the model has."""
+    """Raise ValueError, before any tensor is read, if the file has more than the model."""
     counts = {"model": 0, "optimizer": 0}
     for name in file.keys():  # noqa: SIM118
         kind, part = name.partition(".")[0], file.get_slice(name)
@@ -250,7 +250,7 @@ def _check_digest(description: dict[str, Any], tensors: dict[str, torch.Tensor])
 
 
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
-    """Raise ValueError, naming the tensor, for one that no run has."""
+    """Raise ValueError, naming the tensor, for a value that no run can produce."""
     for name, tensor in tensors.items():
         if name.startswith("random."):
             continue
@@ -274,8 +274,8 @@ def _digest(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> st
 
 
 def _state(step: TrainStep) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-    """The tensors of a step by the names they have in a file, each with the parameter that it
-    belongs to, whose shape it has and in whose way it is split over the ranks."""
+    """The tensors of a step by their names in a file, each with the parameter that it belongs to.
+    It has that parameter's shape, and is split over the ranks in the same way."""
     named = list(step.model.named_parameters())
     state: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {
         f"model.{name}": (mine, parameter)

@@ -26,8 +26,8 @@ KINDS = f".csv, {', '.join(PICTURES)}, or without one a folder for TensorBoard"
 
 
 def check_curve(path: Path, option: str = "--curve") -> None:
-    """Raise UsageError, naming the option, for a path whose suffix means nothing, whose package is
-    missing, or where nothing can be written. A folder for TensorBoard is made."""
+    """Raise UsageError, naming the option, for a path whose suffix is unknown, whose package is
+    missing, or where nothing can be written. Create the folder for TensorBoard."""
     suffix, named = path.suffix.lower(), f"{option} {str(path)!r}"
     if suffix not in ("", ".csv", *PICTURES) and not path.is_dir():
         raise UsageError(f"{named}: the suffix {path.suffix!r} is unknown: use {KINDS}")
@@ -87,7 +87,7 @@ def _picture(path: Path, kind: str, result: Result) -> None:
 
 
 def _events(folder: Path, result: Result) -> None:
-    """Made elsewhere, since the writer makes a file long before it is whole."""
+    """Write elsewhere first, because the writer creates the file long before it is complete."""
     from torch.utils.tensorboard import SummaryWriter
 
     with tempfile.TemporaryDirectory() as temporary:

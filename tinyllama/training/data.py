@@ -1,7 +1,7 @@
 """Where batches come from: random tokens, or the bytes of any text.
 
 Batch number n of a seed is always the same: it is drawn by a generator made from (seed, n).
-The place in the data is therefore the number of steps done, and nothing else must be saved.
+The position in the data is therefore the number of steps done, and nothing else must be saved.
 
 Shape suffixes: B batch, T time (sequence length).
 """
@@ -35,8 +35,8 @@ class Batches:
     def batch(self, index: int, ranks: Ranks = ALONE) -> Batch:
         """Batch ``index`` (from 0): tokens and targets (B T), int64 on the CPU.
 
-        B is `TrainConfig.samples_per_step`: all that a step accumulates over; of several ranks each
-        gets its part. A target is the token one later.
+        B is `TrainConfig.samples_per_step`: all samples over which a step accumulates. With several
+        ranks, each gets its part. A target is the next token.
         """
         generator = np.random.default_rng((self.config.seed, index))
         count = self.config.samples_per_step
@@ -147,7 +147,7 @@ def _read(path: str | Path, files: list[Path]) -> list[bytes]:
     contents, left = [], MOST_BYTES
     for file in files:
         try:
-            # Of the kernel's own files some never end, and have no size.
+            # Some files of the operating system's kernel have no size and never end.
             content = read_regular(file, left) if file.stat().st_size else b""
         except OSError as error:
             raise ConfigError(

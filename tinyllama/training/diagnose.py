@@ -1,7 +1,7 @@
 """Diagnosis of a step: which parameters receive a gradient, and the output of every op.
 
-Both run forward and backward of a batch once more, uncaptured and without an update
-(`TrainStep.probe`), so a run that is diagnosed has the same curve as one that is not.
+Both run the forward and the backward pass of a batch once more, uncaptured and without an update
+(`TrainStep.probe`), so diagnosis does not change the loss curve of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tinyllama.training.shards import in_shards, local
 from tinyllama.training.step import TrainStep
 
 RECEIVED = "received"
-_DECIDES = ("not finite", RECEIVED, "all zero")  # of what several ranks saw
+_DECIDES = ("not finite", RECEIVED, "all zero")  # of several ranks, the first
 Call = Callable[..., Any]
 
 
@@ -64,8 +64,8 @@ class Observed:
 class Diagnosis:
     """Every op of the step with this number (from 1), in the order of computation.
 
-    Of several micro-batches it is the first with an output that is not finite, or else the
-    first with such a gradient, or else the first of all.
+    With several micro-batches, this is the first one with an output that is not finite, else the
+    first one with a gradient that is not finite, else the first one.
     loss: of the step; None when it is not finite.
     """
 
@@ -105,9 +105,10 @@ def diagnose(
 def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
     """Collect the outputs of the model's ops in this context; gradients are divided by ``scale``.
 
-    They are: the embedding, each op of each layer (``layers.0.qkv.q`` where an op has several
-    outputs), each layer's own output, the final norm, the logits and the loss. The logits are
-    computed for this purpose, since a loss op need not store them; so they have no gradient.
+    The outputs are those of the embedding, each op of each layer (``layers.0.qkv.q`` where an op
+    has several outputs), each whole layer, the final norm, the logits and the loss. The logits
+    are computed only for the diagnosis, since a loss op need not store them; so they have no
+    gradient.
     """
     observer = _Observer(scale)
     layers: list[Any] = list(model.layers)
@@ -126,7 +127,7 @@ def observed(model: TinyLlama, scale: float = 1.0) -> Iterator[list[Observed]]:
 
 
 class _Observer:
-    """Wraps callables so that their results, and the gradients of these, are noted."""
+    """Wraps callables so that their results, and the gradients of these, are recorded."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
@@ -144,7 +145,7 @@ class _Observer:
             tensor.register_hook(note_gradient)
 
     def op(self, name: str, call: Call, outputs: Iterable[str] = ("",)) -> Call:
-        """Note the results as ``name``, or as ``name.output`` where the op has several."""
+        """Record the results as ``name``, or as ``name.output`` where the op has several."""
         names = [f"{name}.{output}" for output in outputs]
 
         def wrapped(*args: Any, **params: Any) -> Any:
@@ -159,14 +160,14 @@ class _Observer:
         return wrapped
 
     def block(self, name: str, block: Call, table: Mapping[str, Call]) -> Call:
-        """Note a block's output and, unless the block is one op, its ops' outputs."""
+        """Record a block's output and, unless the block is one op, its ops' outputs."""
         if "block" not in table:
             parts = {op: self.op(f"{name}.{op}", table[op], OPS[op].outputs) for op in PARTS}
             block = compose(parts)
         return self.op(name, block)
 
     def embedding(self, first_block: Call) -> Call:
-        """Note the input of the first block."""
+        """Record the input of the first block."""
 
         def wrapped(x_BTD: torch.Tensor, *args: Any, **params: Any) -> Any:
             self.note("embedding", x_BTD)
@@ -175,7 +176,7 @@ class _Observer:
         return wrapped
 
     def loss(self, loss_of: Call) -> Call:
-        """Note the logits and the loss."""
+        """Record the logits and the loss."""
         noted_loss = self.op("loss", loss_of)
 
         def wrapped(x_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor) -> Any:
@@ -197,10 +198,10 @@ def _on_gradient(parameter: torch.nn.Parameter, hook: Callable[[Any], None]) -> 
 def gradients(step: TrainStep, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> dict[str, str]:
     """What arrived at each parameter: `RECEIVED`, or ``absent``, ``all zero``, ``not finite``.
 
-    A hook sees the gradient as it arrives: a ``grad`` that was there before does not count, and
-    one that is freed at once does. Of several micro-batches, one is enough for "received" and
-    for "not finite", and so is one of several ranks. In fp16 the gradient scaler starts too high on
-    purpose and finds its scale by overflows, so here the scale is halved until nothing overflows.
+    A hook sees each gradient when it arrives: an earlier ``grad`` does not count, and a gradient
+    that is freed at once does. One micro-batch, or one rank, is enough for "received" and for
+    "not finite". In fp16 the gradient scaler deliberately starts too high and finds its scale by
+    overflows, so here the scale is halved until nothing overflows.
     """
     named = dict(step.model.named_parameters())
     found: dict[str, str] = {}

@@ -43,8 +43,8 @@ class MemoryMeter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what happens in this context out of the peak (on a GPU: the peak of a process
-        cannot be paused)."""
+        """Exclude what happens in this context from the peak. (Only on a GPU: the peak of a process
+        cannot be paused.)"""
         self._peak = self._read_peak()
         try:
             yield

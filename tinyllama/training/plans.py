@@ -22,7 +22,7 @@ def runnable(
 ) -> tuple[StepPlan, dict[str, str]]:
     """The plan as far as it can run (None: the tier's), and the reason for each part left out.
 
-    Raises ConfigError for a given plan that cannot run, and for settings that exclude each other.
+    Raises ConfigError for a given plan that cannot run, and for incompatible settings.
     """
     device, tier, shard = model.embedding.device, model.tier, sharded(model)
     wanted = plan or tier.plan(device.type)
@@ -76,7 +76,7 @@ def _refuse_with_small_memory(config: TrainConfig, ranks: Ranks) -> None:
 
 
 def _frozen_by_capture(model: TinyLlama, config: TrainConfig) -> str | None:
-    """Why a graph of this step would freeze what changes; None when it may be captured."""
+    """Why a graph would freeze a value that must change; None if the step may be captured."""
     if config.precision == "fp16":
         return "the fp16 gradient scaler reads the device in every step"
     if model.tier.counts_on_host:
@@ -85,14 +85,14 @@ def _frozen_by_capture(model: TinyLlama, config: TrainConfig) -> str | None:
 
 
 def _not_seen_captured(plan: StepPlan | None, ranks: Ranks) -> str | None:
-    """Why a tier's own plan captures no reduction; a given plan may ask for it."""
+    """Why a tier's default plan captures no reduction; a plan that is given may ask for it."""
     if ranks.count == 1 or plan is not None:
         return None
     return "no captured reduction was run on GPUs yet (docs/PARALLEL.md)"
 
 
 def _final_at_the_end(model: TinyLlama, config: TrainConfig, plan: StepPlan) -> str | None:
-    """Why no block can be updated before the backward pass ends; None when it can."""
+    """Why no block can be updated before the backward pass ends; None if blocks can be."""
     table = model.tier.table
     if "stack" not in table or table["adamw"] != "triton":
         return "the blocks of this tier are not one op, or its optimizer takes all at once"

@@ -1,7 +1,7 @@
-"""The processes that train one model together: who this one is, and what all of them agree on.
+"""The processes that train one model together: this process's rank, and what all ranks must share.
 
-`torchrun` starts them and says so in the environment; `joined` connects them by
-torch.distributed. Without it there is one rank, `ALONE`, and nothing is communicated.
+`torchrun` starts them and sets variables of the environment; `joined` connects them by
+torch.distributed. Without torchrun there is one rank, `ALONE`, and nothing is communicated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT = 600.0  # seconds that a rank waits for the others, compilation include
 
 @dataclass(frozen=True)
 class Ranks:
-    """``rank`` of ``count`` processes. Those of one machine have different numbers ``local``."""
+    """``rank`` of ``count`` processes. ``local`` numbers the processes of one machine."""
 
     rank: int = 0
     count: int = 1
@@ -47,7 +47,7 @@ class Ranks:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def gathered(self, mine: Any) -> list[Any]:
-        """What every rank gives here, in the order of the ranks: small plain data."""
+        """What every rank passes here, in the order of the ranks: small plain data."""
         if self.count == 1:
             return [mine]
         all_of_them: list[Any] = [None] * self.count
@@ -79,7 +79,7 @@ ALONE = Ranks()
 def launched() -> Ranks:
     """What a launcher such as torchrun says in the environment; without one, `ALONE`.
 
-    Raises UsageError for variables that do not belong together.
+    Raises UsageError for variables that contradict each other.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     given = {name: os.environ[name] for name in names if name in os.environ}
@@ -98,7 +98,7 @@ def launched() -> Ranks:
 
 
 def device_of(ranks: Ranks, named: str | None) -> torch.device:
-    """The device of this rank: with several, the GPU whose number is ``local``, or the CPU.
+    """The device of this rank: with several ranks, the GPU whose number is ``local``, or the CPU.
 
     Raises UsageError for one that is not there, or that several ranks would share.
     """
@@ -123,8 +123,8 @@ def device_of(ranks: Ranks, named: str | None) -> torch.device:
 def joined(ranks: Ranks, device: torch.device, seconds: float = TIMEOUT) -> Iterator[None]:
     """Connect the ranks, unless they are: by NCCL (or RCCL) between GPUs, and by gloo on CPUs.
 
-    Whoever waits longer than ``seconds`` for the others gets an error. After an error nothing is
-    shut down in order: that could wait for ranks that are gone, and the process ends anyway.
+    A rank that waits longer than ``seconds`` for the others gets an error. After an error there is
+    no orderly shutdown: it could wait for ranks that have died, and the process ends anyway.
     """
     if ranks.count == 1 or dist.is_initialized():
         yield

@@ -1,8 +1,9 @@
-"""How the gradients of a step become those of the whole batch, which several ranks share.
+"""How several ranks reduce their gradients to those of the whole batch.
 
 one rank     nothing to do
-Parallel     DistributedDataParallel: buckets, reduced while the backward pass goes on
-Beside       V4: a block's gradients adjoin, and are reduced on its side branch, before its update
+Parallel     DistributedDataParallel: buckets, reduced during the backward pass
+Beside       V4: a block's gradients are adjacent in memory, and are reduced on the side branch
+             before the block's update
 Sharded      FSDP2: each rank gets the gradients of its shards
 """
 
@@ -31,8 +32,8 @@ class Reduction:
     """For one rank. loss_of: tokens, targets and tables -> loss, as `TinyLlama.loss_with`.
 
     share: the gradient of the loss that backward starts with. warm_up: steps before a capture.
-    waits: why no reduction runs while the backward pass goes on; None where one does, or none is
-    needed. With ``plain`` set, `loss` neither compiles nor reduces.
+    waits: why no reduction runs during the backward pass; None if one does, or if none is needed.
+    With ``plain`` set, `loss` neither compiles nor reduces.
     """
 
     share = 1.0
@@ -49,19 +50,19 @@ class Reduction:
         return (self.model.loss_with if self.plain else self._loss_of)(*batch)
 
     def expect(self, reduce: bool) -> None:
-        """Before each forward pass: whether its backward pass completes the gradients."""
+        """Called before each forward pass. reduce: its backward pass completes the gradients."""
 
     def clear(self) -> None:
-        """Before the first forward pass of a step: free gradients that the optimizer has not."""
+        """Called before a step's first forward pass: free gradients that the optimizer lacks."""
 
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Reduce some gradients, by their parameter's index, on the current stream."""
 
     def finish(self) -> None:
-        """After the last backward pass: gradients are those of the whole batch."""
+        """Called after the last backward pass; then gradients are those of the whole batch."""
 
     def clip(self, limit: float) -> torch.Tensor:
-        """Scale the gradients down to a norm; -> the norm before."""
+        """Scale the gradients down to a norm, and return the norm before."""
         return nn.utils.clip_grad_norm_(self.parameters, limit)
 
 
@@ -80,7 +81,7 @@ class _Loss(nn.Module):
 class Parallel(Reduction):
     """A compiled loss is split at the buckets by torch.compile itself."""
 
-    warm_up = 11  # as PyTorch's notes on CUDA graphs ask for
+    warm_up = 11  # as PyTorch's notes on CUDA graphs require
 
     def __init__(self, model: TinyLlama, loss_of: LossOf, waits: str | None = None) -> None:
         super().__init__(model, loss_of)
@@ -103,7 +104,7 @@ class Parallel(Reduction):
 
 
 class Beside(Reduction):
-    """For a step that updates blocks while the backward pass goes on. Gradients are summed."""
+    """For a step that updates blocks during the backward pass. Gradients are summed."""
 
     def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks) -> None:
         super().__init__(model, loss_of)
@@ -165,7 +166,7 @@ def reduction_of(
 
 
 def _sum(tensors: list[torch.Tensor]) -> None:
-    """Sum each tensor over the ranks, in its memory: at once, where they adjoin or are small."""
+    """Sum each tensor over the ranks, in place; adjacent or small tensors are summed together."""
     if not tensors:
         return
     flat = as_one(*tensors)

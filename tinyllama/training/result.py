@@ -21,16 +21,16 @@ class Result:
     status: ``completed``; ``interrupted`` by Ctrl-C; or ``failed``. reason: why not completed.
     model, train: the settings; parameters: how many numbers the model has.
     tier, plan: what ran; left_out: parts of the tier's plan that could not run, and why.
-    ranks: processes that shared the batch; in_shards: and the parameters (FSDP2). Seconds, memory
-        and diagnoses are those of the first rank.
+    ranks: processes that shared the batch; in_shards: they shared the parameters too (FSDP2).
+        Seconds, memory and diagnoses are those of the first rank.
     start: steps done before this run, by those that it resumed from.
     losses: one for each step of this run, before its update; step_seconds likewise, of the
-        whole step (on a GPU of the device).
+        whole step (on a GPU, the device's time).
     gradient_norms: likewise where ``max_grad_norm`` is set, before clipping; None in a step of
         fp16 whose gradients overflowed, which its scaler skipped. Empty elsewhere.
     phase_seconds: of one step's forward, backward and optimizer, each run by itself.
     gradients: by parameter, whether a finite gradient that is not all zero arrived in the
-        first step; lost: why not, by parameter. Both empty when the run ended before.
+        first step; lost: by parameter, why not. Both are empty if the run ended earlier.
     """
 
     status: str = COMPLETED

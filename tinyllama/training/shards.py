@@ -1,7 +1,8 @@
 """Parameters in shards, one for each rank, by PyTorch's FSDP2 (``fully_shard``).
 
 A rank holds its rows of every parameter, of its gradient and of both moments, as a DTensor whose
-local tensor the optimizer updates. A block's parameters are gathered before it runs, and freed.
+local tensor the optimizer updates. A block's parameters are gathered before it runs, and freed
+afterwards.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ def products(precision: str, device: torch.device) -> Iterator[None]:
 class TrainStep:
     """A step of a model: ``loss = step(tokens, targets)``, a scalar on the device.
 
-    Its gradients are the parameters' ``grad``, except in small memory, where each is freed as
-    soon as it was used: only a parameter's ``register_hook`` sees it there. ``norm`` is the norm
+    Its gradients are the parameters' ``grad``, except in memory mode ``small``, which frees each as
+    soon as it was used: there, only a parameter's ``register_hook`` sees it. ``norm`` is the norm
     of all gradients before they are clipped, a scalar on the device; None if they are not clipped.
 
     plan: None takes the tier's default for the device, minus what cannot run there; the
     reasons are in ``left_out``. Raises ConfigError for a given plan that cannot run.
-    ranks: config and loss are those of all ranks together; this one takes its part of a batch.
+    ranks: config and loss are those of all ranks together; this rank takes its part of a batch.
     ``stop``: a scalar on the device, to be set to 1 where this rank must end; ``stopping`` is above
     0 after a step in which any rank had set it.
     Use it inside `products(precision)`, and call `prepare` first.
@@ -144,9 +144,9 @@ class TrainStep:
         """Forward and backward of one batch (B T), uncaptured and without the update.
 
         For hooks and observers, which a captured step would not call. With ``compiled`` False
-        nothing is compiled, blocks run one by one, and small memory computes nothing again. Returns
-        the loss and changes nothing: the gradients of the last step are restored, since a captured
-        step writes into the same tensors again.
+        nothing is compiled, blocks run one by one, and memory mode ``small`` recomputes nothing.
+        Returns the loss and changes nothing: the gradients of the last step are restored, since a
+        captured step writes into the same tensors again.
         """
         if self.rounded is not None:
             self.rounded.refresh()
@@ -181,8 +181,9 @@ class TrainStep:
     def split(self, samples: int = 3, queue: Waited | None = None) -> dict[str, float]:
         """Median seconds of each phase, run one by one; model and optimizer do not change.
 
-        In small memory, backward updates too, and the optimizer's phase only counts the step.
-        queue: whose clock is read, and that is waited for; None: the device's.
+        In memory mode ``small`` the backward pass also updates, and the optimizer's phase only
+        counts the step. queue: the one that is waited for, and whose clock is read; None: the
+        device's.
         """
         names, phases = zip(*self._phases(), strict=True)
         queue = queue or queue_of(self.device)
@@ -200,8 +201,8 @@ class TrainStep:
 
     @contextlib.contextmanager
     def _same_results(self) -> Iterator[None]:
-        """Restore which tensors are the parameters' ``grad``, the loss and the norm: a captured
-        step writes into those."""
+        """Restore the tensors that are the parameters' ``grad``, the loss and the norm, because a
+        captured step writes into them."""
         loss, norm = self.loss, self.norm
         gradients = [parameter.grad for parameter in self.optimizer.parameters]
         try:
@@ -289,7 +290,7 @@ class TrainStep:
             self._judge(self.loss)
 
     def _backward(self, update: bool = True) -> None:
-        """``update``: in small memory, whether parameters are updated as gradients arrive."""
+        """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.plan.overlap and update:
             self.optimizer.begin(self._judged)
@@ -308,9 +309,9 @@ class TrainStep:
     def _receive(
         self, layer: int, make: Callable[[], None], gradients: dict[str, torch.Tensor]
     ) -> None:
-        """Make the gradients of a block, and update it beside the rest of the backward pass. After
-        block 0 no product is left that needs room on the processors: its gradients are made beside,
-        too."""
+        """Compute the gradients of a block, and update it on the side branch during the rest of the
+        backward pass. After block 0 no product is left that needs the processors, so its gradients
+        are computed on the side branch too."""
         if layer:
             make()
         with self._side.branch(keep=None if layer else make):
@@ -339,8 +340,8 @@ class TrainStep:
         self.scaler.update()
 
     def _judge(self, number: torch.Tensor) -> None:
-        """Set the number that the guard checks. For an optimizer on the host it is copied at
-        once: the host then waits for this copy, not for work that is queued after it."""
+        """Set the number that the guard checks. For an optimizer on the host it is copied
+        immediately, so that the host waits for this copy and not for work that is queued later."""
         self._judged = number
         if self._host_waits:
             self._judged = self._copied
@@ -356,7 +357,7 @@ class TrainStep:
 
 
 def update_groups(model: TinyLlama) -> list[list[torch.nn.Parameter]]:
-    """Parameters that small memory updates together: a layer's, and each of the others."""
+    """Groups of parameters that memory mode ``small`` updates together: a layer; any other one."""
     layers = [list(layer.parameters()) for layer in model.layers]
     inside = {id(parameter) for layer in layers for parameter in layer}
     return [*layers, *([p] for p in model.parameters() if id(p) not in inside)]

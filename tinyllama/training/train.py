@@ -1,4 +1,4 @@
-"""Training a Tiny LLaMA in a tier: the loop, what it watches, and its result.
+"""Training a Tiny LLaMA in a tier: the loop, its checks, and its result.
 
     from tinyllama.model.config import PRESETS, TrainConfig
     from tinyllama.training.train import train
@@ -70,9 +70,9 @@ def train(
 
     device: None takes the GPU if there is one. batches: None takes random tokens.
     plan: how steps are run; None takes the tier's default minus what cannot run here.
-    save_to: a checkpoint is written there, unless the run failed; save_every: and after so many
-    steps each. diagnose_at: numbers of steps, counted from 1 in this run, before which every op is
-    diagnosed; with any, so is the step that fails.
+    save_to: where a checkpoint is written, unless the run fails; save_every: the number of steps
+    after which it is also written. diagnose_at: numbers of steps, counted from 1 in this run,
+    before which every op is diagnosed; if there are any, a step that fails is diagnosed too.
     on_step: called after each step. A KeyboardInterrupt, in it or at any other time, ends the
     run after the step in progress. torch's random state is the same after the call as before.
     ranks: the processes, connected by `tinyllama.training.ranks.joined`, that call this together;
@@ -142,8 +142,8 @@ class NotSavedError(NotWrittenError):
 def _check_fits(
     model: ModelConfig, config: TrainConfig, device: torch.device, ranks: Ranks, in_shards: bool
 ) -> None:
-    """Raise ConfigError for what must run out of memory: parameters with both moments, tokens, and
-    the embedding's output are held at least."""
+    """Raise ConfigError for a run that must exhaust the memory: it holds at least the parameters
+    with both moments, the tokens, and the embedding's output."""
     tokens = config.samples_per_step * config.seq_len // ranks.count
     width = 4 * config.batch_size * config.seq_len * model.hidden_dim // ranks.count
     state = 12 * model.parameters // (ranks.count if in_shards else 1)
@@ -173,14 +173,14 @@ class _Run:
 
     @property
     def done(self) -> int:
-        """Steps done, over all resumed runs: the place in the data."""
+        """Steps done, over all resumed runs: the position in the data."""
         return self.result.start + len(self.result.losses)
 
     def go(self) -> None:
         """Run until the end, a failure, Ctrl-C or SIGTERM."""
         several = self.step.ranks.count > 1
         try:
-            # Of several ranks all end after the same step, whichever of them got the signal.
+            # All ranks end after the same step, whichever of them got the signal.
             with contextlib.ExitStack() as stack:
                 held = stack.enter_context(held_interrupts()) if several else []
                 self._prepare()
@@ -207,8 +207,8 @@ class _Run:
         save(path, self.step, self.done, self.batches.describe(), interrupted=interrupted)
 
     def _prepare(self) -> None:
-        """Check the gradients, then compile, time the phases, warm up and capture: as if nothing
-        was drawn, since an interrupted preparation is saved too."""
+        """Check the gradients, then compile, time the phases, warm up and capture. The random state
+        is restored, since an interrupted preparation is saved too."""
         if self.resume is not None:
             self.resume.restore_random(self.step.device)
         else:
@@ -256,8 +256,8 @@ class _Run:
         return self.step.loss.item(), None if norm is None else norm.item()
 
     def _wrong(self, loss: float, norm: float | None) -> str | None:
-        """What is not finite. In fp16 the scaler finds its scale by gradients that overflow, and
-        skips these steps; in other precisions such a norm would stop the training."""
+        """Which number is not finite. In fp16 the scaler finds its scale by gradients that
+        overflow, and skips these steps; in other precisions such a norm stops the training."""
         if not math.isfinite(loss):
             return f"the loss of step {self.done + 1} is {loss}"
         if norm is None or math.isfinite(norm) or self.step.scaler.is_enabled():
