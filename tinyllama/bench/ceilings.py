@@ -1,4 +1,4 @@
-"""The ceilings of a run, which the shares of its entries are of."""
+"""The ceilings of a run; the shares in its entries are relative to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ceilings:
         self.product = cache(partial(product_rate, device=device))  # FLOP per second
 
     def entries(self) -> list[CeilingEntry]:
-        """All that the device has; those that nobody asked for are measured now."""
+        """All ceilings of the device; those that were not asked for before are measured now."""
         return [
             CeilingEntry(name="ceiling/copy", bytes_per_second=self.copy()),
             *(

@@ -20,8 +20,8 @@ class Contender:
     requires: capabilities of the device; see `tinyllama.harness.machine.device.cannot`.
     preload: modules that its process imports first. only: the groups it is tried in, and why.
     alone: nothing else is made at the same time, since it compares times on the device to choose
-    its kernels. So does torch.compile's default mode, but it compares few configurations of a
-    kernel by the least of many readings: one undisturbed reading is enough.
+    its kernels. torch.compile's default mode does so too, but it compares few configurations of a
+    kernel by the smallest of many readings, so one undisturbed reading is enough.
     """
 
     name: str

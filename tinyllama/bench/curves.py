@@ -1,4 +1,4 @@
-"""Loss curves on real text: of which runs, and how they are drawn.
+"""Loss curves on real text: which runs have one, and how they are computed.
 
 Random tokens would show nothing: their loss stays at ln(V) whether or not the model learns.
 """
@@ -27,7 +27,7 @@ def groups(device: torch.device) -> list[str]:
 
 
 def not_here(device: torch.device) -> str | None:
-    """Why no curve is drawn on a device; None where they are."""
+    """Why no curve is recorded on a device; None if curves are."""
     if device.type == "cpu":
         return "a thousand steps of interpreted kernels take hours; curves are drawn on a GPU"
     return V3.cannot_run(device)

@@ -22,7 +22,7 @@ from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.training.step import capture_graphs
 
-UNCACHED = 2**30  # bytes; of so many, no cache of a device holds a part that matters
+UNCACHED = 2**30  # bytes: so many that the share in a device's caches is negligible
 Product = tuple[int, int, int]  # M, K, N
 Layout = tuple[bool, bool]  # whether each operand is the transpose of what is stored
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
@@ -92,8 +92,8 @@ class Floor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
 
     def _products(self) -> Callable[[], None]:
-        """y = x W^T, dx = dy W and dW = dy^T x of each projection, projections of one input
-        as one product, and those of the tied embedding, each in its fastest layout."""
+        """y = x W^T, dx = dy W and dW = dy^T x of each projection (projections of one input are one
+        product) and of the tied embedding, each in its fastest layout."""
         workload = self.group.shape
         model = workload.model
         n = workload.batch_size * workload.seq_len
@@ -117,7 +117,7 @@ class Floor:
 
     def _operands(self, size: Product, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Operands of ``count`` products (M K) @ (K N), used in turn: new ones for each product,
-        or so many that no cache holds them, since a step does not find its own there either."""
+        or so many that no cache holds them, since a step's operands are not in a cache either."""
         m, k, n = size
         sets = min(count, 1 + UNCACHED // ((m * k + k * n) * self.dtype.itemsize))
         transposed = self._fastest_layout(size)
@@ -132,7 +132,7 @@ class Floor:
         return a_MK, b_KN
 
     def _fastest_layout(self, size: Product) -> Layout:
-        """The layout of the least time; on a CPU that of a step's forward pass."""
+        """The fastest layout; on a CPU that of a step's forward pass."""
         if self.device.type == "cpu":
             return False, True
         seconds: dict[Layout, float] = {}

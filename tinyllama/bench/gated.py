@@ -1,9 +1,9 @@
 """Training steps that the gate times beside the ops, so that the code around the ops is gated too.
 
 Each process starts with the weights of one seed and takes the same batches in the same order. It
-counts only after the gradients of all parameters in one step were held to float64; each timed step
-must give the loss of the verified run at that step. In that run the updates of all parameters in
-one step were held to float64 too.
+counts only after the gradients of all parameters in one step were compared with float64. Each timed
+step must give the loss of the verified run at that step. In that run, the updates of all parameters
+in one step were compared with float64 too.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class StepSubject:
         synchronize(self.device)
 
     def slow_down(self, share: float) -> None:
-        """Add work that takes a share of the step's device time, read before the first turn; on a
-        CPU of each step's own time."""
+        """Add work that takes a share of the step's time: of its device time, read before the first
+        turn, or on a CPU of each step's own time."""
         self.share = share
 
     def _calibrate(self, readings: int = 5) -> None:
@@ -110,7 +110,7 @@ class StepSubject:
         return Verified(allowed, self.step.loss_series())
 
     def expect(self, proofs: Verified) -> None:
-        """Hold this run to the verified one. Raises WrongResultError."""
+        """Compare this run with the verified one. Raises WrongResultError."""
         self.losses = proofs.losses
         self._check_gradients(proofs.allowed)
         for place in range(len(self.step.losses)):
@@ -123,7 +123,7 @@ class StepSubject:
             raise WrongResultError(str(error)) from error
 
     def _check_update(self) -> None:
-        """Hold one step's update of every parameter, and of the optimizer's state, to AdamW in
+        """Compare one step's update of every parameter, and of the optimizer's state, with AdamW in
         float64 on the gradients of that step. Raises WrongResultError."""
         optimizer, config = self.step.training.optimizer, self.step.config
         lists = (optimizer.parameters, optimizer.exp_avg, optimizer.exp_avg_sq)

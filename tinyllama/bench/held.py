@@ -1,7 +1,7 @@
-"""What a model and its step hold between steps, uncaptured as the published program trains.
+"""The memory that a model and its step hold between steps, uncaptured like the published program.
 
-That program prints what is allocated after a step. A captured step cannot be compared with it: the
-pool of its graph holds its activations too.
+That program prints what is allocated after a step. A captured step cannot be compared with it,
+because the pool of its graph holds the activations too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Held:
 
 
 def everything(step: TrainStep, tokens: torch.Tensor) -> None:
-    """One step that every parameter learns in. tokens: (B, T + 1)."""
+    """One step that updates every parameter. tokens: (B, T + 1)."""
     step(tokens)
 
 
@@ -46,7 +46,8 @@ def held(
     """Train one uncaptured step of a new model in float32. On a GPU bytes are the allocator's, on a
     CPU those of the tensors that operators returned."""
     if device.type != "cpu":
-        _held(model, tier, settings, device, train)  # libraries take memory of their own once
+        # In the first step libraries allocate memory of their own.
+        _held(model, tier, settings, device, train)
     return _held(model, tier, settings, device, train)
 
 

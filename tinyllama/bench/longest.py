@@ -1,10 +1,11 @@
-"""The longest sequence that one card trains on, V3 against torch.compile.
+"""The longest sequence that one GPU trains on, V3 against torch.compile.
 
-Each has the card to itself, with a batch of one. Two shorter lengths tell how its memory grows; the
-longest is the largest multiple of `STEP` that then runs, for V3 not more than `ENOUGH` times that
-of torch.compile: time grows with the square. Speed is model FLOPs per second, with causal attention
-counted half, since what a token costs grows with the length. Gradients are held to the reference at
-the shortest length: at the longest, the scores of one layer of the reference outgrow the card.
+Each has the GPU to itself, with a batch of one. Two shorter lengths show how its memory grows. The
+longest is the largest multiple of `STEP` that then runs; for V3 at most `ENOUGH` times that of
+torch.compile, because time grows with the square of the length. Speed is in model FLOPs per second,
+with only the unmasked half of causal attention, since the cost of a token grows with the length.
+Gradients are compared with the reference at the shortest length: at the longest, the scores of one
+layer of the reference do not fit on the GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BASE = Group.parse(LARGE)
 GROUP = f"longest-{BASE}"
 SHORTER = (4096, 16384)  # tokens
 STEP = 1024  # tokens
-ROOM = 0.94  # of the card's memory: the rest is a process's own, and what its allocator wastes
+ROOM = 0.94  # of the GPU's memory: the process's context and fragmentation take the rest
 SHRINK = 0.96  # tried next, where a length does not fit
 ENOUGH = 1.6
 
@@ -87,7 +88,7 @@ def _grown(
     contenders: Sequence[Contender], device: torch.device
 ) -> dict[str, list[int] | WorkerError]:
     """The peak at each of the shorter lengths, in bytes, or why there is none; the gradients are
-    right at the first. All are made side by side, since compiling leaves the device idle."""
+    verified at the first. All are made at the same time, since compiling leaves the device idle."""
     with contextlib.ExitStack() as stack:
         tasks = [(contender, length) for contender in contenders for length in SHORTER]
         workers = {
@@ -131,7 +132,7 @@ def _longest(
     grown: Sequence[int],
     enough: float,
 ) -> LongestEntry:
-    """Raises WorkerError, of the last length that was tried."""
+    """Raises the WorkerError of the last length that was tried."""
     (short, long), (less, more) = SHORTER, grown
     per_token = (more - less) / (long - short)
     _, total = torch.cuda.mem_get_info(device)

@@ -1,9 +1,9 @@
 """Measure a group: every contender in a worker of its own, and all of them alternately.
 
-The order matters. Contenders are made side by side, since compiling leaves the device idle; after
-that only one works at a time. Memory is read before anything but a step has run, and gradients are
-checked before any time is taken. Then all contenders are timed alternately. What disturbs the
-device (profiler, energy) comes last.
+The order matters. Contenders are made at the same time, since compiling leaves the device idle;
+after that only one works at a time. Memory is read before anything but a step has run, and
+gradients are checked before any time is taken. Then all contenders are timed alternately. What
+disturbs the device (profiler, energy) comes last.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Effort:
 
 @dataclass
 class Measured:
-    """What a group gave, by contender: seconds of each round, an entry that lacks what follows from
-    them, the loss of each step, and what went wrong."""
+    """The results of a group, by contender: the seconds of each round, an entry without the fields
+    computed from these, the loss of each step, and what went wrong."""
 
     group: Group
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class _Run:
         self.measured.entries = {c.name: entries[c.name] for c in able if c.name in entries}
 
     def _make(self, lot: Sequence[Contender], most: int) -> list[Future[None]]:
-        """Make contenders side by side; a failure is in the result of its contender."""
+        """Make contenders at the same time; a failure is in the result of its contender."""
         where = {"group": str(self.group), "device": str(self.device)}
 
         def make(contender: Contender) -> None:
@@ -177,7 +177,7 @@ class _Run:
         self.measured.entries[contender.name] = entry
 
     def time(self) -> None:
-        """Interleaved wall time of all that are right."""
+        """Interleaved wall time of all contenders whose gradients are right."""
         calls: dict[str, int] = {}
         one_round = 0.0
         for name in list(self.measured.entries):
@@ -229,7 +229,7 @@ class _Run:
         self.measured.entries[name] = replace(self.measured.entries[name], **found)
 
     def _must_learn(self) -> None:
-        """On the same batches each must learn what the baseline learns, up to rounding; where the
+        """On the same batches each must learn what the baseline learns, up to rounding; if the
         baseline does not run, what the first peer learns."""
         series = {n: s for n, s in self.measured.losses.items() if n in self.measured.entries}
         base = next((n for n in (BASELINE, *(peer.name for peer in PEERS)) if n in series), None)
@@ -265,13 +265,13 @@ class _Run:
 
 
 def _lots(contenders: Sequence[Contender], most: int) -> list[list[Contender]]:
-    """Contenders that are made at the same time. A lot is made and checked before the next one."""
+    """Batches of contenders made at the same time; each is made and checked before the next."""
     together = [contender for contender in contenders if not contender.alone and most > 1]
     return [together, *([contender] for contender in contenders if contender not in together)]
 
 
 def _drop(losses: list[float]) -> float:
-    """How far the loss fell: the mean of the first eight steps less that of the last."""
+    """How far the loss fell: the mean of the first eight steps minus that of the last eight."""
     return statistics.fmean(losses[:8]) - statistics.fmean(losses[-8:])
 
 
@@ -315,8 +315,8 @@ def bars(
     entries: Mapping[str, StepEntry],
     device: str,
 ) -> list[Bar]:
-    """What a group's entries, by contender, say of the targets of that group on a device of that
-    name. A target without a measurement is missed, unless a contender cannot run here."""
+    """Judge the targets of a group by its entries (by contender) on a device of that name. A target
+    without a measurement is missed, unless a contender cannot run here."""
     known = {contender.name for contender in CONTENDERS}
     found = []
     for target in targets:

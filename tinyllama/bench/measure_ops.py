@@ -1,7 +1,7 @@
 """Measure ops: all providers of a case alternately, each kind of provider in its own process.
 
-What is not timed happens side by side: compiling, and counting kernels and bytes. In every round
-caches are cold, inputs are fresh, and the outputs of each timed call are checked; see
+What is not timed happens at the same time: compiling, and counting kernels and bytes. In every
+round caches are cold, inputs are fresh, and the outputs of each timed call are checked; see
 `tinyllama.harness.measure.op_contender`.
 """
 
@@ -122,7 +122,7 @@ class Bench:
 
     def _key(self, run: OpCaseRun, provider: str) -> str:
         """One process for each kind of provider; for compiled code one for each case, since
-        the cases are compiled side by side."""
+        the cases are compiled at the same time."""
         return f"{provider} {run.op.name} {run.case}" if provider == "compile" else provider
 
     def _worker(self, run: OpCaseRun, provider: str) -> Worker:
@@ -161,7 +161,7 @@ class Bench:
                 self._worker(run, name).drop("op")
 
     def _each(self, run: OpCaseRun, names: list[str], do: Callable[[OpCaseRun, str], Any]) -> None:
-        """Do what is not timed for some providers, side by side."""
+        """Do what is not timed for some providers, at the same time."""
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             list(pool.map(lambda name: self._guarded(run, name, do), names))
 
@@ -240,9 +240,9 @@ def bars(
     found: Iterable[OpEntry],
     device: str,
 ) -> list[Bar]:
-    """What entries say of the targets, each at the cases that it covers, on a device of that name.
-    A target without a measurement is missed, unless its provider or those that it is over cannot
-    run here."""
+    """Judge the targets by the entries, each at the cases that it covers, on a device of that name.
+    A target without a measurement is missed, unless its provider, or every provider that it is
+    compared with, cannot run here."""
     said = []
     for target, (op, case, *rest), entries in covered(targets, found):
         about = f"{op}-{case}, {', '.join(rest)}: "
@@ -258,7 +258,7 @@ def bars(
 
 
 def held_layouts(runs: Iterable[OpCaseRun]) -> dict[str, tuple[Op, dict[str, Ratio]]]:
-    """What was measured on other layouts of the providers that `Op.layouts` is about, by case."""
+    """The slowdowns on other layouts, by case, of the providers that `Op.layouts` bounds."""
     return {
         f"{run.op.name}-{name}-{run.op.timed[run.case]}": (run.op, found)
         for run in runs
@@ -280,8 +280,8 @@ def layout_bars(held: Mapping[str, tuple[Op, Mapping[str, Ratio]]]) -> list[Bar]
 
 
 def _not_here(target: OpTarget, run: OpCaseRun) -> bool:
-    """Whether its provider, or each that it is over, cannot run here, for example because it is not
-    installed. One that runs and fails is no excuse."""
+    """Whether its provider, or each that it is compared with, cannot run here, for example because
+    it is not installed. One that runs and fails is no excuse."""
     if target.provider in run.cannot:
         return True
     others = set(target.over or ()) & set(providers_of(run.op))

@@ -1,13 +1,14 @@
 """What a training step would take on many GPUs: computed from declared counts and records of ops.
 
 The step is that of tier v3 in bf16 autocast: its ops, each as often as the model calls it. An op's
-time is its roofline (declared operations and bytes, at the measured ceilings) over the share of the
-roofline that the op reaches when it is timed alone, between its two recorded shapes that are next
-in size. Communication is bytes over link speeds that the caller gives. Nothing is fitted to the
-time of any step; `points` compares with those that were recorded.
+time is its time on the roofline (declared operations and bytes, at the measured ceilings), divided
+by the share of the roofline that the op reaches when it is timed alone; the share is interpolated
+between the two recorded shapes that are next in size. Communication is bytes divided by link speeds
+that the caller gives. Nothing is fitted to the time of any step; `points` compares the planner with
+recorded steps.
 
-Left out: gaps between launches, waiting for the slowest rank, and what compute loses while links
-are busy. Tensor and pipeline parallelism are not in it: nothing was measured of either.
+Not counted: gaps between launches, the wait for the slowest rank, and the slowdown of compute while
+links are busy. Tensor and pipeline parallelism are not planned, because neither was measured.
 """
 
 from __future__ import annotations
@@ -74,9 +75,8 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A step on some GPUs: seconds, and bytes of each GPU. exposed: what of the communication
-    nothing else hides. passing: activations, or the gradients, which come while those go:
-    whichever take more."""
+    """A step on some GPUs: seconds, and bytes of each GPU. exposed: the communication that nothing
+    hides. passing: the larger of the activations and of the gradients, which replace them."""
 
     way: str
     memory: str  # of `tinyllama.model.tiers.StepPlan`
@@ -139,8 +139,9 @@ class Rates:
         return max(flops / self.product, moved / self.copy)
 
     def _share(self, op: str, which: str, dims: Mapping[str, Any], least: float) -> float:
-        """The share of its roofline that an op reaches where that takes ``least`` seconds; 1 for an
-        op that is not timed alone. Shapes with heads of this width decide, where there are two."""
+        """The share of the roofline that an op reaches in a shape whose roofline time is ``least``
+        seconds; 1 for an op that is not timed alone. If two or more recorded shapes have heads
+        of this width, only those are used."""
         timed = [e for e in self._entries if e.op == op and e.passes == which]
         alike = [e for e in timed if re.search(rf"K{dims.get('K')}(?!\d)", e.case)]
         known = sorted(
@@ -192,7 +193,7 @@ class Work:
             yield op, count, size, {name: sizes[name] for name in OPS[op].cases[0].dims}
 
     def seconds(self, rates: Rates, memory: str) -> tuple[float, float]:
-        """Forward and backward; selective memory computes all of a block but attention again."""
+        """Forward and backward; selective memory recomputes all of a block but attention."""
         forward = backward = again = 0.0
         for op, count, size, dims in self.ops():
             one, other = rates.seconds(op, size, dims)
@@ -225,7 +226,7 @@ class Work:
 
 
 def plans(work: Work, gpus: int, links: Links, rates: Rates) -> list[Plan]:
-    """The step on so many GPUs, each with this work: all parameters on each, or shards (FSDP2)."""
+    """The step on several GPUs, each with this work: all parameters on each, or shards (FSDP2)."""
     both = [_plan(work, gpus, links, rates, memory, False) for memory in MODES]
     return both + [_plan(work, gpus, links, rates, m, True) for m in MODES if gpus > 1]
 
@@ -279,7 +280,7 @@ class Point:
 
 
 def points(records: Iterable[Record]) -> list[Point]:
-    """Each workload's newest recorded step of V3 in bf16, which nothing here was made from."""
+    """Each workload's newest recorded step of V3 in bf16; the planner does not use it."""
     records = sorted(records, key=lambda record: record.date)
     rates, newest = Rates(records), dict[str, StepEntry]()
     for record in records:

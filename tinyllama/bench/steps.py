@@ -114,7 +114,7 @@ class StepContender:
     def gradient_of(self, name: str) -> torch.Tensor | None:
         return self.parameters[name].grad
 
-    # -- right or no time -------------------------------------------------------------------
+    # -- a wrong step gets no time -----------------------------------------------------------------
 
     def verify(self) -> dict[str, int]:
         """Compare the gradient of every parameter in one step with the float64 reference's.
@@ -125,8 +125,8 @@ class StepContender:
         return {"gradients": len(found), "parameters": len(self.parameters)}
 
     def check_gradients(self, allowed: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The same; the error that each gradient was allowed: some times that of V1 in this
-        precision, or ``allowed``, which another process found so."""
+        """Do the same, and return the error allowed for each gradient: a multiple of V1's error in
+        this precision, or ``allowed``, which another process computed in this way."""
         weights = {name: self.weight_of(name).clone() for name in self.parameters}
         batch = self.batches[len(self.losses) % BATCHES]
         self.make_gradients()
@@ -155,8 +155,8 @@ class StepContender:
     def _reference_gradients(
         self, weights: Mapping[str, torch.Tensor], batch: torch.Tensor, dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """V1's gradients: in float64, or as V1 computes them in this precision; some samples at
-        a time, and a layer's scores at a time."""
+        """V1's gradients, in float64 or in this precision; computed for a few samples at a time,
+        and for the scores of one layer at a time."""
         model = TinyLlama(self.shape, "v1").to(self.device, dtype)
         model.recompute = True
         samples, length = batch.shape[0], batch.shape[1] - 1
@@ -184,7 +184,7 @@ class StepContender:
     # -- timing -----------------------------------------------------------------------------
 
     def warm_up(self, seconds: float, least: int = 3) -> float:
-        """Repeat until the time is over, at least so often; the seconds of one step."""
+        """Repeat for this time, and at least this often; return the seconds of one step."""
         start, steps = time.perf_counter(), 0
         while time.perf_counter() - start < seconds or steps < least:
             self.next()
@@ -284,8 +284,8 @@ class TierStep(StepContender):
         self.started()
 
     def make_gradients(self) -> None:
-        """A small-memory step frees each gradient when it is used: there they are those of the
-        same forward and backward pass without the update, which hooks see."""
+        """A step in memory mode ``small`` frees each gradient when it is used. There, hooks collect
+        the gradients of the same forward and backward pass without the update."""
         if self.training.plan.memory == "fast":
             self.next()
             return
@@ -300,7 +300,7 @@ class TierStep(StepContender):
             hook.remove()
 
     def facts(self) -> dict[str, Any]:
-        """With the bytes of an uncaptured step in float32, which tiers hold alike."""
+        """Also the bytes of an uncaptured step in float32, as every tier reports them."""
         found = super().facts()
         if self.group.precision == "fp32" and self.training.plan.memory == "fast":
             uncaptured = held(self.shape, self.model.tier, self.config, self.device)

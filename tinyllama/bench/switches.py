@@ -1,4 +1,4 @@
-"""What each part of V2 is worth: its step with that part switched off, alternately with V2."""
+"""The gain of each part of V2: its step with that part switched off, timed alternately with V2."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Readings that were taken alternately, entered into pytest-benchmark's table and JSON.
 
 The contenders of a group must be measured alternately, and pytest-benchmark measures one test
-after the other. So its timer here is a clock that moves by one reading in each round and not
-otherwise: its statistics are those of the readings.
+after the other. So its timer here is a clock that advances by one reading in each round, and its
+statistics are those of the readings.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tinyllama.model.config import WORKLOADS, Workload
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 ON_GPU, ON_CPU = ("small", "medium"), ("tiny",)
-LARGE = "large-bf16"  # in the precision that models of its size are trained in
+LARGE = "large-bf16"  # in the precision in which models of its size are trained
 
 # Of the workloads whose contenders do not all fit on one GPU at once: those that are compared.
 # The scores of materialised attention alone would not fit.
@@ -56,8 +56,8 @@ def not_beside(contender: str, group: str) -> str | None:
 
 
 def at_once(group: Group) -> int:
-    """How many contenders of a group are made at the same time: as many as there are processors
-    for; one where they do not all fit on the GPU, since a warm-up takes more than what stays."""
+    """How many contenders of a group are made at the same time: as many as the processors allow;
+    one if they do not all fit on the GPU, since a warm-up takes more memory than remains in use."""
     if group.workload in TOGETHER:
         return 1
     return max(1, len(os.sched_getaffinity(0)) // PROCESSORS)

@@ -22,9 +22,9 @@ kernels read: both passes get its result, and where it is a copy, the copy is wh
 that an input is copied once. (A compiled call keeps its inputs, and copies in both passes.)
 
 In eager mode the autograd function is called directly (a custom op's dispatch
-costs microseconds a call); under torch.compile the custom op is, which the compiler sees
-as one opaque node with declared shapes. A second derivative raises: a gradient that is
-silently detached would be wrong without a trace.
+costs microseconds a call); under torch.compile the custom op is called, which the compiler sees
+as one opaque node with declared shapes. A second derivative raises an error, because a gradient
+that is silently detached would be wrong and nobody would notice.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Derived:
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
                 # A graph of this would not reach the inputs: some second derivatives would be
-                # missing in silence, so none is offered.
+                # missing silently, so all raise an error.
                 if torch.is_grad_enabled():
                     raise RuntimeError(
                         f"{derived.op.name}-{derived.name} has no second derivative: "
@@ -222,13 +222,13 @@ class Derived:
         return {name: x for name, x in zip(names, args, strict=False) if x is not None}
 
     def gradient_dtypes(self, given: Mapping[str, torch.Tensor]) -> list[torch.dtype]:
-        """Of compiled gradients: those of inputs that are kept, else that of the first gradient;
-        autograd converts them."""
+        """The dtypes of compiled gradients: those of the inputs that are kept, else that of the
+        first gradient; autograd converts them."""
         first = next(iter(given.values()))
         return [given.get(name, first).dtype for name in self.op.differentiable]
 
     def output_dtypes(self, args: Sequence[Any]) -> list[torch.dtype]:
-        """Of compiled outputs: the reference's, should the dtypes of the inputs differ."""
+        """The dtypes of compiled outputs: the reference's, if the dtypes of the inputs differ."""
         inputs, params = self.split(tuple(args))
         usual = [x for x, of in zip(inputs, self.op.inputs.values(), strict=True) if not of.dtype]
         if len({x.dtype for x in usual}) > 1:

@@ -1,4 +1,4 @@
-"""Providers with kernels check a call before anything is launched: kernels check no address."""
+"""Calls of providers with kernels are checked before a launch: kernels check no address."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def checked(
 ) -> Callable[..., Any]:
     """``call``, once ``check`` has raised no ValueError for its arguments.
 
-    What is right depends on the shapes, dtypes and devices of tensors and on the parameters alone,
-    and is remembered: an eager call like an earlier one costs one look-up.
+    The result of the check depends only on the parameters and on the shapes, dtypes and devices of
+    the tensors. It is cached: an eager call like an earlier one costs one look-up.
     """
     accepted: set[Any] = set()
 

@@ -34,7 +34,7 @@ from tinyllama.harness.declare.specs import (
 )
 from tinyllama.harness.declare.values import Values
 
-MOST_SLACK = 100.0  # a provider that is allowed more passes with results that are no results
+MOST_SLACK = 100.0  # with a larger slack, meaningless results would pass
 RandomDims = Callable[[Callable[[int, int], int]], Mapping[str, Any]]
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -52,15 +52,15 @@ class Provider:
         reason beside it.
     requires: capabilities of `tinyllama.harness.machine.device` without which it cannot run.
     supports: None when a case's dims are supported, else the reason why they are not.
-    overwrites: inputs that its backward leaves changed, and outputs whose upstream gradient it
-        does, by design, which a peer's may; ours never do.
-    frozen: inputs of which it gives no gradient.
-    contiguous: it takes contiguous inputs alone, and raises an error for others.
-    output_dtypes: by output, its dtype where that is not the one that the op declares.
+    overwrites: inputs that its backward changes, and outputs whose upstream gradient it changes,
+        by design. A peer may do so; our providers never do.
+    frozen: inputs for which it computes no gradient.
+    contiguous: it accepts only contiguous inputs, and raises an error for others.
+    output_dtypes: by output, its dtype if that is not the one that the op declares.
     waits: its calls read a value back from the device, and so cannot be enqueued ahead of it.
     counts_on_host: its calls read a step count that is kept on the host, so a graph would freeze
         it, and device time cannot be isolated.
-    slowdowns: as the op's, where they are not those of this provider.
+    slowdowns: as `Op.slowdowns`, for a provider that needs others.
     large: its cases of more than 2^31 elements; one that launches kernels of its own has one.
     borrows: why all kernels that it launches are another op's; those are tested with that op.
     races: kernels (``file.function``) of which two programs may store to one address, and why that
@@ -121,19 +121,21 @@ class Op(Signature):
     extremes: named overrides of input distributions; each is a case of its own.
     dtypes: the floating-point dtypes its cases cover.
     calls: how many successive calls are compared (in-place ops: more than one).
-    tolerances: metric -> ratio to a stored baseline that a comparison allows, where not the
-        usual one (`tinyllama.harness.records.verdict`).
-    slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, where not the
-        usual one (`tinyllama.harness.gate.subject`).
-    layouts: layout of the inputs -> how many times as long as on contiguous ones a provider with a
-        backward of its own may take. The first one moves the most bytes; the gate times it, too.
+    tolerances: metric -> ratio to a stored baseline that a comparison allows, if not the default
+        (`tinyllama.harness.records.verdict`).
+    slowdowns: metric -> the slowdown (0.02: 2%) that the gate may not call SAME, if not the
+        default (`tinyllama.harness.gate.subject`).
+    layouts: layout of the inputs -> the time that a provider with a backward of its own may take,
+        as a multiple of its time on contiguous inputs. The first one moves the most bytes; the
+        gate times it, too.
     bytes, flops: dims -> the fewest bytes moved (at an element size) and the operations
         done, for "forward" and "backward"; the source of every bandwidth and roofline.
-    instead: what to use in the place of common arguments that the op does not take; it ends the
-        errors on wrong arguments.
-    fits: given sizes by dimension and the parameters, what is wrong with them, or None; for what
-        shapes of single inputs cannot say, such as one size that divides another.
-    computes: False for an op that moves memory alone, and has no operations.
+    instead: what to use in place of common arguments that the op does not take; it is the last
+        part of the errors for wrong arguments.
+    fits: a function of the sizes by dimension and of the parameters that returns what is wrong with
+        them, or None; for conditions that the shapes of single inputs cannot express, such as one
+        size that divides another.
+    computes: False for an op that only moves memory, and has no operations.
     small_kernels: kernels, by the function's name, that see no tensor of more than 2^31 elements
         however large the inputs are, and why.
     """
@@ -259,7 +261,7 @@ class Op(Signature):
         first and the last programs run; it takes and calls an
         `tinyllama.harness.declare.offsets.Ends`.
 
-        narrow_fails: with integers of 32 bits in the kernels an overflow is seen.
+        narrow_fails: with 32-bit integers in the kernels, the function detects an overflow.
         """
 
         def register(function: ManyPrograms) -> ManyPrograms:

@@ -1,6 +1,6 @@
 """Finding ops: every module of a package, entry points, and files named by a user.
 
-All three go through one door, `Registry.add`, which refuses duplicates: two ops of one
+All three use `Registry.add`, which refuses duplicates: two ops of one
 name would make it unclear which one a verdict is about.
 """
 
@@ -71,8 +71,8 @@ def discover(package: str, *, plugins: bool = True) -> Registry:
 
     A plugin names a module, or an op in it, in the entry point group ``tinyllama.ops``: all ops of
     that module are found, and importing it may also register providers on ops that exist. Kernels
-    under ``triton.jit`` are adopted, as in `load_file`; those of a module that was imported before
-    stay what they were.
+        under ``triton.jit`` are adopted, as in `load_file`, except those of a module that was
+        imported before.
     """
     registry = Registry()
     root = importlib.import_module(package)
@@ -102,7 +102,7 @@ def _refuse_loose_data(folder: Path) -> None:
 
 @contextlib.contextmanager
 def providers_restored(ops: Iterable[Op]) -> Iterator[None]:
-    """Meanwhile, providers may be registered on these ops; at the end each has what it had."""
+    """In this context, providers may be registered on these ops; at the end they are restored."""
     before = _providers(ops)
     try:
         yield

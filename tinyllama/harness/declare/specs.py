@@ -33,8 +33,8 @@ class Tensor:
     dtype: a fixed dtype; None means the dtype of the case.
     dtype_of: for a tensor that a provider saves: a function of the op's first input that returns
         the saved tensor's dtype.
-    values: the distribution of test inputs, or a function of a case's dims that returns it.
-    mutated: the op writes it in place; it is compared after the calls, in the place of an output.
+    values: the distribution of test inputs, or a function of a case's dims that returns one.
+    mutated: the op writes it in place; it is compared after the calls, instead of an output.
     many: a list of tensors, one for each size of a tuple-valued dimension.
     shape_by: of an output whose shape depends on the op's parameters: a function of these that
         returns the shape. ``shape`` is that for the defaults.
@@ -120,8 +120,8 @@ class Signature:
     inputs: declared tensors by name, in the order of the reference's arguments.
     outputs: declared tensors by name (a bare shape string will do); empty for in-place ops.
     params: keyword parameters and their defaults.
-    leading: the first dimensions of the first input, which may be any number of axes: there, and in
-        every tensor that begins with them, all alike.
+    leading: the first dimensions of the first input, which a call may replace by any number of
+        axes, the same ones in every tensor that begins with these dimensions.
     """
 
     name: str

@@ -3,7 +3,8 @@
 A distribution is a function of a shape and a generator that returns a float64 (or int64)
 tensor on the generator's device. Tests draw on the CPU, so that one seed gives one input on
 every device and in every dtype; timings draw large inputs where they are used.
-Its name is part of a case's name: data alone changes what a kernel computes and how fast.
+Its name is part of a case's name, because the data alone can change what a kernel computes and how
+fast.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def normal(std: float = 1.0, mean: float = 0.0) -> Values:
-    """Normal values; away from zero on average when ``mean`` says so."""
+    """Normal values with this mean."""
 
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return _normal(shape, generator) * std + mean
@@ -68,8 +69,8 @@ def constant(value: float) -> Values:
 def scaled_rows(low: float, high: float) -> Values:
     """Normal rows whose magnitudes run geometrically from ``low`` to ``high``.
 
-    A kernel that mixes up rows, or ignores an epsilon, is wrong on the small ones while a
-    norm over the whole tensor sees only the large ones.
+    A kernel that mixes up rows, or ignores an epsilon, is wrong on the small rows, while a norm
+    over the whole tensor shows only the large rows.
     """
 
     def sample(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The ceilings of a device, measured: copy bandwidth and the rate of large products.
 
 No program reaches a datasheet's figures, so shares of them say little about a kernel. Stock code
-reaches these, on the same device, minutes before or after.
+reaches these ceilings on the same device, minutes before or after.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def product_rate(precision: str, device: torch.device, *, rounds: int = 8) -> fl
 
 
 def least_seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The least device seconds of a call: a ceiling needs to be reached once."""
+    """The minimum device seconds of a call: a ceiling needs to be reached only once."""
     clock = Clock(queue_of(device))
     for _ in range(3):
         call()

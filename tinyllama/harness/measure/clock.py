@@ -7,8 +7,8 @@ kernel runs while the host enqueues the call between two events. The pair then m
 device, and the host's own clock, read at the same two points, measures the enqueueing.
 
 Each reading says whether the spin outlasted the enqueueing: whether the call was ``queued``. The
-cost of the events themselves is subtracted. On a CPU host and device are one, and so are the two
-readings.
+cost of the events themselves is subtracted. On a CPU, host and device are the
+same, and so are the two readings.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import torch
 
 OVERHEAD_READINGS, OVERHEAD_SPIN = 20, 1e-4
 LONGEST_SPIN = 0.25  # seconds; a call whose enqueueing takes longer has no device time
-# A spin that was long enough is shortened by this factor for the next reading. It is above a half:
-# of two calls that alternate, one with twice the other's host time, each is read at the first try.
+# A spin that was long enough is shortened by this factor for the next reading. It is above a half,
+# so that two alternating calls, one with twice the other's host time, are each read at the first
+# try.
 SHORTENED = 0.7
 
 
@@ -60,7 +61,7 @@ class HostQueue:
         return time.perf_counter()
 
     def spin(self, seconds: float) -> None:
-        """Nothing: a CPU works at once, so there is nothing to delay."""
+        """Does nothing: a CPU runs a call immediately, so there is nothing to delay."""
 
     def elapsed(self, earlier: float, later: float) -> float:
         return later - earlier
@@ -126,8 +127,8 @@ class Stamp:
     """A point in a queue, followed by a spin: ``later - earlier`` is device seconds.
 
     pytest-benchmark computes ``end - start`` of whatever its timer returns, so a `Clock` is
-    such a timer. Each stamp spins behind itself; after the last one that costs a moment and
-    changes nothing.
+    such a timer. Each stamp enqueues a spin after itself; the last spin costs a moment and changes
+    nothing.
     """
 
     __slots__ = ("ended", "host_ended", "host_marked", "host_started", "queue", "started")
@@ -147,7 +148,7 @@ class Stamp:
         device = self.queue.elapsed(earlier.started, self.ended)
         spun = self.queue.elapsed(earlier.ended, earlier.started)
         # The device reached the mark before the spin after the host had enqueued it, so the spin
-        # ended no earlier than this. A CPU runs at once what is enqueued: nothing comes too late.
+        # ended no earlier than this. A CPU runs calls immediately, so none is late.
         spinning_until = earlier.host_ended + spun
         queued = isinstance(self.queue, HostQueue) or self.host_marked <= spinning_until
         return Reading(device, self.host_ended - earlier.host_started, queued)
@@ -168,7 +169,7 @@ class Clock:
     def overhead(self) -> float:
         """Device seconds between two marks with nothing between them: about 2 us on a GPU.
 
-        The least of some readings, so that no more is subtracted from a call than marks cost.
+        The minimum of several readings, so that no more is subtracted than marks cost.
         """
         if self._overhead is None:
             spin = max(self.spin_seconds, OVERHEAD_SPIN)
@@ -189,8 +190,8 @@ class Clock:
         """One queued reading of a call; ``before`` runs before each try, and is not measured.
 
         A reading whose spin was too short is repeated with a longer one; a spin that was much too
-        long is shortened. Nothing spins behind the call: the next work on the device, even that of
-        another process, would wait for it.
+        long is shortened. There is no spin after the call: the next work on the device, even
+        that of another process, would wait for it.
         Raises NotQueuedError when even the longest spin is too short: the call waits for the
         device.
         """

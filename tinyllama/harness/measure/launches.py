@@ -1,4 +1,4 @@
-"""What one call launches: kernels, copies, waits of the host, and the time of each kind."""
+"""What one call launches: kernels, copies, synchronisations, and the time of each kind."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _RANGE = "launches.call"
 
 @dataclass(frozen=True)
 class Launches:
-    """Counts and times of one call. busy_seconds: in which the device worked; time_by: seconds of
-    each kind; by_name: of each kernel the number of launches, and seconds in all.
+    """Counts and times of one call. busy_seconds: the time in which the device worked; time_by: the
+    seconds of each kind; by_name: for each kernel the number of launches and the total seconds.
 
     On a CPU nothing is launched: counts are None, and times are those of operators.
     """
@@ -61,14 +61,14 @@ class Launches:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Those that are known, by the names that they have in records."""
+        """The counts and times that are known, by their names in records."""
         named = {"kernels": self.kernels, "copies": self.copies, "host_syncs": self.host_syncs}
         return {name: count for name, count in named.items() if count is not None}
 
 
 def kind_of(name: str) -> str:
-    """The kind of a kernel or operator. Our own kernels with products are products, whatever else
-    is in their prologues and epilogues."""
+    """The kind of a kernel or operator. Our own kernels with matrix products are products,
+    whatever else is in their prologues and epilogues."""
     kind = next((kind for kind, pattern in KINDS.items() if pattern.search(name)), "other")
     product = multiplies(name)
     if product is None or kind not in ("elementwise", "other"):

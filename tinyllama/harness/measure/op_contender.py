@@ -1,8 +1,8 @@
 """A provider of an op, ready to be timed: fresh inputs, both clocks, outputs checked.
 
-The whole rule of `compare` judges the first call. Every timed call is then checked as well: the
-reference computes its inputs in float64, and its error may not exceed the error that the rule
-allowed the first call, over the tensor and in the worst row. A wrong call gives no time.
+The first call is judged by the full rule of `compare`. Then every timed call is checked: the
+reference is computed in float64 on the same inputs, and the error, over the tensor and in the worst
+row, may not exceed what the rule allowed in the first call. A wrong call gives no time.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def provider_of(op: Op, name: str) -> Provider:
 
 
 def timed_dtype(op: Op, usual: str) -> str:
-    """The dtype in which an op is timed where others are timed in the usual one."""
+    """The dtype in which an op is timed, if the other ops are timed in the default one."""
     covered = [SHORT[dtype] for dtype in op.dtypes]
     return usual if usual in covered else covered[0]
 
 
 def untimed(provider: Provider, device: torch.device) -> str | None:
-    """Why a provider gives no time on a device; None when it does."""
+    """Why a provider cannot be timed on a device; None if it can."""
     reason = next(filter(None, (cannot(need, device) for need in provider.requires)), None)
     if reason is None and device.type == "cpu":
         if provider.name == "compile":
@@ -139,8 +139,8 @@ def ops_of(package: str, files: tuple[str, ...]) -> Registry:
 
 
 def declared_by(registry: Registry, modules: Collection[str]) -> dict[str, list[Provider]]:
-    """By op, what some modules declare: each provider of an op of theirs, and of other ops those
-    that they register."""
+    """What some modules declare, by op: all providers of their own ops, and the providers that
+    they register on other ops."""
     found = {
         op.name: [
             provider
@@ -248,7 +248,7 @@ class OpContender:
         return reading
 
     def _fill(self, name: str, layout: str = "") -> None:
-        """After `_shrink`, make a call that is not timed: it allocates memory from the device."""
+        """After `_shrink`, make a call that is not timed, because it allocates memory again."""
         if self.emptied:
             self._prepare(name, layout)
             self._run()
@@ -265,7 +265,7 @@ class OpContender:
 
     def _busy_reading(self, name: str) -> Reading:
         """The reading of a call that waits for the device: the seconds in which the device worked.
-        Gaps in which it waited for the host do not count, so a caller waits longer than this."""
+        Gaps in which the device waited for the host do not count, so the call takes longer."""
         host = 0.0
 
         def call() -> None:

@@ -1,4 +1,4 @@
-"""Interleaved rounds of what is compared, and the interval of a ratio over them."""
+"""Interleaved rounds of the things compared, and the confidence interval of their ratio."""
 
 from __future__ import annotations
 

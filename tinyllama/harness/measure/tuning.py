@@ -1,13 +1,13 @@
 """A search for the fastest configuration of each kernel of a case, on a device.
 
-For one case of one provider: note which keys of which spaces it asks for; then, for each key,
-force each configuration, compare its results with those of the one in force, and time forward and
-backward on the device's clock with cold caches, the configurations alternately. A configuration
-that does not compile, or whose results differ, is named and not timed.
+For one case of one provider, the search records which keys of which spaces the case asks for. For
+each key it sets each configuration in turn, compares its results with those of the current one, and
+times forward and backward on the device's clock with cold caches, the configurations alternately. A
+configuration that does not compile, or whose results differ, is reported and not timed.
 
-The configuration in force stays unless another one is faster by more than `MARGIN`, so that tables
-do not change with the noise. Of those that are as fast within the margin, one that spills fewer
-registers is chosen: another compiler may spill more.
+The current configuration is kept unless another one is faster by more than `MARGIN`, so that tables
+do not change with the noise. Among those that are equally fast within the margin, one that spills
+fewer registers is chosen, because another compiler may spill more.
 """
 
 from __future__ import annotations
