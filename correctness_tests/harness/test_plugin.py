@@ -37,10 +37,12 @@ def test_workers_share_the_processors(
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
     option = SimpleNamespace(soak_seeds=0, soak_base=None, device=None)
     configured: Any = SimpleNamespace(stash={}, option=option)
     suite_plugin.pytest_configure(configured)
     assert set_to == [threads]
+    assert os.environ["OMP_NUM_THREADS"] == str(threads)
     assert option.soak_base == 0, "a run that is no soak has the seed 0"
 
 

@@ -46,7 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
             torch.cuda.set_device(chosen)  # what names no number means this one, too
     count = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if count:  # the workers share the cores; torch's threads must not fight over them
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(count)))
+        threads = max(1, (os.cpu_count() or 1) // int(count))
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # in the processes that a test starts, too
 
 
 @pytest.hookimpl(optionalhook=True)
