@@ -143,6 +143,14 @@ def _looked_up(references: dict[str, References]) -> Iterator[None]:
         yield
 
 
+def forkserver() -> Any:
+    """A context of multiprocessing whose processes have imported this file."""
+    context = multiprocessing.get_context("forkserver")
+    # Under a dispatch mode the first random number imports torch._dynamo.
+    context.set_forkserver_preload(["tools.mutant_trials", "torch._dynamo"])
+    return context
+
+
 def in_fresh_process(function: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """What a function returns in a new process, which has so many seconds.
 
@@ -153,9 +161,7 @@ def in_fresh_process(function: Callable[[], Any], seconds: float = SECONDS) -> A
     Raises TimeoutError for one that does not end, and ChildProcessError for one that ends its
     process, or raises.
     """
-    context = multiprocessing.get_context("forkserver")
-    # Under a dispatch mode the first random number imports torch._dynamo.
-    context.set_forkserver_preload(["tools.mutant_trials", "torch._dynamo"])
+    context = forkserver()
     here, there = context.Pipe(duplex=False)
     # Plain pickles: those of multiprocessing would share the memory of tensors.
     process = context.Process(target=_answer, args=(there, pickle.dumps(function)))

@@ -44,8 +44,11 @@ from tinyllama.harness.machine.worker import WorkerError
 
 @pytest.fixture
 def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
-    """Folders of two sides that run what is in `broken_sides`."""
+    """Folders of two sides that run what is in `broken_sides`, which needs nothing ahead."""
     monkeypatch.setattr(module, "FACTORY", "correctness_tests.support.broken_sides:Broken")
+    monkeypatch.setattr(module, "_MODULE", "correctness_tests.support.broken_sides")
+    monkeypatch.setattr(module, "_IMPORTED_LATE", ())
+    monkeypatch.setattr(PairPool, "PRELOAD", ())
     found = []
     for side in SIDES:
         (tmp_path / side).mkdir()
@@ -77,6 +80,7 @@ def alive(pid: int) -> bool:
 # -- a block ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     trees: list[Tree],
 ) -> None:
@@ -118,6 +122,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
         assert abs(statistic) < 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) -> None:
     processor = timing_processor(CPU)
     free = [os.sched_getaffinity(0)] * 2
@@ -330,7 +335,7 @@ def test_only_what_the_check_raised_is_a_wrong_result() -> None:
 
 
 def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, trees: list[Tree]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The order of a set must not differ between the sides. The first backward pass imports for a
     second. Idle threads of one side slow the other."""
@@ -340,6 +345,7 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
         seen.append(options)
         return ScriptedWorker(Script(), trees[0], 1)
 
+    trees = [tree(side, tmp_path) for side in SIDES]
     monkeypatch.setattr(module, "Worker", worker)
     Pair(trees, CPU, REGISTERED, ["more"])
     Pair(trees, torch.device("cuda"), REGISTERED, ["more"])

@@ -17,6 +17,7 @@ from tinyllama.cli import main
 from tinyllama.harness.correct.checks import CHECKS
 from tinyllama.ops import OPS
 
+pytestmark = pytest.mark.usefixtures("forked")
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 GPU_ONLY = {"captured", "side stream"}
 DIES = """

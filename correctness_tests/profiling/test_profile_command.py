@@ -28,6 +28,7 @@ def profile(tool: str, folder: Path, *options: str) -> tuple[Path, str]:
     return found, text
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("tier", ["v1", "v2"])
 def test_each_operator_is_mapped_to_its_op_and_layer(tier: str, tmp_path: Path) -> None:
     options = ("--tier", tier, "--num-steps", "2", "--top", "500")
@@ -81,6 +82,7 @@ def test_the_counts_of_operations_agree() -> None:
         assert flops.by_torch(model, samples, length) == pytest.approx(formula, rel=0.1)
 
 
+@pytest.mark.usefixtures("forked")
 def test_flops_says_what_it_could_not_count(tmp_path: Path) -> None:
     folder, text = profile("flops", tmp_path)
     assert "PyTorch's counter" in text
@@ -93,6 +95,7 @@ def test_flops_says_what_it_could_not_count(tmp_path: Path) -> None:
     assert f"model FLOP utilisation {share:.1%}" in text
 
 
+@pytest.mark.usefixtures("forked")
 def test_each_op_is_compared_with_pytorch(tmp_path: Path) -> None:
     """On a CPU its kernels are interpreted: the error counts, and no time is shown."""
     pytest.importorskip("triton")

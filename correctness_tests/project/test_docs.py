@@ -192,6 +192,7 @@ def test_the_readme_is_short_and_its_code_runs() -> None:
     exec(readme_block("import torch"), {})
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_wrong_kernel_of_the_readme_is_found_as_it_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,7 @@
-"""A side in a process of its own that breaks where a benchmark's name says so."""
+"""A side in a process of its own that breaks where a benchmark's name says so.
+
+It imports torch only where it must: that takes a second.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-from tinyllama.harness.gate.side import Side
-from tinyllama.harness.measure.op_contender import WrongResultError
 
 
 class Broken:
@@ -24,7 +24,10 @@ class Broken:
     def identity(self) -> str:
         return str(Path.cwd())
 
-    pin = Side.pin
+    def pin(self, processor: int | None) -> None:
+        from tinyllama.harness.gate.side import Side
+
+        Side.pin(self, processor)  # type: ignore[arg-type]
 
     def seen(self) -> dict[str, list[set[int]]]:
         """The processors of each thing that was asked: of its thread, and of an older one."""
@@ -59,4 +62,6 @@ def _break(now: str, name: str) -> None:
         os._exit(9)
     if how == "hangs":
         time.sleep(600)
+    from tinyllama.harness.measure.op_contender import WrongResultError
+
     raise WrongResultError("y: error 1 > 0.1")

@@ -127,6 +127,7 @@ def test_a_stage_of_kernels_is_right_interpreted(monkeypatch: pytest.MonkeyPatch
 # -- the command --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_command_prints_the_table_and_leaves_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

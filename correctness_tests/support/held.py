@@ -1,0 +1,76 @@
+"""What the workers of `test_worker` hold, without torch: it takes a second to import."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+class Hostile:
+    """What would run something where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (9,)
+
+
+class Thing:
+    """What the workers of these specifications hold."""
+
+    def __init__(self, value: Any = 0, fails: bool = False) -> None:
+        if fails:
+            raise RuntimeError("no such thing")
+        self.value = value
+
+    def set(self, value: Any) -> None:
+        self.value = value
+
+    def get(self) -> Any:
+        return self.value
+
+    def asserts(self) -> bool:
+        try:
+            assert not self, "it is checked"
+        except AssertionError:
+            return True
+        return False
+
+    def environment(self, *names: str) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def raises(self, message: str) -> None:
+        raise ValueError(message)
+
+    def prints(self, text: str) -> str:
+        print(text)
+        os.write(1, b"written past Python\n")
+        print(text, file=sys.stderr)
+        return text
+
+    def gives(self, what: str) -> Any:
+        if what == "tensor":
+            import torch
+
+            return torch.arange(3)
+        return {"function": lambda: None, "hostile": Hostile()}[what]
+
+    def answers(self, texts: Sequence[str]) -> None:
+        """Past the protocol, as a hostile candidate would: one for this call, others for later."""
+        import gc
+
+        (connection,) = (one for one in gc.get_objects() if type(one) is Connection)
+        for text in texts:
+            connection.send_bytes(text.encode())
+
+    def sleeps(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def dies(self, how: str) -> None:
+        print(f"last words before {how}")
+        os._exit(7) if how == "exit" else os.abort()
