@@ -4,18 +4,20 @@ words."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT
+from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import run, told
 from tinyllama.bench.gated import REGISTERED
+from tinyllama.harness.gate import sources as gate_sources
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.gate.pair import Tree
@@ -35,13 +37,26 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(scope="module", params=BRANCHES)
-def branch(request: pytest.FixtureRequest, base: Path) -> tuple[str, Path]:
-    """Its name, and a tree in which it is checked out."""
-    copy = base.with_name(request.param)
-    subprocess.run(["git", "clone", "--quiet", str(base), str(copy)], check=True)
-    branched(copy, request.param)
-    return request.param, copy
+def checked_out(base: Path, root: Path, name: str) -> Path:
+    """A tree in which that branch is checked out; made once."""
+    if not root.exists():
+        subprocess.run(["git", "clone", "--quiet", str(base), str(root)], check=True)
+        branched(root, name)
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_file_that_many_trees_have_is_read_once() -> Iterator[None]:
+    known: dict[tuple[str, bytes], str] = {}
+
+    def once(plain: Callable[[Path], str], path: Path) -> str:
+        key = plain.__name__, path.read_bytes()
+        return known.get(key) or known.setdefault(key, plain(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for plain in (gate_sources.digest, gate_sources.host_digest):
+            patch.setattr(gate_sources, plain.__name__, partial(once, plain))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +68,11 @@ def tree(root: Path) -> Tree:
     return Tree(root.name, root, sys.executable, root.name, root / "caches")
 
 
+@pytest.mark.parametrize("name", BRANCHES)
 def test_a_branch_changes_what_it_says_and_nothing_else(
-    branch: tuple[str, Path], base: Path, declared: list[Benchmark]
+    name: str, base: Path, declared: list[Benchmark]
 ) -> None:
-    name, root = branch
+    root = checked_out(base, base.with_name(name), name)
     changed = {one.name for one in declared if sources(tree(base), one) != sources(tree(root), one)}
     every = {one.name for one in declared}
     if name in CHANGED:
@@ -66,21 +82,38 @@ def test_a_branch_changes_what_it_says_and_nothing_else(
         assert changed == (set() if name == "comments" else every)
 
 
-def test_a_branch_is_right(branch: tuple[str, Path]) -> None:
-    """It is to be stopped for its time alone."""
-    _, root = branch
-    code = (
-        "import torch, tinyllama; from tinyllama.ops import OPS; op = OPS['rms_norm'];"
-        "torch.manual_seed(0); x, w = torch.randn(3, 27, 24), torch.randn(24);"
-        "a, b = (op[p].call(x, w, eps=1e-5) for p in ('eager', 'triton'));"
-        "torch.testing.assert_close(a, b); print(tinyllama.__file__)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(root), "TRITON_INTERPRET": "1"}
+RIGHT = """
+import os, sys, torch, triton
+for root in sys.argv[1:]:
+    if not os.fork():
+        sys.path.insert(0, root)
+        import tinyllama
+        from tinyllama.ops import OPS
+        op = OPS["rms_norm"]
+        x, w = torch.randn(3, 27, 24), torch.randn(24)
+        a, b = (op[p].call(x, w, eps=1e-5) for p in ("eager", "triton"))
+        torch.testing.assert_close(a, b)
+        print(tinyllama.__file__, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, root
+"""
+
+
+def test_branches_are_right(base: Path, tmp_path: Path) -> None:
+    """They are to be stopped for their time alone. Each is imported in a process of its own."""
+    roots = [base.with_name(name) for name in BRANCHES]
+    for name, root in zip(BRANCHES, roots, strict=True):
+        checked_out(base, root, name)
+    env = {**ENVIRONMENT, "PYTHONPATH": "", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True
+        [sys.executable, "-c", RIGHT, *map(str, roots)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert str(root) in done.stdout
+    assert [Path(line).parents[1] for line in done.stdout.splitlines()] == roots
 
 
 def test_an_edit_fits_once_or_says_so(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def raises(gate, up):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_progress_is_shown_and_one_crash_is_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -283,6 +283,7 @@ def test_the_last_line_has_the_worst_first_and_what_follows_last() -> None:
     assert _faults(findings) == f"{expected}; not tried: fresh contents"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_file_that_refuses_layouts_ends_well_unless_asked_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
