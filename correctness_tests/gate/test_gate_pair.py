@@ -340,12 +340,12 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
     """The order of a set must not differ between the sides. The first backward pass imports for a
     second. Idle threads of one side slow the other."""
     seen: list[dict[str, Any]] = []
+    trees = [tree(side, tmp_path) for side in SIDES]
 
     def worker(name: str, **options: Any) -> ScriptedWorker:
         seen.append(options)
         return ScriptedWorker(Script(), trees[0], 1)
 
-    trees = [tree(side, tmp_path) for side in SIDES]
     monkeypatch.setattr(module, "Worker", worker)
     Pair(trees, CPU, REGISTERED, ["more"])
     Pair(trees, torch.device("cuda"), REGISTERED, ["more"])
