@@ -63,7 +63,7 @@ def test_selective_memory_gives_the_same_bits(precision: str, device: torch.devi
 
 
 def test_selective_memory_needs_its_blocks() -> None:
-    with pytest.raises(ConfigError, match="one op, and tier v2 has none: use tier v3, or memory"):
+    with pytest.raises(ConfigError, match="tier v2 has none: use tier v3 or v4, or memory"):
         V2.with_memory("selective")
     for tier, plan in ((V3, SELECTIVE), (V3.with_memory("selective"), StepPlan())):
         with pytest.raises(ConfigError, match=f"'{plan.memory}' and the blocks of tier v3 do not"):

@@ -25,7 +25,7 @@ def add(subparsers: Any) -> None:
     compare.description = (
         "Compare record B with record A, its baseline. Exit status: 0 the same or faster, 10 "
         "slower or more memory, 11 inconclusive, 12 something new, 13 of another device or other "
-        "versions (then without verdict), 15 something missing; the worst counts."
+        "versions (then without verdict), 15 something missing; the highest counts."
     )
     compare.add_argument("a", type=file_path, metavar="A.json", help="the baseline")
     compare.add_argument("b", type=file_path, metavar="B.json", help="what is judged")

@@ -134,7 +134,7 @@ class Tier:
             if "block" not in table:
                 raise ConfigError(
                     f"memory selective needs a block that is one op, and tier {self.name} has "
-                    "none: use tier v3, or memory small"
+                    "none: use tier v3 or v4, or memory small"
                 )
             table["block"] = "selective"
         overlap = memory == "fast"
