@@ -18,11 +18,11 @@ _SHAPES: dict[tuple[int, ...], Any] = {}
 
 
 def share() -> None:
-    """Once in a process."""
-    _share_blocks()
-    _share_shapes()
-    _compare_fast()
-    if hasattr(semantic, "TritonSemantic"):  # triton 3.4 and later
+    """Once in a process. Not before triton 3.4, where a shape may hold what has no hash."""
+    if hasattr(semantic, "TritonSemantic"):
+        _share_blocks()
+        _share_shapes()
+        _compare_fast()
         _leave_equal_blocks(semantic.TritonSemantic)
 
 
