@@ -353,5 +353,7 @@ def test_a_tree_is_read_once(unchanged: Sources, monkeypatch: pytest.MonkeyPatch
     found, root = unchanged.of(NORM), unchanged.root
     assert found == Sources(root).of(NORM)
     assert set(found[0]) == set(found[1]) >= {KERNELS, TABLE}
+    monkeypatch.setattr(sources, "imports_of", None)
+    assert found == unchanged.of(NORM, NORM), "other modules, and no other files"
     monkeypatch.setattr(sources, "closure", None)
     assert unchanged.of(NORM) is found

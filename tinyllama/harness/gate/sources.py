@@ -26,7 +26,9 @@ _SEARCHES = {"discover", "iter_modules", "walk_packages"}  # calls that import a
 _NO_DATA = {".py", ".pyc", ".md"}  # of the files beside a module, which may read all others
 
 
-def closure(root: Path, modules: Sequence[str]) -> list[Path]:
+def closure(
+    root: Path, modules: Sequence[str], read: dict[str, list[str]] | None = None
+) -> list[Path]:
     """The files under ``root`` that modules import, transitively; nothing is imported to find them.
 
     Imports inside functions count, and so do a package's ``__init__``, a literal argument of
@@ -36,7 +38,10 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
     not followed for that alone: a benchmark of an op runs what its file imports and no other op.
     They are followed for a file that imports the package itself, which may use any of them. (For a
     provider that another file registers, name that file too.)
+
+    read: what modules of this tree ask for; those that are not there yet are added.
     """
+    read = {} if read is None else read
     for name in modules:
         if module_file(root, name) is None:
             raise RevisionError(f"no module {name!r} in {root}: renamed, or not there yet?")
@@ -54,7 +59,9 @@ def closure(root: Path, modules: Sequence[str]) -> list[Path]:
         if path is None:
             continue
         files.add(path)
-        waiting += [(found, True) for found in imports_of(root, name)]
+        if name not in read:
+            read[name] = imports_of(root, name)
+        waiting += [(found, True) for found in read[name]]
         if asked and path.name == "__init__.py" and _called(_parsed(path)) & _SEARCHES:
             waiting += [(f"{name}.{module}", True) for module in _modules(path.parent)]
     return sorted(files)
@@ -65,13 +72,14 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._imports: dict[str, list[str]] = {}
         self._digests: dict[Path, tuple[str, str]] = {}
         self._found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, str]]] = {}
 
     def of(self, *modules: str) -> tuple[dict[str, str], dict[str, str]]:
         """The fingerprints of what these modules run, whole and of the host alone."""
         if modules not in self._found:
-            files = closure(self.root, modules)
+            files = closure(self.root, modules, self._imports)
             folders = {path.parent for path in files}
             beside = {path for folder in folders for path in _data(folder)}
             named = {p.relative_to(self.root).as_posix(): p for p in sorted({*files, *beside})}
