@@ -68,6 +68,8 @@ def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
         "WRONG_RESULT": 16,
         "WORKER_DIED": 17,
         "NO_BASE": 18,
+        "JUDGE_CHANGED": 19,
+        "TAMPERED": 20,
     }
     assert [o.status for o in Outcome] == sorted(o.status for o in Outcome)
     assert worst([]) is Outcome.SAME
