@@ -17,7 +17,7 @@ import pytest
 from correctness_tests.support.gate_fakes import CPU, Script, died, wrong
 from tinyllama.cli import certifying, main
 from tinyllama.cli.certifying import ROOT, SLOWDOWNS, _shares
-from tinyllama.harness.gate import pair
+from tinyllama.harness.gate import pool
 from tinyllama.harness.gate.certificates import load
 from tinyllama.harness.gate.noise import Noise, noise_path
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -74,7 +74,7 @@ def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
     assert [set(block) for block in certify.blocks()] == [{"a", "b"}] * 5
     assert len({block["a"][DEVICE] for block in certify.blocks()}) == 5
     settled = {args for *_, method, args in certify.script.asked if method == "pin"}
-    assert settled == {(pair.timing_processor(CPU),), (None,)}
+    assert settled == {(pool.timing_processor(CPU),), (None,)}
 
 
 def test_a_file_that_breaks_meanwhile_is_one_error_that_names_it(

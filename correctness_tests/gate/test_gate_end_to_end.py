@@ -29,7 +29,8 @@ from dataclasses import replace
 os.getloadavg = lambda: (0.0, 0.0, 0.0)
 
 from tinyllama.harness.gate import comparison
-from tinyllama.harness.gate.pair import Effort, timing_processor
+from tinyllama.harness.gate.pair import Effort
+from tinyllama.harness.gate.pool import timing_processor
 from tinyllama.harness.gate.session import Session
 
 names = tuple(filter(None, os.environ.get("GATE_ONLY", "").split(",")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import log
@@ -26,17 +27,9 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.bench import gated
 from tinyllama.harness.gate import pair as module
-from tinyllama.harness.gate.pair import (
-    BASE,
-    CANDIDATE,
-    Effort,
-    Pair,
-    PairPool,
-    SideError,
-    Tree,
-    opened,
-    timing_processor,
-)
+from tinyllama.harness.gate import pool
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, SideError, Tree
+from tinyllama.harness.gate.pool import PairPool, opened, timing_processor
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
 from tinyllama.harness.machine.worker import WorkerError
@@ -61,8 +54,12 @@ def tree(side: str, root: Path, python: str | None = None) -> Tree:
 
 
 def block(pair: Pair, name: str) -> dict[str, float]:
-    benchmark = Benchmark(name, None, "", {DEVICE: 0.1})
-    return pair.statistics(benchmark, dict.fromkeys(SIDES), pairs=4, warm_up=0.0)
+    return timed(pair, Benchmark(name, None, "", {DEVICE: 0.1}), dict.fromkeys(SIDES), 4)
+
+
+def timed(pair: Pair, benchmark: Benchmark, proofs: dict[str, Any], pairs: int) -> dict[str, float]:
+    pair.make_ready(benchmark, proofs, 0.0)
+    return pair.statistics(benchmark, pairs, {})
 
 
 def failed(pair: Pair) -> bool:
@@ -84,7 +81,7 @@ def alive(pid: int) -> bool:
 def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     trees: list[Tree],
 ) -> None:
-    with opened(trees, CPU, REGISTERED) as pair:
+    with opened(trees, CPU, REGISTERED) as (pair,):
         assert pair.each("identity") == {one.name: str(one.root) for one in trees}
         assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
         pids = pair.pids()
@@ -105,7 +102,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
     """With the sides that are gated, on one op of the tree."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     both = [replace(tree(side, ROOT), caches=tmp_path / side) for side in SIDES]
-    with opened(both, CPU, gated.REGISTERED) as pair:
+    with opened(both, CPU, gated.REGISTERED) as (pair,):
         who = pair.each("identity")
         assert who[BASE] == who[CANDIDATE]
         assert who[BASE]["root"] == str(ROOT)
@@ -118,7 +115,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
         proofs = {side: pair.ask(side, "verify", one.name) for side in SIDES}
         assert proofs[BASE] == proofs[CANDIDATE]
         pair.end(one)
-        (statistic,) = pair.statistics(one, proofs, 10, 0.0).values()
+        (statistic,) = timed(pair, one, proofs, 10).values()
         assert abs(statistic) < 1
 
 
@@ -126,7 +123,7 @@ def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
 def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) -> None:
     processor = timing_processor(CPU)
     free = [os.sched_getaffinity(0)] * 2
-    with opened(trees, CPU, REGISTERED) as pair:
+    with opened(trees, CPU, REGISTERED) as (pair,):
         pair.processor = processor
         for _ in range(2):
             block(pair, "a")
@@ -138,7 +135,7 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
         assert pair.each("seen")[BASE]["turn"] == free
         pair.processor = processor
         with pytest.raises(ValueError, match="a turn of the"):
-            pair.statistics(Benchmark("a", None, "", {HOST: 0.1}), dict.fromkeys(SIDES), 4, 0.0)
+            timed(pair, Benchmark("a", None, "", {HOST: 0.1}), dict.fromkeys(SIDES), 4)
         pair.each("end", "a")
         assert pair.each("seen")[CANDIDATE]["end"] == free, "and not after what went wrong"
 
@@ -146,7 +143,7 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
 def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_where_it_is_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "identity", lambda device: f"GPU-{device.index}")
+    monkeypatch.setattr(pool, "identity", lambda device: f"GPU-{device.index}")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, *range(8, 64)})
     gpus = [torch.device("cuda", number) for number in range(8)]
     chosen = [timing_processor(gpu) for gpu in gpus]
@@ -166,7 +163,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
     ahead = PairPool(max(before), 1)
     try:
         for beside in (before, before - {max(before)}):  # the second pair is started ahead
-            with ahead(trees, CPU, REGISTERED) as pair:
+            with ahead(trees, CPU, REGISTERED) as (pair,):
                 pair.each("begin", "a")
                 assert pair.each("seen")[BASE]["begin"] == [beside] * 2
         assert os.sched_getaffinity(0) == before
@@ -180,7 +177,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
 def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
     trees: list[Tree],
 ) -> None:
-    with opened(trees, CPU, REGISTERED) as pair:
+    with opened(trees, CPU, REGISTERED) as (pair,):
         pair.leading = CANDIDATE  # so that the base has the turn that does not count, ahead of all
         with pytest.raises(SideError, match=r"base: the process .* ended with status 9") as error:
             block(pair, "turn dies")
@@ -239,7 +236,7 @@ def test_blocks_repeat_as_when_error_rates_were_certified() -> None:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> tuple[PairPool, Script]:
     script = Script()
-    monkeypatch.setattr(module, "Pair", lambda *args: ScriptedPair(script, *args))
+    monkeypatch.setattr(pool, "Pair", lambda *args: ScriptedPair(script, *args))
     return PairPool(0, 2), script
 
 
@@ -257,7 +254,7 @@ def test_the_next_pairs_are_started_while_one_is_used_and_asked_nothing(
     opener, script = ahead
     setting = script.setting()
     for number in (1, 2):
-        with opener((setting.base, setting.candidate), CPU, REGISTERED) as pair:
+        with opener((setting.base, setting.candidate), CPU, REGISTERED) as (pair,):
             assert pair.preload == ((), PairPool.PRELOAD)[number > 1]
             assert events(script)[-1] == (number + opener.pairs, "start")
     opener.close()
@@ -277,13 +274,13 @@ def test_a_pair_ends_while_the_next_one_begins_and_before_that_ends(
     setting = script.setting()
     sides = (setting.base, setting.candidate)
     begun = threading.Event()
-    close = ScriptedPair.close
+    close = pool.close_pairs
 
-    def late(pair: ScriptedPair) -> None:
+    def late(pairs: Sequence[Pair]) -> None:
         assert begun.wait(20)
-        close(pair)
+        close(pairs)
 
-    monkeypatch.setattr(ScriptedPair, "close", late)
+    monkeypatch.setattr(pool, "close_pairs", late)
     with opener(sides, CPU, REGISTERED):
         pass
     with opener(sides, CPU, REGISTERED):
@@ -317,12 +314,12 @@ def test_a_machine_with_few_processors_starts_nothing_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    with module.launcher(0) as opener:
+    with pool.launcher(0) as opener:
         assert opener is opened
-    for processors, pairs in ((module.PROCESSORS, 2), (16, 4), (128, 4)):
+    for processors, pairs in ((pool.PROCESSORS, 2), (16, 4), (128, 4)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=processors: set(range(n)))
         with ExitStack() as stack:
-            opener = stack.enter_context(module.launcher(0))
+            opener = stack.enter_context(pool.launcher(0))
             assert isinstance(opener, PairPool)
             assert opener.pairs == pairs
 

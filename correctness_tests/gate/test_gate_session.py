@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from dataclasses import replace
 from itertools import pairwise
 from math import exp
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -282,14 +282,19 @@ def test_the_report_holds_all_that_was_measured() -> None:
     assert report["discarded"] == 0
 
 
-def test_the_report_says_how_long_each_stage_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+def test_the_report_says_how_long_each_stage_and_each_benchmark_took() -> None:
     script = Script()
+    for method in ("inputs", "expect"):
+        script.on(BASE, method, lambda name: time.sleep(0.02))
+        script.on(CANDIDATE, method, None)
     script.run()
-    stages = dict.fromkeys(("prepare", "time", "confirm", "attribute"), 10)
-    assert script.session.report()["seconds"] == stages
+    report = script.session.report()
+    seconds, took = report["seconds"], report["benchmarks"]["a"]["seconds"]
+    assert list(seconds) == ["prepare", "time", "confirm", "attribute"]
+    assert 0.02 <= took["prepare"] <= seconds["prepare"]
+    assert script.session.launches * 0.02 <= took["make ready"]
+    assert took["make ready"] + took["time"] <= seconds["time"]
     stopped = Script()
     stopped.on(BASE, "make", died())
     stopped.run()
-    assert stopped.session.report()["seconds"] == {"prepare": 10}
+    assert list(stopped.session.report()["seconds"]) == ["prepare"]

@@ -27,6 +27,7 @@ from tinyllama.harness.gate.accepted import Accepted, Entry
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.noise import Block, Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
+from tinyllama.harness.gate.pool import close_pairs, open_all
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.session import Session, Setting
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
@@ -180,15 +181,15 @@ class Script:
 
     @contextmanager
     def pairs(
-        self, trees: Sequence[Tree], device: torch.device, registered: Registered
-    ) -> Iterator[Pair]:
+        self, trees: Sequence[Tree], device: torch.device, registered: Registered, count: int = 1
+    ) -> Iterator[list[Pair]]:
         """In the place of `opened`."""
-        pair = ScriptedPair(self, trees, device, registered)
+        pairs: list[Pair] = [ScriptedPair(self, trees, device, registered) for _ in range(count)]
         try:
-            pair.open()
-            yield pair
+            open_all(pairs)
+            yield pairs
         finally:
-            pair.close()
+            close_pairs(pairs)
 
     @property
     def effort(self) -> Effort:

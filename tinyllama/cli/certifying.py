@@ -24,7 +24,8 @@ from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.certify import Certificate, bars, certify
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import METRICS, SCHEMA, Block, Noise, noise_path
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, launcher, timing_processor
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
+from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
@@ -168,6 +169,7 @@ class Certifying:
                     only=lambda name: fnmatchcase(name, self.only),
                     pairs=pairs,
                     processor=processor,
+                    at_once=pairs_at_once(self.device),
                     say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
                 )
             )

@@ -26,14 +26,8 @@ from tinyllama.harness.gate import accepted, side, team
 from tinyllama.harness.gate.judge import HARNESS
 from tinyllama.harness.gate.judged import INSTRUMENT, INSTRUMENT_FILES, Change, changed_files
 from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import (
-    BASE,
-    CANDIDATE,
-    Tree,
-    launcher,
-    make_side,
-    timing_processor,
-)
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, make_side
+from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import (
     RevisionError,
@@ -141,6 +135,7 @@ def prepared(request: Request) -> Iterator[Session]:
                 sources=sources,
                 toolchains=request.commit is None,
                 processor=processor,
+                at_once=pairs_at_once(request.device),
                 changed=tuple(changed),
                 contents=functools.partial(state, copies=folder),
                 say=request.say,

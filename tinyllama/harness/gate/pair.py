@@ -13,13 +13,12 @@ from __future__ import annotations
 import math
 import os
 import random
+import shutil
 import time
-import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log
 from pathlib import Path
@@ -33,8 +32,7 @@ from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import roots
 from tinyllama.harness.gate.subject import HOST
-from tinyllama.harness.gate.watch import identity
-from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
+from tinyllama.harness.machine.worker import Worker, WorkerError, caches_in, close_all
 from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
@@ -105,8 +103,8 @@ class Pair:
     """The workers of both sides. `ask` asks one of them, `each` both at once.
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
-    asked first, which the session alternates. paces: by benchmark and side, what `pace` said.
-    preload: further modules that the workers import before they are asked.
+    asked first, which the session alternates. preload: further modules that the workers import
+    before they are asked.
     """
 
     def __init__(
@@ -122,7 +120,6 @@ class Pair:
         self.unstarted: SideError | None = None
         self.failed = False
         self.processor: int | None = None
-        self.paces: Mapping[str, Mapping[str, float]] = {}
         self.leading = BASE
         self._start()
 
@@ -137,8 +134,7 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-        env = {name: str(tree.caches / name.lower()) for name in caches}
+        env = caches_in(tree.caches)
         env |= {"PYTHONHASHSEED": str(self.hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
         env |= _ALLOCATOR
         if self.device.type == "cpu":
@@ -148,6 +144,21 @@ class Pair:
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])
         modules = (_MODULE, self.registered.package, *_IMPORTED_LATE, *self.preload)
         return Worker(tree.name, python=tree.python, cwd=tree.root, preload=modules, env=env)
+
+    def compile_apart(self, suffix: str) -> None:
+        """Compile into folders of its own from now on. Raises SideError."""
+        self.trees = {
+            name: replace(tree, caches=tree.caches.with_name(f"{tree.caches.name}-{suffix}"))
+            for name, tree in self.trees.items()
+        }
+        self._both(lambda name: self.ask(name, "use_caches", str(self.trees[name].caches)))
+
+    def merge_caches(self, trees: Sequence[Tree]) -> None:
+        """Copy what was compiled apart into the folders of these trees. The copies may name files
+        of the originals, which stay."""
+        for tree in trees:
+            if (apart := self.trees[tree.name].caches).is_dir():
+                shutil.copytree(apart, tree.caches, dirs_exist_ok=True)
 
     def restart(self) -> None:
         """Replace the processes of both sides after one failed."""
@@ -204,22 +215,26 @@ class Pair:
     def end(self, benchmark: Benchmark) -> None:
         self.each("end", benchmark.name)
 
-    def statistics(
-        self, benchmark: Benchmark, proofs: Mapping[str, Any], pairs: int, warm_up: float
-    ) -> dict[str, float]:
-        """A block's statistic of each metric; see `tinyllama.harness.gate.decision.of_block`.
-
-        pairs: an even number. Raises SideError, or ValueError where a side does not give a time of
-        every metric.
-        """
+    def make_ready(self, benchmark: Benchmark, proofs: Mapping[str, Any], warm_up: float) -> None:
+        """Prepare a benchmark on both sides for its turns: hold it to its proofs, warm up for some
+        seconds. Raises SideError."""
         self.begin(benchmark)
 
         def expect(side: str) -> None:
             self.ask(side, "expect", benchmark.name, proofs[side], warm_up, timeout=READY)
 
         self._both(expect)
+
+    def statistics(
+        self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
+    ) -> dict[str, float]:
+        """A block's statistic of each metric; see `tinyllama.harness.gate.decision.of_block`.
+
+        Both sides must be ready. pairs: an even number. paces: by side, what `pace` said. Raises
+        SideError, or ValueError where a side does not give a time of every metric.
+        """
         with self._held():
-            logs = self._turns(benchmark, pairs)
+            logs = self._turns(benchmark, pairs, paces)
         self.end(benchmark)
         return {metric: float(of_block(values)) for metric, values in logs.items()}
 
@@ -286,9 +301,10 @@ class Pair:
             if not self.failed:
                 self.each("pin", None)
 
-    def _turns(self, benchmark: Benchmark, pairs: int) -> dict[str, list[float]]:
+    def _turns(
+        self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
+    ) -> dict[str, list[float]]:
         logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
-        paces = self.paces.get(benchmark.name, {})
         for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark)
         began = time.monotonic()
@@ -361,97 +377,3 @@ _ALLOCATOR = {
 }
 _MODULE = FACTORY.partition(":")[0]
 _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second
-
-
-@contextmanager
-def opened(trees: Sequence[Tree], device: torch.device, registered: Registered) -> Iterator[Pair]:
-    """A fresh pair, ready to be asked, for a `with` statement. Raises SideError."""
-    pair = Pair(trees, device, registered)
-    try:
-        pair.open()
-        yield pair
-    finally:
-        pair.close()
-
-
-class PairPool:
-    """`opened`, for machines with spare processors: the next pairs start while one is used.
-
-    Until they are asked they only import, without touching a device, on other processors than the
-    timed one. The last pair ends while the next one begins. pairs: how many start ahead; importing
-    takes longer than a block of one benchmark.
-    """
-
-    PRELOAD = ("torch._dynamo",)  # an optimizer imports it: 1.5 s of the 3.3 s of a step
-
-    def __init__(self, timed: int, pairs: int) -> None:
-        self.pairs = pairs
-        self._timed = timed
-        self._next: deque[Pair] = deque()
-        self._pool = ThreadPoolExecutor(1)
-        self._ending: Future[None] | None = None
-
-    @contextmanager
-    def __call__(
-        self, trees: Sequence[Tree], device: torch.device, registered: Registered
-    ) -> Iterator[Pair]:
-        pair = self._next.popleft() if self._next else Pair(trees, device, registered)
-        try:
-            pair.open()
-            with _without(self._timed):
-                while len(self._next) < self.pairs:
-                    self._next.append(Pair(trees, device, registered, self.PRELOAD))
-            yield pair
-        finally:
-            self._wait()
-            self._ending = self._pool.submit(pair.close)
-
-    def _wait(self) -> None:
-        ending, self._ending = self._ending, None
-        if ending is not None:
-            ending.result()
-
-    def close(self) -> None:
-        """End all processes."""
-        try:
-            self._wait()
-        finally:
-            for pair in self._next:
-                pair.discard()
-            self._pool.shutdown()
-
-
-def timing_processor(device: torch.device) -> int:
-    """The processor that both sides are pinned to. It is not the first, which does the system's own
-    work, and mostly differs between GPUs, each of which may have a gate at work."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    return others[zlib.crc32(identity(device).encode()) % len(others)] if others else first
-
-
-@contextmanager
-def _without(processor: int) -> Iterator[None]:
-    """Keep processes that start meanwhile off a processor."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, before - {processor})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-PROCESSORS = 8  # from so many on, importing on half of them disturbs no turn
-MOST = 4  # pairs ahead; six make blocks no faster (docs/LOG.md)
-
-
-@contextmanager
-def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[Pair]]]:
-    """A function that opens pairs on this machine. timed: both sides are pinned to it."""
-    processors = len(os.sched_getaffinity(0))
-    if processors < PROCESSORS:
-        yield opened
-        return
-    ahead = PairPool(timed, min(MOST, processors // 4))
-    try:
-        yield ahead
-    finally:
-        ahead.close()

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
 
 from tinyllama.harness.gate.accepted import FILE
 from tinyllama.harness.gate.attribution import PROFILES, moved
@@ -52,6 +55,14 @@ RENAMED = "MISSING: if it is one of them, renamed, restore its name"
 MAX_DISCARDED = 2  # blocks on a disturbed device; one more, and the verdict is BUSY
 
 
+class _Timed(NamedTuple):
+    """What a block gives a benchmark: by metric a statistic; by side a call's seconds; figures."""
+
+    statistics: dict[str, float]
+    paces: dict[str, float]
+    layouts: list[Figure]
+
+
 class Session:
     """One comparison. `run` returns a verdict on each benchmark of either side."""
 
@@ -67,11 +78,12 @@ class Session:
         self.disturbed = self.launches = 0
         self.changed = list(setting.changed)  # of what judges
         self.seconds: dict[str, float] = {}  # by stage
+        self._verifying = Lock()
         self.contents = {tree.name: self._contents(tree) for tree in self.trees}
 
     def run(self) -> list[Verdict]:
         try:
-            with self._timed("prepare"), self._pair() as pair:
+            with self._timed("prepare"), self._pairs() as (pair,):
                 self._list(pair)
                 self._sources()
                 self._prepare(pair)
@@ -98,7 +110,7 @@ class Session:
 
         Raises Stopped where none can be. Those that failed have their verdicts in `found`.
         """
-        with self._pair() as pair:
+        with self._pairs() as (pair,):
             self._list(pair)
             self._sources()
             self._prepare(pair)
@@ -157,20 +169,45 @@ class Session:
                 self._settle(one, Outcome.IDENTICAL, "the same source, comments aside")
 
     def _prepare(self, pair: Pair) -> None:
-        for one in self._undecided():
-            with self._errors_as_verdict(one):
-                pair = self._working(pair)
-                pair.each("warm_up_blas")  # a pair may be new
-                seconds = pair.begin(one.benchmark)
-                self._prepare_one(pair, one, seconds)
-                pair.end(one.benchmark)  # the next one has the memory
-        for one in self.new.values():
+        with self._beside(pair, len(self._undecided())) as pairs:
+            waiting = iter(sorted(self._undecided(), key=lambda one: not one.benchmark.factory))
+            with ThreadPoolExecutor(len(pairs)) as pool:  # steps first, since they take longest
+                for done in [pool.submit(self._prepare_some, each, waiting) for each in pairs]:
+                    done.result()
+        for one in self.new.values():  # their times are read, with nothing else at work
             with self._errors_as_verdict(one):
                 pair = self._working(pair)
                 seconds, counted, layouts = pair.alone(one.benchmark, self.effort)
                 one.figures = [*new_figures(seconds, counted), *self._layouts(one, layouts)]
                 outcome = worst([Outcome.NEW, *(figure.outcome for figure in one.figures)])
                 self._settle(one, outcome, "; ".join(figure.text for figure in one.figures))
+
+    @contextmanager
+    def _beside(self, pair: Pair, benchmarks: int) -> Iterator[list[Pair]]:
+        """The pair, and more of them that prepare benchmarks at the same time.
+
+        Each compiles into a cache of its own: code that another pair compiled meanwhile, perhaps
+        for one side only, would change the seconds of a first call. Blocks find all of it.
+        """
+        more = min(self.setting.at_once, benchmarks) - 1
+        if more < 1:
+            yield [pair]
+            return
+        with self._pairs(more) as others:
+            for number, other in enumerate(others):
+                other.compile_apart(str(number))
+            yield [pair, *others]
+            for other in others:
+                other.merge_caches(self.trees)
+
+    def _prepare_some(self, pair: Pair, waiting: Iterator[BenchmarkState]) -> None:
+        for one in waiting:
+            with self._errors_as_verdict(one), one.takes("prepare"):
+                pair = self._working(pair)
+                pair.each("warm_up_blas")  # a pair may be new
+                seconds = pair.begin(one.benchmark)
+                self._prepare_one(pair, one, seconds)
+                pair.end(one.benchmark)  # the next one has the memory
 
     def _prepare_one(self, pair: Pair, one: BenchmarkState, seconds: Mapping[str, float]) -> None:
         inputs = pair.each("inputs", one.name)
@@ -189,15 +226,11 @@ class Session:
         if self._same_code(one, compiled) and alike:
             text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
             return self._settle(one, Outcome.IDENTICAL, text)
-        for side in (BASE, CANDIDATE):  # one at a time: float64 may take much of the memory
-            one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
+        with self._verifying:  # one side of one benchmark: float64 may take much of the memory
+            for side in (BASE, CANDIDATE):
+                one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
         if not one.benchmark.factory:
             one.proofs[CANDIDATE] = _held(one.proofs)
-            for side in (BASE, CANDIDATE):
-                one.paces[side] = pair.pace(side, one.benchmark)
-        if one.benchmark.layouts:
-            pair.ask(CANDIDATE, "expect", one.name, one.proofs[CANDIDATE], WARM_UP, timeout=600.0)
-            one.figures += self._layouts(one, pair.layouts(one.benchmark))
         return None
 
     def _layouts(self, one: BenchmarkState, found: Mapping[str, Ratio]) -> list[Figure]:
@@ -223,23 +256,28 @@ class Session:
                     self._look(one, last=look == LOOKS[-1])
 
     def _block(self, which: Sequence[BenchmarkState], of: Callable[[Series], list[float]]) -> None:
-        """One fresh launch of both sides: a statistic of each benchmark and metric."""
-        first = self.effort.first
-        taken: dict[str, dict[str, float]] = {}
-        with self._pair() as pair:
-            pair.processor = self.setting.processor
-            pair.paces = {one.name: one.paces for one in which}
-            pair.leading = (BASE, CANDIDATE)[self.launches % 2]
+        """A fresh launch of both sides: a statistic of each benchmark and metric.
+
+        As many pairs as may work at once each make a benchmark ready; then, with nothing else at
+        work, one after the other is timed.
+        """
+        found: dict[str, _Timed] = {}
+        count = max(1, min(self.setting.at_once, len(which)))
+        with self._pairs(count) as pairs, ThreadPoolExecutor(count) as pool:
+            for pair in pairs:
+                pair.processor = self.setting.processor
+                pair.leading = (BASE, CANDIDATE)[self.launches % 2]
             self.launches += 1
-            for one in which:
-                with self._errors_as_verdict(one):
-                    pair = self._working(pair)
-                    pairs = self.effort.of(one.benchmark)
-                    taken[one.name] = pair.statistics(
-                        one.benchmark, one.proofs, pairs, max(first, WARM_UP)
-                    )
-                    first = 0.0
-            disturbed = self.setting.watch.during(pair.pids())
+            for place in range(0, len(which), count):
+                some = which[place : place + count]
+                warm_up = max(WARM_UP, 0.0 if place else self.effort.first)
+                ready = list(pool.map(partial(self._make_ready, warm_up=warm_up), pairs, some))
+                for pair, one, is_ready in zip(pairs, some, ready, strict=False):
+                    if not is_ready:
+                        continue
+                    with self._errors_as_verdict(one), one.takes("time"):
+                        found[one.name] = self._timed_once(pair, one)
+            disturbed = self.setting.watch.during([pid for pair in pairs for pid in pair.pids()])
         if disturbed:
             self.disturbed += 1
             self.setting.say(f"a block is discarded: {disturbed}")
@@ -248,8 +286,30 @@ class Session:
             return
         for one in which:
             with self._errors_as_verdict(one):
-                for metric, value in taken.get(one.name, {}).items():
-                    of(self._series(one, metric)).append(value)
+                if (timed := found.get(one.name)) is not None:
+                    one.paces = timed.paces
+                    one.figures += timed.layouts
+                    for metric, value in timed.statistics.items():
+                        of(self._series(one, metric)).append(value)
+
+    def _make_ready(self, pair: Pair, one: BenchmarkState, warm_up: float) -> bool:
+        """Whether a benchmark is ready to be timed; an error is its verdict."""
+        ready = False
+        with self._errors_as_verdict(one), one.takes("make ready"):
+            self._working(pair).make_ready(one.benchmark, one.proofs, warm_up)
+            ready = True
+        return ready
+
+    def _timed_once(self, pair: Pair, one: BenchmarkState) -> _Timed:
+        """The statistics of a benchmark that is ready. In its first block also the seconds of a
+        call by this process's clock, and the times on other layouts."""
+        paces, layouts = one.paces, []
+        if not one.series:
+            if not one.benchmark.factory:
+                paces = {side: pair.pace(side, one.benchmark) for side in (BASE, CANDIDATE)}
+            layouts = self._layouts(one, pair.layouts(one.benchmark))
+        pairs = self.effort.of(one.benchmark)
+        return _Timed(pair.statistics(one.benchmark, pairs, paces), paces, layouts)
 
     def _look(self, one: BenchmarkState, *, last: bool) -> None:
         for metric, series in one.series.items():
@@ -296,7 +356,7 @@ class Session:
         if not slower:
             return
         try:
-            with self._pair() as pair:
+            with self._pairs() as (pair,):
                 for one in slower:
                     with self._errors_as_verdict(one, settle=False):
                         pair = self._working(pair)
@@ -355,13 +415,13 @@ class Session:
         return one.series[metric]
 
     @contextmanager
-    def _pair(self) -> Iterator[Pair]:
-        """A fresh pair. Where a side cannot start, the comparison stops: NO BASE for the base."""
+    def _pairs(self, count: int = 1) -> Iterator[list[Pair]]:
+        """Fresh pairs. Where a side cannot start, the comparison stops: NO BASE for the base."""
         self._untampered()
         try:
             setting = self.setting
-            with setting.pairs(self.trees, setting.device, setting.registered) as pair:
-                yield pair
+            with setting.pairs(self.trees, setting.device, setting.registered, count) as pairs:
+                yield pairs
         except SideError as error:
             harness = any(one.name.startswith("tinyllama/harness/") for one in self.changed)
             unread = error.side == CANDIDATE and harness

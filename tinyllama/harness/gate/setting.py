@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.gate.noise import Noise
-from tinyllama.harness.gate.pair import Effort, Pair, Tree, opened
+from tinyllama.harness.gate.pair import Effort, Pair, Tree
+from tinyllama.harness.gate.pool import opened
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
@@ -36,7 +38,8 @@ class Setting:
     sources: (tree, benchmark) -> digests of the source that it runs, of all of it and of the host
     code alone. toolchains: the interpreters are compared, not the trees. measure_all: time
     identical benchmarks too, for A/A blocks. only: whether a name is compared. processor: both
-    sides are pinned to it in their turns. changed: files of the candidate that would judge, and
+    sides are pinned to it in their turns. at_once: how many pairs prepare benchmarks at the same
+    time; one at a time is timed. changed: files of the candidate that would judge, and
     differ from the base's. contents: a digest of all that is in a tree.
     """
 
@@ -52,11 +55,12 @@ class Setting:
     measure_all: bool = False
     only: Callable[[str], bool] | None = None
     processor: int | None = None
+    at_once: int = 1
     changed: tuple[Change, ...] = ()
     contents: Callable[[Tree], str] | None = None
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
-    pairs: Callable[..., AbstractContextManager[Pair]] = opened
+    pairs: Callable[..., AbstractContextManager[list[Pair]]] = opened
 
 
 @dataclass
@@ -68,12 +72,22 @@ class BenchmarkState:
     figures: list[Figure] = field(default_factory=list)
     proofs: dict[str, Any] = field(default_factory=dict)
     paces: dict[str, float] = field(default_factory=dict)  # by side; see `Pair.pace`
+    seconds: dict[str, float] = field(default_factory=dict)  # that it took, by what was done
     moved: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
 
     @property
     def name(self) -> str:
         return self.benchmark.name
+
+    @contextmanager
+    def takes(self, what: str) -> Iterator[None]:
+        """Add the seconds of a `with` block to those of what it does."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - began
 
     @property
     def blocks(self) -> int:
@@ -96,4 +110,5 @@ class BenchmarkState:
             "blocks": {metric: series.statistics for metric, series in self.series.items()},
             "confirmation": {metric: series.again for metric, series in self.series.items()},
             "moved": self.moved,
+            "seconds": self.seconds,
         }

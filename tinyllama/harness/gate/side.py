@@ -26,6 +26,7 @@ from tinyllama.harness.gate.judged import declarations
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.machine.device import cannot, device_name
+from tinyllama.harness.machine.worker import caches_in
 from tinyllama.harness.measure.op_contender import (
     Timed,
     loaded,
@@ -247,6 +248,10 @@ class Side:
     def pin(self, processor: int | None) -> None:
         """Pin all threads to one processor, or (None) to those of the start again."""
         pin_threads(self.processors if processor is None else {processor})
+
+    def use_caches(self, folder: str) -> None:
+        """Compile into this folder from now on."""
+        os.environ.update(caches_in(Path(folder)))
 
     def warm_up_blas(self) -> None:
         """Make the first products of this process, whose allocations (BLAS's workspace) stay: they

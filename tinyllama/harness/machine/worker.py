@@ -75,7 +75,7 @@ class Worker:
         self.name = name
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         ours, theirs = socket.socketpair()
-        caches = {cache: str(self._folder / cache.lower()) for cache in _CACHES}
+        caches = caches_in(self._folder)
         path = os.pathsep.join(filter(None, ["." if cwd is None else str(cwd), *_python_path()]))
         try:
             with theirs, open(self._folder / "output", "wb") as output:
@@ -170,6 +170,11 @@ class Worker:
     def _tail(self, characters: int = 4000) -> str:
         output = self._folder / "output"  # gone when the worker was closed
         return output.read_text(errors="replace")[-characters:] if output.exists() else ""
+
+
+def caches_in(folder: Path) -> dict[str, str]:
+    """Variables of the environment that put the caches of all compilers into a folder."""
+    return {cache: str(folder / cache.lower()) for cache in _CACHES}
 
 
 def close_all(workers: Iterable[Worker]) -> None:
