@@ -22,8 +22,8 @@ from correctness_tests.support.gate_fakes import (
     wrong,
 )
 from tinyllama.harness.gate import pool as module
-from tinyllama.harness.gate.pair import BASE, CANDIDATE
-from tinyllama.harness.gate.pool import MOST, pairs_at_once
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, MOST
+from tinyllama.harness.gate.pool import pairs_at_once
 from tinyllama.harness.records.verdict import Outcome
 
 NAMES = "abcdefg"

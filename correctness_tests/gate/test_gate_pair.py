@@ -344,12 +344,13 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
         return ScriptedWorker(Script(), trees[0], 1)
 
     monkeypatch.setattr(module, "Worker", worker)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     Pair(trees, CPU, REGISTERED, ["more"])
     Pair(trees, torch.device("cuda"), REGISTERED, ["more"])
     late = {"torch.fx.experimental.symbolic_shapes", "ops", "more"}
     assert all(late <= set(options["preload"]) for options in seen)
     threads = [options["env"].get("OMP_NUM_THREADS") for options in seen]
-    assert threads == ["1", "1", None, None]
+    assert threads == ["1", "1", "2", "2"], "of sixteen processors, for four pairs"
     seeds = [options["env"]["PYTHONHASHSEED"] for options in seen]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)

@@ -40,6 +40,7 @@ from tinyllama.harness.records.results import is_number
 FACTORY = "tinyllama.harness.gate.side:Side"
 BASE, CANDIDATE = "base", "candidate"
 WARM_UP = 0.02  # seconds of repeating before a benchmark is timed, on a device that is warm
+MOST = 4  # pairs that work at once
 FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these are enough
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
@@ -137,8 +138,9 @@ class Pair:
         env = caches_in(tree.caches)
         env |= {"PYTHONHASHSEED": str(self.hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
         env |= _ALLOCATOR
-        if self.device.type == "cpu":
-            env["OMP_NUM_THREADS"] = "1"  # idle threads spin, which slows the other side
+        # Idle threads spin, which slows the other side, and other pairs that work at once.
+        shared = len(os.sched_getaffinity(0)) // (2 * MOST)
+        env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
         if self.registered.own is not None:
             given = filter(None, [os.environ.get("PYTHONPATH")])
             env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])

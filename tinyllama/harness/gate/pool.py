@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from tinyllama.harness.gate.pair import Pair, Tree
+from tinyllama.harness.gate.pair import MOST, Pair, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.machine.worker import close_all
@@ -109,7 +109,7 @@ def _without(processor: int) -> Iterator[None]:
 
 
 PROCESSORS = 8  # from so many on, importing on half of them disturbs no turn
-MOST = 4  # pairs at work, and pairs ahead; six ahead make blocks no faster (docs/LOG.md)
+AHEAD = 4  # pairs; six make blocks no faster (docs/LOG.md)
 MEMORY = 16 * 2**30  # bytes of a GPU for each pair at work
 
 
@@ -131,7 +131,7 @@ def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[list[P
     if processors < PROCESSORS:
         yield opened
         return
-    ahead = PairPool(timed, min(MOST, processors // 4))
+    ahead = PairPool(timed, min(AHEAD, processors // 4))
     try:
         yield ahead
     finally:
