@@ -16,8 +16,8 @@ from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Quartiles, SweepEntry
 from tinyllama.profiling import kept, running, shown
+from tinyllama.profiling.command_lines import Line, MissingToolError
 from tinyllama.profiling.kernels import ProfileError
-from tinyllama.profiling.lines import Line, MissingToolError
 
 TINY = ["--preset", "tiny", "--seq-len", "16", "--batch-size", "1", "--device", "cpu"]
 CPU = torch.device("cpu")

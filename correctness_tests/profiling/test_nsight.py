@@ -10,8 +10,8 @@ import pytest
 from correctness_tests.support import nsight_files
 from correctness_tests.support.nsight_files import HEAD, WARPS
 from tinyllama.profiling import nsight, running, shown
+from tinyllama.profiling.command_lines import EXTERNAL, METRICS, NSIGHT
 from tinyllama.profiling.kernels import ProfileError
-from tinyllama.profiling.lines import EXTERNAL, METRICS, NSIGHT
 
 
 def test_the_command_is_taken_and_its_file_is_shown(

@@ -12,7 +12,7 @@ import pytest
 
 from correctness_tests.support import rocm_files
 from tinyllama.profiling import rocprof, running
-from tinyllama.profiling.lines import EXTERNAL, Line, MissingToolError
+from tinyllama.profiling.command_lines import EXTERNAL, Line, MissingToolError
 
 PROGRAM = (sys.executable, "-c", "pass")
 VERSIONS = ("6.2", "6.3", "6.4", "7.0", "7.1")

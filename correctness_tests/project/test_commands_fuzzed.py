@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from correctness_tests.support.sample_records import plain_record
 from tinyllama import cli
 from tinyllama.cli import certifying, kernels, summary
-from tinyllama.cli.options import file_path
+from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.correct.checks import remote
 from tinyllama.harness.records import exchange, results
 from tinyllama.training import train

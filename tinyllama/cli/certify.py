@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tinyllama.cli.options import file_path, number, whole
+from tinyllama.cli.argument_types import file_path, number, whole
 from tinyllama.model.config import ConfigError
 
 BUSY = 14

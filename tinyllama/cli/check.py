@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from tinyllama.cli.options import check_known, file_path, whole_within
+from tinyllama.cli.argument_types import check_known, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, replace_text, write_json
 

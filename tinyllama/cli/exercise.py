@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tinyllama.cli.options import file_path
+from tinyllama.cli.argument_types import file_path
 
 NAMES = (
     "block-sizes",

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tinyllama.cli.options import file_path
+from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable

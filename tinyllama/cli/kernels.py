@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import check_known, file_path
+from tinyllama.cli.argument_types import check_known, file_path
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, read_regular, write_json
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tinyllama.cli.options import file_path, number, whole_within
+from tinyllama.cli.argument_types import file_path, number, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import PRESETS
 

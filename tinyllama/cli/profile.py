@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import file_path, whole_within
+from tinyllama.cli.argument_types import file_path, whole_within
 from tinyllama.cli.train import settings, workload_options
 from tinyllama.harness.machine.errors import UsageError
 
 if TYPE_CHECKING:
-    from tinyllama.profiling.lines import Line
+    from tinyllama.profiling.command_lines import Line
     from tinyllama.profiling.page import Part
     from tinyllama.profiling.workload import Workload
 
@@ -115,8 +115,8 @@ def _all(args: argparse.Namespace) -> int:
 
 def _attempt(args: argparse.Namespace, tool: str) -> Part:
     """How one of several tools ended, and what it printed."""
+    from tinyllama.profiling.command_lines import MissingToolError
     from tinyllama.profiling.kernels import ProfileError
-    from tinyllama.profiling.lines import MissingToolError
     from tinyllama.profiling.page import Part, kept
 
     print(f"== {tool}")
@@ -195,7 +195,7 @@ def _lines(
     args: argparse.Namespace, tool: str, workload: Workload, folder: Path
 ) -> tuple[str, list[Line]]:
     """The profiler that a tool uses here, and its commands. Raises MissingToolError."""
-    from tinyllama.profiling.lines import EXTERNAL, Line, MissingToolError
+    from tinyllama.profiling.command_lines import EXTERNAL, Line, MissingToolError
     from tinyllama.profiling.observe import program
 
     ways = WAYS[tool]

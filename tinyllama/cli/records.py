@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import file_path
+from tinyllama.cli.argument_types import file_path
 from tinyllama.harness.machine.files import check_writable
 from tinyllama.model.config import ConfigError
 

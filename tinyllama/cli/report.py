@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import file_path
+from tinyllama.cli.argument_types import file_path
 from tinyllama.cli.records import stored
 from tinyllama.model.config import ConfigError
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tinyllama.cli.options import file_path, whole_within
+from tinyllama.cli.argument_types import file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_results_dir
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllama.cli.options import file_path, number, whole, whole_within
+from tinyllama.cli.argument_types import file_path, number, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PLANS, PRECISIONS, PRESETS, ModelConfig, TrainConfig

@@ -11,7 +11,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from tinyllama.cli.options import check_known, file_path, whole_within
+from tinyllama.cli.argument_types import check_known, file_path, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
 

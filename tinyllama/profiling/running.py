@@ -15,7 +15,7 @@ from typing import Any
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.records.results import current_commit, now, versions
-from tinyllama.profiling.lines import Line
+from tinyllama.profiling.command_lines import Line
 
 LOG = "log.txt"
 FACTS = "profile.json"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.profiling import chrome, memory, nsight, rocprof, timeline
+from tinyllama.profiling.command_lines import NSIGHT
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
-from tinyllama.profiling.lines import NSIGHT
 from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
 from tinyllama.profiling.ranges import Work
 from tinyllama.profiling.step_tables import columns, console
