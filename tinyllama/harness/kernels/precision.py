@@ -80,17 +80,20 @@ def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype) if copy is None else _Rounded.apply(x, copy)
 
 
-def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """a (M K) @ b (K N) -> (M N) in ``dtype``, accumulated in float32.
+def product(
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """a (M K) @ b (K N) -> (M N) in ``dtype``, accumulated in float32. into: the memory for it.
 
     A 16-bit product with a float32 result is rounded nowhere in between where the BLAS offers
     that (torch 2.8 and later, on a GPU); elsewhere its result is rounded once to 16 bits.
     """
     if dtype is a.dtype:
-        return torch.mm(a, b)
+        return torch.mm(a, b, out=into)
     if a.device.type == "cuda" and _mixed_products(a.device):
-        return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a, b).to(dtype)
+        return torch.mm(a, b, out_dtype=dtype, out=into)
+    found = torch.mm(a, b)
+    return found.to(dtype) if into is None else into.copy_(found)
 
 
 @functools.cache

@@ -88,15 +88,20 @@ def _turns(space: Space, x: torch.Tensor, **key: int) -> bool:
     return input_precision(x) == "tf32" and bool(space.choose(x.device, **key)["TURN"])
 
 
-def weight_gradient(dy_NF: torch.Tensor, x_ND: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def weight_gradient(
+    dy_NF: torch.Tensor,
+    x_ND: torch.Tensor,
+    dtype: torch.dtype,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:
     """dW (F D) = dy^T x in ``dtype``, accumulated in float32; dy (N F) and x (N D) have one dtype
-    and dense rows. Of the two the narrower one is transposed, if any."""
+    and dense rows. Of the two the narrower one is transposed, if any. into: the memory for dW."""
     longer = min(LONGEST_SIDE, next_power_of_2(max(dy_NF.shape[1], x_ND.shape[1])))
     if _turns(WEIGHT_GRADIENT, x_ND, longer=longer):
         if x_ND.shape[1] <= dy_NF.shape[1]:
-            return product(dy_NF.T, transposed(x_ND).T, dtype)
-        return product(transposed(dy_NF), x_ND, dtype)
-    return product(dy_NF.T, x_ND, dtype)
+            return product(dy_NF.T, transposed(x_ND).T, dtype, into)
+        return product(transposed(dy_NF), x_ND, dtype, into)
+    return product(dy_NF.T, x_ND, dtype, into)
 
 
 def input_gradient(dy_NF: torch.Tensor, w_FD: torch.Tensor) -> torch.Tensor:

@@ -138,12 +138,14 @@ def _choose(space: Space, x_NF: torch.Tensor) -> Config:
     return space.choose(x_NF.device, F=width, dtype=dtype)
 
 
-def activate(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
+def activate(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, into: torch.Tensor | None = None
+) -> torch.Tensor:
     """h = silu(gate) up (N F) in gate's dtype, of rows any distance apart (the halves of a packed
-    (N 2F) buffer). One launch."""
+    (N 2F) buffer). into: the memory for h, contiguous. One launch."""
     gate_NF, up_NF = dense_rows(gate_NF), dense_rows(up_NF)
     N, F = gate_NF.shape
-    h_NF = gate_NF.new_empty((N, F))
+    h_NF = gate_NF.new_empty((N, F)) if into is None else into
     if h_NF.numel():
         config = _choose(ACTIVATE, gate_NF)
         activate_kernel[(cdiv(N, config["ROWS"]), cdiv(F, config["COLUMNS"]))](

@@ -17,12 +17,12 @@ from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import block, stock, unfit
-from tinyllama.ops.stack import passes, single
+from tinyllama.ops.stack import launches, passes, single
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.ops.stack.passes import Inputs, receiving
 from tinyllama.ops.stack.single import InOne
 
-__all__ = ["Fused", "Inputs", "Single", "receiving", "stack"]
+__all__ = ["Fused", "Inputs", "Single", "provider_of", "receiving", "stack"]
 
 
 def _bytes(kind: str) -> Callable[..., float]:
@@ -125,19 +125,47 @@ MANY = (Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C
 
 @stack.provider("fused", requires=("triton",), keep=Inputs._fields, saved=SAVED, large=MANY)
 class Fused:
-    """Five launches for a block forward and six backward, one more for long sequences.
+    """Five launches for a block forward and six backward, one more for long sequences; more where
+    the chip's table chooses the vendor's BLAS for a product.
 
     Products are in autocast's dtype where it is on; the residual stream and all statistics keep
     x's dtype or float32.
     """
 
-    @staticmethod
-    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        return passes.forward(given, eps, InSeveral)
+    way = InSeveral
 
-    @staticmethod
-    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        return passes.backward(grads, kept, saved, InSeveral)
+    @classmethod
+    def forward(cls, given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        return passes.forward(given, eps, cls.way)
+
+    @classmethod
+    def backward(cls, grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        return passes.backward(grads, kept, saved, cls.way)
+
+
+def provider_of(plan: str) -> str:
+    """The provider of a plan: its own name, or that of `Fused` with exactly these products as
+    kernels of ours, whatever the chip's table says: names of `launches.PRODUCTS` joined by "+",
+    ``all`` of them, or ``none``. It is registered when it is first asked for.
+
+    Raises ValueError for a product that does not exist.
+    """
+    if plan in stack.providers:
+        return plan
+    known = launches.PRODUCTS
+    names = {"all": list(known), "none": []}.get(plan, plan.split("+"))
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"plan {plan!r} does not exist: use fused, single, all, none, or products joined by +, "
+            f"of {', '.join(known)} (not {', '.join(map(repr, unknown))})"
+        )
+    name = plan if plan in ("all", "none") else "_and_".join(n for n in known if n in names)
+    if name not in stack.providers:
+        way = type("Chosen", (InSeveral,), {"plan": frozenset(names)})
+        stack.provider(name, requires=("triton",), keep=Inputs._fields, saved=SAVED, large=MANY)(
+            type("Chosen", (Fused,), {"way": way})
+        )
+    return name
 
 
 @stack.provider(

@@ -152,17 +152,29 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 @jit
 def fold_kernel(
-    x, gain, low, squares, n_rows, width,
+    x, gain, low, squares, n_rows, width, delta, total, rstd, eps,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """low = x gain, and the sum of x^2 of each row, where no product made x."""
+    """low = x gain, and the sum of x^2 of each row, where no product of ours made x. Where rstd is
+    given it is written, and low is times it. Where delta is given, total = x + delta, and low is
+    that of total."""
     begin(PDL)
     row = tl.program_id(0) * ROWS
     wide = _load(x, row, 0, width, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
+    if delta is not None:
+        more = _load(delta, row, 0, width, n_rows, width, ROWS, WIDTH, False)
+        rounded = (wide + more.to(tl.float32)).to(total.dtype.element_ty)
+        _store(total, rounded, row, 0, width, n_rows, width, ROWS, WIDTH, False)
+        wide = rounded.to(tl.float32)
+    rows, sums = row + tl.arange(0, ROWS), tl.sum(wide * wide, 1)
+    if rstd is None:
+        tl.store(squares + rows, sums, mask=rows < n_rows)
+    else:
+        scale = tl.rsqrt(sums / width + eps)
+        tl.store(rstd + rows, scale, mask=rows < n_rows)
+        wide *= scale[:, None]
     gains = _vector(gain, 0, width, WIDTH, False)
     _store(low, wide * gains[None, :], row, 0, width, n_rows, width, ROWS, WIDTH, False)
-    rows = row + tl.arange(0, ROWS)
-    tl.store(squares + rows, tl.sum(wide * wide, 1), mask=rows < n_rows)
 
 
 @jit
@@ -331,10 +343,11 @@ def norm_gradient_kernel(
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
+    SCALED: tl.constexpr = True,
 ):  # fmt: skip
     """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
     row sums of parts; the same in the products' dtype where dx_low is not None; and for each tile
-    of rows the share of dgain."""
+    of rows the share of dgain. SCALED: dy and parts are times rstd; if not, that is done here."""
     let_next_start(PDL)
     m, n = _place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
@@ -345,12 +358,16 @@ def norm_gradient_kernel(
         dy, w, row, column, n_rows, width, inner, inner, width,
         False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
+    if not SCALED:
+        acc *= _vector(rstd, row, n_rows, BM, EVEN)[:, None]
     wide = _load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     share = tl.sum(acc * wide, 0)
     at = column + tl.arange(0, BN)
     tl.store(dgain + m * width + at, share, mask=at < width)
     total = _row_sums(parts, row, n_rows, n_parts, BM, PARTS)
     factor = _vector(rstd, row, n_rows, BM, EVEN) * total / width
+    if not SCALED:
+        factor *= _vector(rstd, row, n_rows, BM, EVEN)
     acc = acc * _vector(gain, column, width, BN, EVEN)[None, :] - wide * factor[:, None]
     acc += _load(dresidual, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     _store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)

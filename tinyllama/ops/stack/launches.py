@@ -22,25 +22,27 @@ MOST_ROWS = 8192  # more rows share one choice
 FEW = 2048  # rows, up to which what an epilogue reads is brought into the cache ahead
 
 
-def _plan(few: int, kind: str) -> Config:
-    return Config(FUSED=few)
+def _plan(rows: int, width: int, kind: str) -> Config:
+    return Config(FUSED=int(rows <= FEW and not kind.startswith("tf32")))
 
 
-# Whether a model's blocks are one stack of fused kernels, or those of the op `block`, one by one:
-# the vendor's products and a kernel for everything else. few: at most `FEW` rows. On chips without
-# an entry nothing was measured; on MI325X, measure the second first for many rows and float32.
+# Whether a model's blocks are one stack, or those of the op `block`, one by one: the vendor's
+# products and a kernel for everything else. On chips without an entry nothing was measured; on
+# MI325X, measure the second first for many rows and float32.
 PLAN = Space(
     "stack.plan",
     default=_plan,
-    configs=lambda few, kind: [Config(FUSED=fused) for fused in (0, 1)],
+    configs=lambda **key: [Config(FUSED=fused) for fused in (0, 1)],
 )
 
 
 def pays(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the plan for rows of x (N D) and products in ``dtype`` is the fused stack."""
-    few = int(x.numel() <= FEW * x.shape[-1])
+    """Whether the plan for rows of x (... D) and products in ``dtype`` is the stack."""
+    width = x.shape[-1]
+    rows = min(MOST_ROWS, next_power_of_2(x.numel() // width)) if width else 0
     kind = kind_of(x.new_empty(0, dtype=dtype))
-    return bool(PLAN.choose(x.device, few=few, kind=kind)["FUSED"])
+    key: dict[str, Any] = {"rows": rows, "width": next_power_of_2(width), "kind": kind}
+    return bool(PLAN.choose(x.device, **key)["FUSED"])
 
 
 def kind_of(a: torch.Tensor) -> str:
@@ -91,10 +93,11 @@ DESCRIBED = (
 
 def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
     """In 32 bits steps are half as deep, so that they take as much shared memory; where a product
-    is made of several, tiles are small."""
+    is made of several, tiles are small. The last one is no kernel of ours (see `is_fused`)."""
     narrow = 1 if kind == "16bit" else 2
+    apart = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
     described = DESCRIBED if kind == "16bit" and HAS_DESCRIPTORS else ()
-    return [
+    tiles = [
         Config(
             BM=bm, BN=bn, BK=bk // narrow, GROUP=8, DESCRIBED=by,
             num_warps=warps, num_stages=stages,
@@ -103,6 +106,7 @@ def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
         for bm, bn, bk, warps, stages in tiles
         if kind != "tf32x3" or (bm, bn) == (64, 64)
     ]  # fmt: skip
+    return [*tiles, apart]
 
 
 def _space(name: str) -> Space:
@@ -113,14 +117,34 @@ QKV, GATE_UP, OUT, DOWN = map(_space, ("qkv", "gate_up", "out", "down"))
 HIDDEN_GRADIENT, OUT_GRADIENT = map(_space, ("hidden_gradient", "out_gradient"))
 MLP_GRADIENT, ATTENTION_GRADIENT = map(_space, ("mlp_gradient", "attention_gradient"))
 WEIGHT_GRADIENTS = _space("weight_gradients")
+# The products of a block by name, in the order of a step: what a plan chooses for each.
+PRODUCTS = {
+    space.name.removeprefix("stack."): space
+    for space in (
+        *(QKV, OUT, GATE_UP, DOWN, HIDDEN_GRADIENT, MLP_GRADIENT, OUT_GRADIENT),
+        *(ATTENTION_GRADIENT, WEIGHT_GRADIENTS),
+    )
+}
+
+
+def _key(a_NI: torch.Tensor, columns: int) -> dict[str, Any]:
+    rows, inner = a_NI.shape
+    sizes = {"rows": min(MOST_ROWS, next_power_of_2(rows)), "inner": next_power_of_2(inner)}
+    return {**sizes, "columns": next_power_of_2(columns), "kind": kind_of(a_NI)}
+
+
+def is_fused(space: Space, a_NI: torch.Tensor, columns: int) -> bool:
+    """Whether the chip's choice for a product of a (N inner), with so many columns, is a kernel of
+    ours, which has its epilogue; else it is the vendor's BLAS, and a kernel behind it."""
+    return space.choose(a_NI.device, **_key(a_NI, columns))["BM"] > 0
 
 
 def _chosen(space: Space, a_NI: torch.Tensor, w: torch.Tensor, columns: int) -> Config:
-    """The tiles for a product of a (N inner) and w with so many columns."""
-    rows, inner = a_NI.shape
-    sizes = {"rows": min(MOST_ROWS, next_power_of_2(rows)), "inner": next_power_of_2(inner)}
-    kind, columns = kind_of(a_NI), next_power_of_2(columns)
-    return fitting(space.choose(a_NI.device, **sizes, columns=columns, kind=kind), a_NI, w)
+    """The tiles for a product of a (N inner) and w with so many columns; the default ones where the
+    chip's choice is the vendor's BLAS, and a plan asks for the kernel all the same."""
+    key = _key(a_NI, columns)
+    config = space.choose(a_NI.device, **key)
+    return fitting(config if config["BM"] else space.default(**key), a_NI, w)
 
 
 def fitting(config: Config, *matrices: torch.Tensor) -> Config:
@@ -157,14 +181,26 @@ def _options(config: Config, a: torch.Tensor, columns: int, half: int = 1) -> di
     return {**options, **dependent(a.device)}
 
 
-def fold(x_ND: torch.Tensor, gain_D: torch.Tensor, low_ND: torch.Tensor) -> torch.Tensor:
-    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32."""
+def fold(
+    x_ND: torch.Tensor,
+    gain_D: torch.Tensor,
+    low_ND: torch.Tensor,
+    *,
+    delta_ND: torch.Tensor | None = None,
+    total_ND: torch.Tensor | None = None,
+    rstd_N: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor | None:
+    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32.
+
+    Given rstd (N), write the norm of x itself instead, low = x rstd gain, and rstd; -> None. Given
+    delta and total (N D), first write total = x + delta, which then is what x stands for."""
     n_rows, width = x_ND.shape
-    squares = x_ND.new_empty((n_rows, 1), dtype=torch.float32)
+    squares = x_ND.new_empty((n_rows, 1), dtype=torch.float32) if rstd_N is None else None
     padded = next_power_of_2(max(width, 16))
     rows = max(1, min(2048 // padded, 16))
     kernels.fold_kernel[(cdiv(n_rows, rows),)](
-        x_ND, gain_D, low_ND, squares, n_rows, width,
+        x_ND, gain_D, low_ND, squares, n_rows, width, delta_ND, total_ND, rstd_N, eps,
         ROWS=rows, WIDTH=padded, num_warps=min(16, max(1, rows * padded // 512)),
         **dependent(x_ND.device),
     )  # fmt: skip
@@ -274,17 +310,19 @@ def norm_gradient(
     dx_ND: torch.Tensor,
     dx_low_ND: torch.Tensor | None,
     dgain_PD: torch.Tensor,
+    *,
+    scaled: bool = True,
 ) -> None:
     """Write the gradient of x, which a norm and a product with W (O D) followed, plus dresidual;
-    dy (N O) is times rstd, parts (N parts) its products with the result of the product. dgain (P D)
-    float32: partial sums for the gain, P as of `tile_rows`."""
+    dy (N O) is times rstd (not so where ``scaled`` is False), parts (N parts) its products with the
+    result of the product. dgain (P D) float32: partial sums for the gain, P as of `tile_rows`."""
     (n_rows, inner), width = dy_NO.shape, w_OD.shape[1]
     config = _chosen(space, dy_NO, w_OD, width)
     kernels.norm_gradient_kernel[_grid(config, n_rows, width)](
         *_operands(config, dy_NO, w_OD, False), parts, rstd_N, x_ND, gain_D, dresidual_ND,
         dx_ND, dx_low_ND, dgain_PD, n_rows, width, inner, parts.shape[1],
         PARTS=next_power_of_2(parts.shape[1]), **_options(config, dy_NO, width),
-        FETCH=n_rows <= FEW,
+        FETCH=n_rows <= FEW, SCALED=scaled,
     )  # fmt: skip
 
 

@@ -53,19 +53,29 @@ def heads_and_width(qkv: torch.Tensor, o: torch.Tensor, cos: torch.Tensor) -> tu
     return n_heads, (qkv.shape[-1] // width - n_heads) // 2, width
 
 
+class Norm(NamedTuple):
+    """A norm, and what it writes."""
+
+    gain: torch.Tensor  # (D)
+    low: torch.Tensor  # (N D): x times the gain, or the norm of x itself: the way's choice
+    rstd: torch.Tensor  # (N)
+    eps: float
+
+
 class Forward(NamedTuple):
     """What the forward pass of one block reads, then what it writes; N = B T."""
 
     w: Matrices
     x: torch.Tensor  # (N D)
-    squares: torch.Tensor  # (N parts): sums of x^2, as of `launches.fold`
+    squares: torch.Tensor | None  # (N parts): sums of x^2, as of `launches.fold`, or what the way
+    # gave for the norm of x
     cos: torch.Tensor
     sin: torch.Tensor
     mlp_norm: torch.Tensor
-    after: tuple[torch.Tensor, torch.Tensor | None] | tuple[None, None]
-    """The gain of the norm behind the block, and y times it; None behind the last block."""
+    after: Norm | None
+    """The norm behind the block; None behind the last one."""
     eps: float
-    low_1: torch.Tensor  # (N D): x times the gain of the first norm; it is read
+    low_1: torch.Tensor  # (N D): of the first norm; it is read
     qkv: torch.Tensor  # (B T E), and so on as they are saved
     o: torch.Tensor
     lse: torch.Tensor
@@ -108,16 +118,27 @@ class Backward(NamedTuple):
         return None if self.dout is self.dsum else self.dout
 
 
+Threes = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
 class Way(Protocol):
     """How the blocks of one pass are computed. Made with x (N D) and the number of blocks."""
 
     def __init__(self, x_BTD: torch.Tensor, layers: int) -> None: ...
 
+    def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
+        """Write what the norm ahead of the first product, with so many columns, writes; -> the
+        squares for the first block, if the way reads any."""
+
     def forward(self, index: int, block: Forward) -> torch.Tensor | None:
-        """Write what a block writes; -> the squares for the next one, None behind the last."""
+        """Write what a block writes; -> the squares for the next one, if there is one and the way
+        reads any."""
 
     def backward(self, index: int, block: Backward) -> None:
         """Write what the backward pass of a block writes."""
+
+    def weight_gradients(self, threes: Threes) -> None:
+        """Write the gradients of a block's matrices, as `launches.weight_gradients` does."""
 
     def tile_rows(
         self, qkv_BTE: torch.Tensor, gate_up_NU: torch.Tensor, head_dim: int
@@ -148,22 +169,22 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     if not layers or not x.numel():
         return x.clone(), *saved
     ways, x_ND = way(x, layers), contiguous(x).flatten(0, 1)
-    squares = launches.fold(x_ND, attention_norm[0], low_1[0])
+    norms = [Norm(*first, eps) for first in zip(attention_norm, low_1, rstd[:, 0], strict=True)]
+    squares = ways.begin(x_ND, norms[0], columns)
     for i, w in enumerate(matrices):
         last = i + 1 == layers
         y_ND = y.flatten(0, 1) if last else between[i]
-        found = ways.forward(
+        squares = ways.forward(
             i,
             Forward(
                 *(w, x_ND, squares, cos, sin, mlp_norm[i]),
-                (None, None) if last else (attention_norm[i + 1], low_1[i + 1]),
+                None if last else norms[i + 1],
                 eps,
                 *(low_1[i], qkv[i], o[i], lse[i], total[i], low_2[i], gate_up[i], h[i], rstd[i]),
                 y_ND,
             ),
         )
-        if found is not None:
-            x_ND, squares = y_ND, found
+        x_ND = y_ND
     return y, *saved
 
 
@@ -214,7 +235,7 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
         xs = saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]
         dw = dmatrices[i]
         dws = dw.qkv, dw.out, dw.gate_up, dw.down
-        make = partial(launches.weight_gradients, list(zip(dys, xs, dws, strict=True)))
+        make = partial(ways.weight_gradients, list(zip(dys, xs, dws, strict=True)))
         if _RECEIVERS:
             _RECEIVERS[-1](i, make, {name: dweight[i] for name, dweight in dweights.items()})
         else:

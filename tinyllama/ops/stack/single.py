@@ -14,9 +14,9 @@ from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.harness.kernels.together import APART, Watchdog, cooperative, phases
 from tinyllama.ops import attention
 from tinyllama.ops.attention import NARROW_HEAD
-from tinyllama.ops.stack import single_kernels
+from tinyllama.ops.stack import launches, single_kernels
 from tinyllama.ops.stack.launches import kind_of
-from tinyllama.ops.stack.passes import Backward, Forward, heads_and_width
+from tinyllama.ops.stack.passes import Backward, Forward, Norm, heads_and_width
 
 FORWARD_PHASES = ("q, k and v", "attention", "product of w_o", "gate and up", "product of w_down")
 BACKWARD_PHASES = ("gate and up", "second norm", "product of w_o", "attention", "first norm")
@@ -104,6 +104,11 @@ class InOne:
         shape = (layers, self.groups, APART)
         self.counters = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
+    def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
+        return launches.fold(x_ND, norm.gain, norm.low)
+
+    weight_gradients = staticmethod(launches.weight_gradients)
+
     def forward(self, index: int, block: Forward) -> torch.Tensor | None:
         w, (H, G, K), hidden = (
             block.w,
@@ -111,10 +116,11 @@ class InOne:
             block.h.shape[-1],
         )
         config, constants = self._chosen(FORWARD, block.qkv, (H + 2 * G) * K, hidden, H * K, K)
+        assert block.squares is not None
         n_parts, n_parts_1 = cdiv(self.width, config["BN"]), block.squares.shape[1]
         squares_2, squares = (block.squares.new_empty((len(block.x), n_parts)) for _ in range(2))
-        after_gain, after_low = block.after
-        last = after_gain is None
+        last = block.after is None
+        after_gain, after_low = (None, None) if block.after is None else block.after[:2]
         self._launch(
             single_kernels.single_forward_kernel,
             self._most(config, max((H + 2 * G) * K, self.width, 2 * hidden), H),
