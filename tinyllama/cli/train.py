@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tinyllama.cli.argument_types import file_path, number, whole, whole_within
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
-from tinyllama.model.config import MEMORY, PLANS, PRECISIONS, PRESETS, ModelConfig, TrainConfig
+from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
 
 if TYPE_CHECKING:
     from tinyllama.training.checkpoint import Checkpoint
@@ -98,9 +98,10 @@ def workload_options(parser: argparse.ArgumentParser, *, num_steps: int) -> None
     )
     option(
         "--plan",
-        choices=PLANS,
-        help="launches of a block of v4: several fused kernels, or a single one for each pass "
-        "(default fused)",
+        metavar="PLAN",
+        help="launches of a block of v4: fused (default; what this chip's table chooses for each "
+        "product), single (one launch a pass), or which products have fused kernels: all, none, "
+        "or names joined by +, such as out+down (docs/ULTRA.md)",
     )
     option(
         "--preset", choices=PRESETS, help="shape of the model; options override it (default small)"

@@ -27,11 +27,21 @@ def add(subparsers: Any) -> None:
     tune = subparsers.add_parser("tune", help="search the kernels' configurations on a GPU")
     tune.description = (
         "Time every configuration that the kernels declare, on the timed cases of their ops, and "
-        "write the fastest to the table of this chip. Nothing is searched in any other run."
+        "write the fastest to the table of this chip. Nothing is searched in any other run. With "
+        "--show, print what a chip's table chooses, and search nothing."
     )
     option = tune.add_argument
     option("--op", action="append", metavar="NAME", help="only this op; repeatable")
     option("--case", action="append", metavar="NAME", help="only this timed case; repeatable")
+    option(
+        "--sizes",
+        type=_sizes,
+        action="append",
+        metavar="D=512,...",
+        help="a case of these sizes instead of the timed ones, of one op; repeatable",
+    )
+    option("--show", action="store_true", help="print the choices in force; needs no GPU")
+    option("--chip", metavar="NAME", help="with --show: the chip (default: this GPU's)")
     option(
         "--dtype", action="append", choices=("fp32", "bf16", "fp16"), help="default fp32 and bf16"
     )
@@ -53,6 +63,14 @@ def add(subparsers: Any) -> None:
     tune.set_defaults(run=run)
 
 
+def _sizes(text: str) -> dict[str, int]:
+    """``D=512,F=2048`` as a mapping. Raises ArgumentTypeError for anything else."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name.isidentifier() and value.isdecimal() for name, _, value in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} are no sizes: write them as D=512,F=2048")
+    return {name: int(value) for name, _, value in pairs}
+
+
 def run(args: argparse.Namespace) -> int:
     """Search, print and write the table; the exit status."""
     import torch
@@ -65,6 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
     cases = _cases(args)
     device = default_device()
+    if args.show:
+        return _show_choices(cases, args.chip or chip_of(device), args.precision)
+    if args.chip:
+        raise UsageError("--chip is for --show: a search is of the GPU that is here")
     if device.type == "cpu":
         raise UsageError("tune needs a GPU: on a CPU kernels are interpreted, and no time counts")
     if args.output and not args.output.is_dir():
@@ -99,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cases(args: argparse.Namespace) -> list[OpCase]:
+    from tinyllama.harness import Case
     from tinyllama.harness.correct.cases import OpCase
     from tinyllama.harness.kernels.precision import SHORT
     from tinyllama.model.config import PLANS
@@ -107,11 +130,18 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
     check_known("--op", args.op, OPS)
     ops = [op for op in OPS.values() if not args.op or op.name in args.op]
     check_known("--case", args.case, (str(case) for op in ops for case in op.timed[1:]))
+    given = [Case(**sizes) for sizes in args.sizes or ()]
+    if given and len(ops) != 1:
+        raise UsageError("--sizes are those of one op: name it with --op")
+    for case in given:
+        wanted = set(ops[0].timed[0].dims)
+        if set(case.dims) != wanted:
+            raise UsageError(f"--sizes of {ops[0].name} are {', '.join(sorted(wanted))}: give all")
     dtypes = args.dtype or ["fp32", "bf16"]
     found = []
     for op in ops:
         providers = [op.providers[name] for name in ("triton", *PLANS) if name in op.providers]
-        for provider, case in itertools.product(providers, op.timed[1:]):
+        for provider, case in itertools.product(providers, given or op.timed[1:]):
             if args.case and str(case) not in args.case:
                 continue
             for dtype, short in SHORT.items():
@@ -125,6 +155,27 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
             "and --dtype"
         )
     return found
+
+
+def _show_choices(cases: list[OpCase], chip: str, precision: str) -> int:
+    """Print which configuration each kernel of the cases takes on a chip, and where that is said;
+    the exit status."""
+    from tinyllama.harness.correct.launched import launches_of
+    from tinyllama.harness.kernels.configs import SPACES, asked
+    from tinyllama.harness.kernels.resources import CHIPS
+
+    check_known("--chip", [chip] if chip else None, CHIPS)
+    for case in cases:
+        with asked() as keys:
+            how = {"chip": chip or None, "precision": precision}
+            launches_of(case.op, case.provider, case.case, case.dtype, **how)
+        print(f"{case}, {chip or 'no chip'}")
+        for (name, text), key in sorted(keys.items()):
+            config, listed = SPACES[name].on(chip, **key)
+            apart = dict(config.constants).get("BM") == 0
+            what = "the vendor's BLAS, and kernels behind it" if apart else config
+            print(f"    {name}, {text}: {what} ({'table' if listed else 'default'})")
+    return 0
 
 
 def _show(case: OpCase, found: Search) -> None:

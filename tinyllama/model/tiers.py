@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tinyllama.harness.machine.device import cannot
-from tinyllama.model.config import PLANS, ConfigError
+from tinyllama.model.config import ConfigError
 from tinyllama.ops import OPS
+from tinyllama.ops.stack import provider_of
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,9 @@ class Tier:
         return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
 
     def with_plan(self, plan: str | None) -> Tier:
-        """This tier with its blocks in the launches of a plan: a provider of the op ``stack``, such
-        as "fused" or "single"; None: as they are.
+        """This tier with its blocks in the launches of a plan, one of `tinyllama.ops.stack.
+        provider_of`: "fused" (what the chip's table chooses), "single", "all", "none", or products
+        such as "out+down"; None: as they are.
 
         Raises ConfigError for a tier whose blocks are not one op, and for an unknown plan.
         """
@@ -119,9 +121,11 @@ class Tier:
                 f"plan {plan!r} is for blocks that are one op, which tier {self.name} with this "
                 "memory mode has not: use tier v4 with memory fast, or no plan"
             )
-        if plan not in PLANS:
-            raise ConfigError(f"plan {plan!r} does not exist: use one of {', '.join(PLANS)}")
-        return replace(self, name=f"{self.name}-{plan}", table={**self.table, "stack": plan})
+        try:
+            provider = provider_of(plan)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return replace(self, name=f"{self.name}-{plan}", table={**self.table, "stack": provider})
 
     def with_memory(self, memory: str) -> Tier:
         """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.

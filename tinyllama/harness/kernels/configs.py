@@ -102,6 +102,12 @@ class Space:
             self._chosen[known] = self._choose(chip, key)
         return self._chosen[known]
 
+    def on(self, chip: str, **key: Key) -> tuple[Config, bool]:
+        """The choice on a chip, and whether the chip's table says so."""
+        return self._choose(chip, key), key_text(key) in _table(self.tables, chip).get(
+            self.name, {}
+        )
+
     def _choose(self, chip: str, key: dict[str, Key]) -> Config:
         """From the table, or the default. Raises ValueError for a table that does not fit."""
         default = self.default(**key)
