@@ -1,7 +1,8 @@
-"""Loss curves on real text: V3 follows V1 for a thousand steps, as closely as rounding allows.
+"""Loss curves on real text: V3 and V4 follow V1 for a thousand steps, as closely as rounding allows.
 
 What rounding alone does is measured in the same run: V1 in this precision against V1 in float64,
-from the same weights on the same batches.
+from the same weights on the same batches; and five runs of V1 in bf16 whose initial weights differ
+by less than a rounding.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.bench.curves import GROUP, RUNS, curve, entry_of, not_here
+from tinyllama.bench.curves import (
+    GROUP,
+    OTHERS,
+    RUNS,
+    curve,
+    entry_of,
+    losses_of,
+    means,
+    not_here,
+)
 from tinyllama.model.tiers import V1
 
 CLOSENESS = 2.0  # times the distance that rounding makes
@@ -21,24 +31,44 @@ Curves = dict[tuple[str, str], torch.Tensor]
 
 @pytest.fixture(scope="module", params=[GROUP])
 def group(recording: Any, device: torch.device) -> Iterator[Curves]:
-    """The smoothed loss of each run, float64 on the CPU."""
+    """The loss of every step of each run, float64 on the CPU."""
     reason = not_here(device)
     if reason:
         pytest.skip(reason)
     with recording.group(GROUP) as record:
-        found = {run: curve(*run, device) for run in RUNS}
-        record.add(*(entry_of(*run, losses) for run, losses in found.items()))
+        found = {run: losses_of(*run, device) for run in RUNS}
+        record.add(*(entry_of(*run, curve(losses)) for run, losses in found.items()))
         yield found
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_v3_follows_v1(group: Curves, precision: str) -> None:
+@pytest.mark.parametrize(("tier", "precision"), [run for run in RUNS if run[0] != "v1"])
+def test_it_follows_v1(group: Curves, tier: str, precision: str) -> None:
     exact, own, ours = (
-        group[run] for run in (("v1", "fp64"), ("v1", precision), ("v3", precision))
+        curve(group[run]) for run in (("v1", "fp64"), ("v1", precision), (tier, precision))
     )
     assert own[0] - own[-1] > 1, "V1 does not learn the text"
     rounding = (own - exact).abs().max().item()
     distance = (ours - own).abs().max().item()
     assert distance <= CLOSENESS * rounding, (
-        f"V3 is {distance:.3g} from {V1.title} in {precision}; rounding alone makes {rounding:.3g}"
+        f"{tier} is {distance:.3g} from {V1.title} in {precision}; rounding alone makes {rounding:.3g}"
     )
+
+
+@pytest.mark.parametrize("tier", ["v3", "v4"])
+def test_its_means_are_among_those_of_v1(
+    group: Curves, tier: str, device: torch.device, others: list[torch.Tensor]
+) -> None:
+    """Each mean of 100 steps is within the range of five runs of V1, widened by its own width on
+    either side: the range itself leaves out one in three of equal runs (2 of 6 are at its ends)."""
+    runs = torch.stack([means(group["v1", "bf16"]), *others])
+    low, high = runs.amin(0), runs.amax(0)
+    assert (high > low).all(), "the runs of V1 do not differ: their weights were not changed"
+    width, found = high - low, means(group[tier, "bf16"])
+    outside = (found < low - width) | (found > high + width)
+    assert not outside.any(), f"{found[outside]} outside of {low[outside]} to {high[outside]}"
+
+
+@pytest.fixture(scope="module")
+def others(group: Curves, device: torch.device) -> list[torch.Tensor]:
+    """The means of the other runs of V1."""
+    return [means(losses_of("v1", "bf16", device, nudged=1 + n)) for n in range(OTHERS)]

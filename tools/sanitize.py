@@ -1,9 +1,9 @@
 """The kernels under compute-sanitizer: accesses out of bounds, races, reads of unwritten memory.
 
-    python -m tools.sanitize [--tool memcheck] [--only rope,silu_mul]
+    python -m tools.sanitize [--tool memcheck] [--only rope,silu_mul] [--timed]
 
-Every provider with kernels runs on every case of its op, forward and backward, in fp32 and bf16,
-in memory that is not pooled, so that no buffer has a neighbour. First a kernel with a planted fault
+Every provider with kernels runs on every case of its op, forward and backward, in fp32 and bf16
+(with --timed on the timed cases instead, for which chips' tables choose other kernels), in memory that is not pooled, so that no buffer has a neighbour. First a kernel with a planted fault
 shows that the tool sees one here. Exit status: 0 nothing found, 1 a fault, 2 no such tool, no GPU,
 or a tool that misses the planted fault.
 """
@@ -11,17 +11,18 @@ or a tool that misses the planted fault.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.machine.device import synchronize
@@ -48,21 +49,23 @@ def stray_kernel(x: Any, y: Any, n: Any, FAULT: tl.constexpr) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cuda_tools.parser(__doc__)
     parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all three")
+    parser.add_argument("--timed", action="store_true", help="the timed cases instead")
     parser.add_argument("--inside", help=argparse.SUPPRESS)  # what a sanitized process runs
     args = parser.parse_args(argv)
     try:
         names = cuda_tools.op_names(args.only)
         if args.inside:
-            _launch_stray(args.inside) if args.inside in ("store", "load") else _run(names)
+            _launch_stray(args.inside) if args.inside in ("store", "load") else _run(names, args.timed)
             return 0
         sanitizer = cuda_tools.program("compute-sanitizer")
-        return max([_status(sanitizer, tool, names) for tool in args.tool or TOOLS])
+        which = "timed" if args.timed else "ops"
+        return max([_status(sanitizer, tool, names, which) for tool in args.tool or TOOLS])
     except ToolError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 2
 
 
-def _status(sanitizer: str, tool: str, names: Sequence[str]) -> int:
+def _status(sanitizer: str, tool: str, names: Sequence[str], which: str) -> int:
     """1 where a tool finds a fault in these ops, else 0.
 
     Raises ToolError for a tool that misses the planted fault.
@@ -70,7 +73,7 @@ def _status(sanitizer: str, tool: str, names: Sequence[str]) -> int:
     planted = TOOLS[tool]
     if planted is not None and (status := _process(sanitizer, tool, planted, ())) != FOUND:
         raise ToolError(f"{tool} does not see the planted {planted} here (status {status})")
-    status = _process(sanitizer, tool, "ops", names)
+    status = _process(sanitizer, tool, which, names)
     if status == 0:
         print(f"{tool}: nothing found in {', '.join(names)}")
         return 0
@@ -81,9 +84,10 @@ def _status(sanitizer: str, tool: str, names: Sequence[str]) -> int:
 def _process(sanitizer: str, tool: str, inside: str, names: Sequence[str]) -> int:
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     command += [sys.executable, "-m", "tools.sanitize", "--inside", inside]
+    command += ["--timed"] if inside == "timed" else []
     command += ["--only", ",".join(names)]
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    output = None if inside == "ops" else subprocess.DEVNULL
+    output = None if inside in ("ops", "timed") else subprocess.DEVNULL
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=env, stdout=output, stderr=output, timeout=SECONDS, check=False
@@ -129,10 +133,10 @@ class Written(TorchDispatchMode):
 aten = torch.ops.aten
 
 
-def _run(names: Sequence[str]) -> None:
+def _run(names: Sequence[str], timed: bool) -> None:
     """Each provider with kernels once on each of its cases; `test_ops` compares the results."""
     device = torch.device("cuda")
-    for case in op_cases(OPS[name] for name in names):
+    for case in _timed_cases(names) if timed else op_cases(OPS[name] for name in names):
         provider = case.provider
         if "triton" not in provider.requires or case.varied or case.dtype not in DTYPES:
             continue
@@ -141,6 +145,12 @@ def _run(names: Sequence[str]) -> None:
                 evaluate(case.op, provider.call, case.inputs(device), provider.overwrites)
             synchronize(device)
             print(case, flush=True)
+
+
+def _timed_cases(names: Sequence[str]) -> Iterator[OpCase]:
+    for op in (OPS[name] for name in names):
+        for provider, case, dtype in itertools.product(op.providers.values(), op.timed, op.dtypes):
+            yield OpCase(op, provider, case, dtype)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,18 @@ import torch
 
 pytest.importorskip("triton")
 
+from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import dependent, recorded
 from tinyllama.harness.kernels.precision import narrowed, rounded, rounded_copy
 from tinyllama.harness.kernels.streams import Side
+from tinyllama.harness.machine.device import cannot
 from tinyllama.model import llama
-from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
+from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import RoundedWeights
 from tinyllama.model.tiers import V3, V4, StepPlan
-from tinyllama.ops.stack import launches, receiving
+from tinyllama.ops.stack import launches, receiving, stack
 from tinyllama.ops.stack.launches import FEW, pays
 from tinyllama.training.step import TrainStep, products
 
@@ -266,6 +268,42 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -
     before, tokens = weights(step), TOKENS.to(device)
     step(tokens[:, :-1], tokens[:, 1:])
     assert same(*([w.nan_to_num() for w in several] for several in (before, weights(step))))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", [None, "single", "out+down+attention_gradient"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_repeated_a_captured_step_gives_equal_bits(
+    plan: str | None, precision: str, gpu: torch.device
+) -> None:
+    """Of the workload `small`, 50 times from one state: loss, gradients, parameters, moments."""
+    if reason := cannot(precision, gpu) or cannot("cooperative", gpu):
+        pytest.skip(reason)
+    shape = WORKLOADS["small"]
+    config = TrainConfig(
+        batch_size=shape.batch_size, seq_len=shape.seq_len, precision=precision, learning_rate=1e-3
+    )
+    generator = torch.Generator().manual_seed(0)
+    size = (config.batch_size, config.seq_len + 1)
+    tokens = torch.randint(shape.model.vocab_size, size, generator=generator).to(gpu)
+    with products(precision, gpu), providers_restored([stack]):
+        step = TrainStep(TinyLlama(shape.model, V4.with_plan(plan)).to(gpu), config)
+        step.prepare()
+        assert step.graphs
+        state = [*step.optimizer.parameters, *step.optimizer.tensors().values()]
+        before = [tensor.detach().clone() for tensor in state]
+        first: list[torch.Tensor] = []
+        for repeat in range(50):
+            with torch.no_grad():
+                for tensor, copy in zip(state, before, strict=True):
+                    tensor.copy_(copy)
+            step(tokens)
+            gradients = [parameter.grad for parameter in step.optimizer.parameters]
+            found = [t.detach().clone() for t in (*state, *gradients, step.loss) if t is not None]
+            assert len(found) == len(state) + len(gradients) + 1
+            first = first or found
+            assert same(found, first), f"repeat {repeat} differs"
+    assert not same(first[: len(before)], before)
 
 
 # -- the plan -------------------------------------------------------------------------------------

@@ -18,7 +18,12 @@ from tinyllama.training.step import TrainStep, products
 
 GROUP, WORKLOAD, STEPS, WINDOW, EVERY = "curves-small", "small", 1000, 50, 10
 TEXT = Path(__file__).resolve().parents[2] / "docs"
-RUNS = (("v1", "fp64"), ("v1", "fp32"), ("v3", "fp32"), ("v1", "bf16"), ("v3", "bf16"))
+RUNS = (
+    *(("v1", "fp64"), ("v1", "fp32"), ("v3", "fp32")),
+    *(("v1", "bf16"), ("v3", "bf16"), ("v4", "bf16")),
+)
+OTHERS, MEAN = 4, 100  # more runs of V1 in bf16, and the steps whose losses are averaged
+NUDGE = 2.0**-12  # of a weight, relative: about a sixteenth of a unit of bf16
 
 
 def groups(device: torch.device) -> list[str]:
@@ -33,9 +38,14 @@ def not_here(device: torch.device) -> str | None:
     return V3.cannot_run(device)
 
 
-def curve(tier: str, precision: str, device: torch.device) -> torch.Tensor:
-    """The loss of a run, smoothed over each window of steps: float64 on the CPU."""
-    return _losses(tier, precision, device).unfold(0, WINDOW, 1).mean(-1)
+def curve(losses: torch.Tensor) -> torch.Tensor:
+    """The losses of a run, smoothed over each window of steps."""
+    return losses.unfold(0, WINDOW, 1).mean(-1)
+
+
+def means(losses: torch.Tensor) -> torch.Tensor:
+    """The mean loss of each `MEAN` steps."""
+    return losses.unfold(0, MEAN, MEAN).mean(-1)
 
 
 def entry_of(tier: str, precision: str, curve: torch.Tensor) -> CurveEntry:
@@ -51,8 +61,9 @@ def entry_of(tier: str, precision: str, curve: torch.Tensor) -> CurveEntry:
     )
 
 
-def _losses(tier: str, precision: str, device: torch.device) -> torch.Tensor:
-    """The loss of every step of a run (STEPS), float64 on the CPU."""
+def losses_of(tier: str, precision: str, device: torch.device, nudged: int = 0) -> torch.Tensor:
+    """The loss of every step of a run (STEPS), float64 on the CPU. nudged: above 0, the seed of
+    changes to the initial weights that are below the rounding of bf16."""
     shape = WORKLOADS[WORKLOAD]
     config = TrainConfig(
         batch_size=shape.batch_size,
@@ -64,7 +75,18 @@ def _losses(tier: str, precision: str, device: torch.device) -> torch.Tensor:
         model = TinyLlama(shape.model, tier).to(device)
         if precision == "fp64":
             model = model.double()
+        if nudged:
+            _nudge(model, nudged)
         step = TrainStep(model, config)
         step.prepare()
         losses = [step(*batches.batch(n)).detach().double().clone() for n in range(STEPS)]
     return torch.stack(losses).cpu()
+
+
+@torch.no_grad()
+def _nudge(model: TinyLlama, seed: int) -> None:
+    """Multiply each weight by 1 + u, u uniform within +-`NUDGE`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        u = torch.rand(parameter.shape, generator=generator) * 2 - 1
+        parameter.mul_((1 + NUDGE * u).to(parameter))

@@ -19,7 +19,8 @@ from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.stack import kernels
 
 MOST_ROWS = 8192  # more rows share one choice
-FEW = 2048  # rows, up to which what an epilogue reads is brought into the cache ahead
+FEW = 2048  # rows, up to which the stack is the default plan
+AHEAD = 2048  # and up to which what an epilogue reads is brought into the cache ahead
 
 
 def _plan(rows: int, width: int, kind: str) -> Config:
@@ -268,7 +269,7 @@ def add_product(
     kernels.residual_kernel[_grid(config, n_rows, width)](
         *_operands(config, a_NI, w_DI, True), x_ND, gain_D, total_ND, low_ND,
         None if gain_D is None else squares, n_rows, width, inner, parts,
-        **_options(config, a_NI, width), FETCH=n_rows <= FEW,
+        **_options(config, a_NI, width), FETCH=n_rows <= AHEAD,
     )  # fmt: skip
     return squares
 
@@ -288,7 +289,7 @@ def hidden_gradient(
     kernels.hidden_gradient_kernel[_grid(config, n_rows, hidden)](
         *_operands(config, dy_ND, w_DF, False), gate_up_NU, rstd_N, dgate_up_NU, parts,
         n_rows, width, hidden, parts.shape[1], **_options(config, dy_ND, hidden),
-        FETCH=n_rows <= FEW,
+        FETCH=n_rows <= AHEAD,
     )  # fmt: skip
     return parts
 
@@ -322,7 +323,7 @@ def norm_gradient(
         *_operands(config, dy_NO, w_OD, False), parts, rstd_N, x_ND, gain_D, dresidual_ND,
         dx_ND, dx_low_ND, dgain_PD, n_rows, width, inner, parts.shape[1],
         PARTS=next_power_of_2(parts.shape[1]), **_options(config, dy_NO, width),
-        FETCH=n_rows <= FEW, SCALED=scaled,
+        FETCH=n_rows <= AHEAD, SCALED=scaled,
     )  # fmt: skip
 
 

@@ -1,0 +1,169 @@
+"""Plans of `stack`: which products are kernels of ours, and which the vendor's BLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.stacks import EPS, gradients, inputs
+from tinyllama.cli import main
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.declare.registry import providers_restored
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.model.config import ConfigError, ModelConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import V4
+from tinyllama.ops.stack import Inputs, provider_of, stack
+from tinyllama.ops.stack.launches import FEW, PRODUCTS, pays
+from tinyllama.suites.accuracy import assert_accurate
+
+MIX = "out+down+attention_gradient"  # the one that was measured to win for many rows
+PLANS = [
+    *("all", "none", MIX, "qkv+mlp_gradient", "gate_up+hidden_gradient"),
+    *(f"{left_out} left out" for left_out in PRODUCTS),
+]
+KERNELS = {
+    "qkv": "qkv_kernel",
+    "gate_up": "gate_up_kernel",
+    "hidden_gradient": "hidden_gradient_kernel",
+    "out_gradient": "product_kernel",
+    "weight_gradients": "weight_gradients_kernel",
+}
+
+
+@pytest.fixture(autouse=True)
+def plans_forgotten() -> Iterator[None]:
+    """A plan by name registers its provider."""
+    with providers_restored([stack]):
+        yield
+
+
+def plan_of(name: str) -> str:
+    return "+".join(one for one in PRODUCTS if f"{one} left" not in name) if "left" in name else name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_is_as_accurate_as_eager(
+    name: str, dtype: torch.dtype, device: torch.device, seed: int
+) -> None:
+    """Three blocks, so that one hands its norm to a block and takes that of another."""
+    provider = stack[provider_of(plan_of(name))]
+    case = next(case for case in stack.cases if case.dims["L"] == 3)
+    assert_accurate(OpCase(stack, provider, case, dtype), device, seed)
+
+
+@contextmanager
+def vendors(given: Inputs, *names: str) -> Iterator[None]:
+    """These products are the vendor's by their tables."""
+    with asked() as keys:
+        gradients(given)
+    with ExitStack() as forced:
+        for (space, _), key in keys.items():
+            if space.removeprefix("stack.") in names:
+                config = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
+                forced.enter_context(SPACES[space].force(config, **key))
+        yield
+
+
+def kernels_of(call: Callable[[], object]) -> list[str]:
+    with recorded("gfx942") as launches:
+        call()
+    return [launch.identity for launch in launches]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_table_chooses_for_each_product(name: str) -> None:
+    """A product that is the vendor's there is no launch of ours; a plan by name has none the less
+    all that it names, in the default tiles, and nothing else."""
+    cpu = inputs(16, 2, 1, 64, torch.device("cpu"))
+    given, kernel = Inputs._make(tensor.to("meta") for tensor in cpu), f"stack.{KERNELS[name]}"
+    with recorded("gfx942"), vendors(given, name):
+        assert kernel not in kernels_of(lambda: gradients(given))
+        assert kernel in kernels_of(lambda: gradients(given, provider_of(name)))
+    assert kernel in kernels_of(lambda: gradients(given))
+    others = {f"stack.{other}" for other in KERNELS.values()} - {kernel}
+    assert not others & set(kernels_of(lambda: gradients(given, provider_of(name))))
+
+
+def test_by_the_table_or_by_name_it_is_the_same_plan(device: torch.device) -> None:
+    given = inputs(9, 2, 1, 32, device)
+    with vendors(given, *(name for name in PRODUCTS if name not in MIX.split("+"))):
+        by_table = gradients(given)
+    by_name = gradients(given, provider_of(MIX))
+    assert all(map(torch.equal, by_table, by_name))
+    assert not all(map(torch.equal, by_table, gradients(given)))
+
+
+def test_a_sum_and_the_norm_behind_it_are_one_launch() -> None:
+    """Of the vendor's products, as in V3."""
+    cpu = inputs(16, 2, 1, 64, torch.device("cpu"))
+    given = Inputs._make(tensor.to("meta") for tensor in cpu)
+    with recorded("gfx942") as launches:
+        stack[provider_of("none")].call(*given, eps=EPS)
+    norms = [launch for launch in launches if launch.identity == "stack.fold_kernel"]
+    assert len(norms) == 2 * given.w_q.shape[0]  # the first norm, and one behind each sum but one
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_one_provider_however_it_is_written() -> None:
+    assert provider_of("fused") == "fused"
+    assert provider_of("down+out") == provider_of("out+down") == "out_and_down"
+    assert stack[provider_of("down+out")] is stack["out_and_down"]
+    assert V4.with_plan("down+out").table["stack"] == "out_and_down"
+    with pytest.raises(ValueError, match=r"plan 'out\+dwon' .* of qkv, .* \(not 'dwon'\)"):
+        provider_of("out+dwon")
+    with pytest.raises(ConfigError, match="plan '' does not exist"):
+        V4.with_plan("")
+
+
+def test_a_plan_by_name_is_used_for_many_rows_too() -> None:
+    shape = ModelConfig(hidden_dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=24)
+    many = torch.empty(1, FEW + 1, 16, device="meta")
+    assert not pays(many, torch.bfloat16)
+    for plan, stacked in (("fused", False), ("none", True), (MIX, True)):
+        assert TinyLlama(shape, V4.with_plan(plan)).stacks(many, torch.bfloat16) == stacked
+
+
+# -- printed --------------------------------------------------------------------------------------
+
+SIZES = "L=1,B=2,T=16,D=64,Q=64,R=32,F=64,C=16"
+
+
+def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """For the timed case of the table, and for sizes that it does not have."""
+    how = ["tune", "--show", "--op", "stack", "--dtype", "bf16", "--chip", "sm_90"]
+    assert main(how) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = {line.split(",")[0].strip() for line in lines if "(table)" in line}
+    assert {f"stack.{name}" for name in PRODUCTS} <= shown
+    assert main([*how, "--sizes", SIZES]) == 0
+    found = capsys.readouterr().out
+    assert f"stack-fused-{SIZES.replace('=', '').replace(',', '')}-bf16, sm_90" in found
+    assert "stack.qkv, columns=128,inner=64,kind=16bit,rows=32: BK=64" in found
+    assert "(default)" in found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--sizes", "L=1"], "--sizes are those of one op"),
+        (["--op", "stack", "--sizes", "L=1"], "--sizes of stack are B, C, D, F, L, Q, R, T"),
+        (["--show", "--chip", "sm_1"], "--chip"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_tune_cannot_show_is_refused(
+    wrong: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *wrong]) == 2
+    assert said in capsys.readouterr().err
+
