@@ -125,7 +125,12 @@ class Tier:
             provider = provider_of(plan)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return replace(self, name=f"{self.name}-{plan}", table={**self.table, "stack": provider})
+        tier = replace(self, name=f"{self.name}-{plan}", table={**self.table, "stack": provider})
+        if plan != "single":
+            return tier
+        # As few launches as can be: one update, at the end.
+        gpu, cpu = (replace(one, overlap=False) for one in (self.gpu, self.cpu))
+        return replace(tier, gpu=gpu, cpu=cpu)
 
     def with_memory(self, memory: str) -> Tier:
         """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.

@@ -117,6 +117,10 @@ class TrainStep:
             for layer, block in enumerate(model.layers)
             for name, parameter in block.named_parameters()
         }
+        # Where AdamW need not wait for a scaler, the launch that counts a step also judges its loss.
+        table = model.tier.table
+        in_one = "stack" in table and table["adamw"] == "triton"
+        self._counts_and_judges = in_one and config.precision != "fp16"
         # An optimizer on the host waits for one number of the device: its copy, and an event.
         self._host_waits = self.optimizer.found_inf.device.type != self.device.type
         self._copied = torch.zeros((), pin_memory=self._host_waits)
@@ -335,6 +339,10 @@ class TrainStep:
             self.norm = self._reduction.clip(self.config.max_grad_norm)
             # A norm that is not finite would zero every finite gradient.
             self._judge(self.loss + self.norm)
+        if self._counts_and_judges:
+            self.optimizer.begin(self._judged)
+            self.optimizer.update_rest()
+            return
         self._guard()
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -138,6 +138,9 @@ class InSeveral:
 
     # -- backward -----------------------------------------------------------------------------
 
+    def begin_backward(self, dy_ND: torch.Tensor, low_ND: torch.Tensor) -> None:
+        launches.fold(dy_ND, None, low_ND)
+
     def backward(self, index: int, block: Backward) -> None:
         w, dout, o, dqkv_NE = block.w, block.dout, block.o, block.dqkv.flatten(0, 1)
         width, rows_q = 2 * block.cos.shape[-1], o.shape[-1]

@@ -152,13 +152,18 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 
 @jit
 def fold_kernel(
-    x, gain, low, squares, n_rows, width, delta, total, rstd, eps,
+    x, gain, low, squares, n_rows, width, delta, total, rstd, eps, counters, n_counters,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """low = x gain, and the sum of x^2 of each row, where no product of ours made x. Where rstd is
     given it is written, and low is times it. Where delta is given, total = x + delta, and low is
-    that of total."""
+    that of total. Without a gain, low = x. The first program sets the counters to 0."""
     begin(PDL)
+    if counters is not None:
+        if tl.program_id(0) == 0:
+            for first in range(0, n_counters, 1024):
+                at = first + tl.arange(0, 1024)
+                tl.store(counters + at, tl.zeros((1024,), tl.int32), mask=at < n_counters)
     row = tl.program_id(0) * ROWS
     wide = _load(x, row, 0, width, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
     if delta is not None:
@@ -166,15 +171,16 @@ def fold_kernel(
         rounded = (wide + more.to(tl.float32)).to(total.dtype.element_ty)
         _store(total, rounded, row, 0, width, n_rows, width, ROWS, WIDTH, False)
         wide = rounded.to(tl.float32)
-    rows, sums = row + tl.arange(0, ROWS), tl.sum(wide * wide, 1)
-    if rstd is None:
-        tl.store(squares + rows, sums, mask=rows < n_rows)
-    else:
-        scale = tl.rsqrt(sums / width + eps)
-        tl.store(rstd + rows, scale, mask=rows < n_rows)
-        wide *= scale[:, None]
-    gains = _vector(gain, 0, width, WIDTH, False)
-    _store(low, wide * gains[None, :], row, 0, width, n_rows, width, ROWS, WIDTH, False)
+    if gain is not None:
+        rows, sums = row + tl.arange(0, ROWS), tl.sum(wide * wide, 1)
+        if rstd is None:
+            tl.store(squares + rows, sums, mask=rows < n_rows)
+        else:
+            scale = tl.rsqrt(sums / width + eps)
+            tl.store(rstd + rows, scale, mask=rows < n_rows)
+            wide *= scale[:, None]
+        wide *= _vector(gain, 0, width, WIDTH, False)[None, :]
+    _store(low, wide, row, 0, width, n_rows, width, ROWS, WIDTH, False)
 
 
 @jit

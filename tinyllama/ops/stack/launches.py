@@ -184,24 +184,29 @@ def _options(config: Config, a: torch.Tensor, columns: int, half: int = 1) -> di
 
 def fold(
     x_ND: torch.Tensor,
-    gain_D: torch.Tensor,
+    gain_D: torch.Tensor | None,
     low_ND: torch.Tensor,
     *,
+    counters: torch.Tensor | None = None,
     delta_ND: torch.Tensor | None = None,
     total_ND: torch.Tensor | None = None,
     rstd_N: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor | None:
-    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32.
+    """Write low = x gain; -> the sums of x^2 of the rows (N 1), float32. Without a gain, low = x,
+    and nothing is summed. counters: dense int32, to be set to 0 by the same launch.
 
     Given rstd (N), write the norm of x itself instead, low = x rstd gain, and rstd; -> None. Given
     delta and total (N D), first write total = x + delta, which then is what x stands for."""
     n_rows, width = x_ND.shape
-    squares = x_ND.new_empty((n_rows, 1), dtype=torch.float32) if rstd_N is None else None
+    squares = None
+    if rstd_N is None and gain_D is not None:
+        squares = x_ND.new_empty((n_rows, 1), dtype=torch.float32)
     padded = next_power_of_2(max(width, 16))
     rows = max(1, min(2048 // padded, 16))
     kernels.fold_kernel[(cdiv(n_rows, rows),)](
         x_ND, gain_D, low_ND, squares, n_rows, width, delta_ND, total_ND, rstd_N, eps,
+        counters, 0 if counters is None else counters.numel(),
         ROWS=rows, WIDTH=padded, num_warps=min(16, max(1, rows * padded // 512)),
         **dependent(x_ND.device),
     )  # fmt: skip

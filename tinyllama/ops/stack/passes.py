@@ -137,6 +137,9 @@ class Way(Protocol):
     def backward(self, index: int, block: Backward) -> None:
         """Write what the backward pass of a block writes."""
 
+    def begin_backward(self, dy_ND: torch.Tensor, low_ND: torch.Tensor) -> None:
+        """Write dy, the gradient of the stack's result, in the products' dtype."""
+
     def weight_gradients(self, threes: Threes) -> None:
         """Write the gradients of a block's matrices, as `launches.weight_gradients` does."""
 
@@ -212,7 +215,7 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
     gains = allocate((2, layers, max(tiles), D), dtype=torch.float32)
     low = None if x.dtype is dtype else dtype
     dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
-    dlow[-1].copy_(dx_ND)
+    ways.begin_backward(dx_ND, dlow[-1])
     dmatrices, dweights = _views(weights, flat), _split(weights, flat)
     for i in reversed(range(layers)):
         names = ("qkv", "o", "lse", "sum", "gate_up")

@@ -102,10 +102,14 @@ class InOne:
         self.groups = min(self.B, processors)
         self.programs = processors // self.groups  # of a sequence, at most
         shape = (layers, self.groups, APART)
-        self.counters = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        # Set to 0 by the first launch of a pass.
+        self.counters = torch.empty(shape, dtype=torch.int32, device=self.device)
 
     def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
-        return launches.fold(x_ND, norm.gain, norm.low)
+        return launches.fold(x_ND, norm.gain, norm.low, counters=self.counters)
+
+    def begin_backward(self, dy_ND: torch.Tensor, low_ND: torch.Tensor) -> None:
+        launches.fold(dy_ND, None, low_ND, counters=self.counters)
 
     weight_gradients = staticmethod(launches.weight_gradients)
 
