@@ -1,4 +1,4 @@
-"""Loss curves on real text: V3 and V4 follow V1 for a thousand steps, as closely as rounding allows.
+"""Loss curves on real text: V3 and V4 follow V1 for a thousand steps, as far as rounding allows.
 
 What rounding alone does is measured in the same run: V1 in this precision against V1 in float64,
 from the same weights on the same batches; and five runs of V1 in bf16 whose initial weights differ
@@ -50,7 +50,8 @@ def test_it_follows_v1(group: Curves, tier: str, precision: str) -> None:
     rounding = (own - exact).abs().max().item()
     distance = (ours - own).abs().max().item()
     assert distance <= CLOSENESS * rounding, (
-        f"{tier} is {distance:.3g} from {V1.title} in {precision}; rounding alone makes {rounding:.3g}"
+        f"{tier} is {distance:.3g} from {V1.title} in {precision}; "
+        f"rounding alone makes {rounding:.3g}"
     )
 
 

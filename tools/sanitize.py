@@ -3,7 +3,8 @@
     python -m tools.sanitize [--tool memcheck] [--only rope,silu_mul] [--timed]
 
 Every provider with kernels runs on every case of its op, forward and backward, in fp32 and bf16
-(with --timed on the timed cases instead, for which chips' tables choose other kernels), in memory that is not pooled, so that no buffer has a neighbour. First a kernel with a planted fault
+(with --timed on the timed cases instead, for which the chips' tables choose other kernels), in
+memory that is not pooled, so that no buffer has a neighbour. First a kernel with a planted fault
 shows that the tool sees one here. Exit status: 0 nothing found, 1 a fault, 2 no such tool, no GPU,
 or a tool that misses the planted fault.
 """
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         names = cuda_tools.op_names(args.only)
         if args.inside:
-            _launch_stray(args.inside) if args.inside in ("store", "load") else _run(names, args.timed)
+            _launch_stray(args.inside) if args.inside in ("store", "load") else _run(
+                names, args.timed
+            )
             return 0
         sanitizer = cuda_tools.program("compute-sanitizer")
         which = "timed" if args.timed else "ops"
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _status(sanitizer: str, tool: str, names: Sequence[str], which: str) -> int:
+def _status(sanitizer: str, tool: str, names: Sequence[str], which: str = "ops") -> int:
     """1 where a tool finds a fault in these ops, else 0.
 
     Raises ToolError for a tool that misses the planted fault.

@@ -45,7 +45,9 @@ def plans_forgotten() -> Iterator[None]:
 
 
 def plan_of(name: str) -> str:
-    return "+".join(one for one in PRODUCTS if f"{one} left" not in name) if "left" in name else name
+    return (
+        "+".join(one for one in PRODUCTS if f"{one} left" not in name) if "left" in name else name
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -166,4 +168,3 @@ def test_what_tune_cannot_show_is_refused(
 ) -> None:
     assert main(["tune", *wrong]) == 2
     assert said in capsys.readouterr().err
-

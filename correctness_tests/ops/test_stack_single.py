@@ -313,7 +313,9 @@ def test_a_plan_is_for_tiers_whose_blocks_are_one_op() -> None:
     for tier in (V3, V4.with_memory("small")):
         with pytest.raises(ConfigError, match=rf"plan 'single' is for .* tier {tier.name} "):
             tier.with_plan("single")
-    with pytest.raises(ConfigError, match="plan 'double' does not exist: use fused, single, all, none, or"):
+    with pytest.raises(
+        ConfigError, match="plan 'double' does not exist: use fused, single, all, none, or"
+    ):
         V4.with_plan("double")
 
 

@@ -167,8 +167,11 @@ def _show_choices(cases: list[OpCase], chip: str, precision: str) -> int:
     check_known("--chip", [chip] if chip else None, CHIPS)
     for case in cases:
         with asked() as keys:
-            how = {"chip": chip or None, "precision": precision}
-            launches_of(case.op, case.provider, case.case, case.dtype, **how)
+            launches_of(
+                *(case.op, case.provider, case.case, case.dtype),
+                chip=chip or None,
+                precision=precision,
+            )
         print(f"{case}, {chip or 'no chip'}")
         for (name, text), key in sorted(keys.items()):
             config, listed = SPACES[name].on(chip, **key)

@@ -117,7 +117,7 @@ class TrainStep:
             for layer, block in enumerate(model.layers)
             for name, parameter in block.named_parameters()
         }
-        # Where AdamW need not wait for a scaler, the launch that counts a step also judges its loss.
+        # Where no scaler is read, the launch that counts a step also judges its loss.
         table = model.tier.table
         in_one = "stack" in table and table["adamw"] == "triton"
         self._counts_and_judges = in_one and config.precision != "fp16"

@@ -9,8 +9,6 @@ scaled. Either way the gradients of the weights are dW = dY^T low.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -73,7 +71,8 @@ class InSeveral:
             launches.gate(block.low_2, w.gate_up, squares, norm.rstd, gate_up, block.h, block.eps)
         else:
             torch.mm(block.low_2, w.gate_up.T, out=gate_up)
-            activate(*gate_up.chunk(2, -1), into=block.h)
+            gate, up = gate_up.chunk(2, -1)
+            activate(gate, up, into=block.h)
         folds = block.after is not None and self._fused(QKV, block.after.low, columns)
         return self._add(DOWN, block.h, w.down, total, block.y, block.after, folds)
 
@@ -215,18 +214,22 @@ class InSeveral:
         rstd_N: torch.Tensor,
         folds: bool,
         x_ND: torch.Tensor,
-        *rest: Any,
+        gain_D: torch.Tensor,
+        dresidual_ND: torch.Tensor,
+        dx_ND: torch.Tensor,
+        dx_low_ND: torch.Tensor | None,
+        dgain_PD: torch.Tensor,
     ) -> None:
         """`launches.norm_gradient`; dy is times rstd where the norm ``folds``, and y is the result
         of the product, of which ``parts`` may be made."""
+        given = gain_D, dresidual_ND, dx_ND, dx_low_ND, dgain_PD
         if self._fused(space, dy_NO, w_OD.shape[1]):
             if parts is None:
                 parts = (dy_NO.float() * y_NO.float()).sum(-1, keepdim=True)
-            launches.norm_gradient(space, dy_NO, w_OD, parts, rstd_N, x_ND, *rest, scaled=folds)
+            launches.norm_gradient(space, dy_NO, w_OD, parts, rstd_N, x_ND, *given, scaled=folds)
             return
         dn_ND = input_gradient(dy_NO, w_OD)
         if folds:
             dn_ND.div_(rstd_N[:, None])
-        gain_D, *given, dgain_PD = rest
         partials = dgain_PD[: partial_rows(len(x_ND), x_ND.device)]
-        launch_backward(dn_ND, x_ND, gain_D, rstd_N, *given, partials)
+        launch_backward(dn_ND, x_ND, gain_D, rstd_N, dresidual_ND, dx_ND, dx_low_ND, partials)

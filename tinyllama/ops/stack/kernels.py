@@ -160,10 +160,9 @@ def fold_kernel(
     that of total. Without a gain, low = x. The first program sets the counters to 0."""
     begin(PDL)
     if counters is not None:
-        if tl.program_id(0) == 0:
-            for first in range(0, n_counters, 1024):
-                at = first + tl.arange(0, 1024)
-                tl.store(counters + at, tl.zeros((1024,), tl.int32), mask=at < n_counters)
+        for first in range(tl.program_id(0) * n_counters, n_counters, 1024):  # by the first one
+            at = first + tl.arange(0, 1024)
+            tl.store(counters + at, tl.zeros((1024,), tl.int32), mask=at < n_counters)
     row = tl.program_id(0) * ROWS
     wide = _load(x, row, 0, width, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
     if delta is not None:

@@ -60,7 +60,9 @@ def many_rows(ends: Ends) -> Pairs:
 
     def folded(x: torch.Tensor) -> Results:
         low = torch.empty_like(x)
-        return [launches.fold(x, randn(x.shape[1]), low), low]
+        squares = launches.fold(x, randn(x.shape[1]), low)
+        assert squares is not None
+        return [squares, low]
 
     far = (ends.room(ROWS * WIDTH).view(ROWS, -1) for _ in range(2))
     few = ends.room(2**31 + 2**15).view(-1, 2**14)

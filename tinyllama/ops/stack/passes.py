@@ -17,7 +17,6 @@ from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import Inputs as Block
 from tinyllama.ops.block import Matrices
 from tinyllama.ops.rms_norm import sum_rows
-from tinyllama.ops.stack import launches
 
 
 class Inputs(NamedTuple):
