@@ -117,6 +117,19 @@ def test_a_side_times_calls_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> No
     assert {key[1] for key in side.subjects[STRIDED].masters} == {"strided"}
 
 
+@pytest.mark.usefixtures("weigh")
+def test_a_side_compiles_for_layouts_before_these_are_timed() -> None:
+    side = Side("cpu", PACKAGE, FILES)
+    side.begin(STRIDED)
+    subject, called = side.subjects[STRIDED], []
+    run = subject._run
+    subject._run = lambda: (called.append(subject.layout), run())
+    side.compile_layouts(STRIDED, ("transposed",))
+    assert called == ["contiguous", "transposed"]
+    assert subject.layout == "strided"
+    assert {key[1] for key in subject.masters} <= {"strided"}
+
+
 def copies_what_is_strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A copy that takes as long as that of a large tensor."""
     if not x.is_contiguous():
@@ -175,8 +188,10 @@ def test_a_layout_that_is_certainly_above_its_bar_is_slower_at_once() -> None:
         found["a"].text
     )
     assert not script.confirming, "the bar is no comparison of sides"
-    asked = [args[0] for _, side, method, args in script.asked if method == "layouts"]
-    assert asked == ["a"]
+    asked = [(launch, args[0]) for launch, _, what, args in script.asked if what == "layouts"]
+    assert asked == [(2, "a")], "in the first block, with nothing else at work"
+    compiled = [(at, args) for at, _, what, args in script.asked if what == "compile_layouts"]
+    assert compiled == [(1, ("a", ("strided", "transposed")))]
     assert scripted(FAST).run()["a"].outcome is Outcome.SAME
 
 

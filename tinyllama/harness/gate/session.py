@@ -38,6 +38,7 @@ from tinyllama.harness.gate.listing import Stopped, check_identities, matched, u
 from tinyllama.harness.gate.pair import (
     BASE,
     CANDIDATE,
+    READY,
     WARM_UP,
     Effort,
     Pair,
@@ -231,6 +232,8 @@ class Session:
                 one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
         if not one.benchmark.factory:
             one.proofs[CANDIDATE] = _held(one.proofs)
+        if layouts := tuple(one.benchmark.layouts):
+            pair.ask(CANDIDATE, "compile_layouts", one.name, layouts, timeout=READY)
         return None
 
     def _layouts(self, one: BenchmarkState, found: Mapping[str, Ratio]) -> list[Figure]:

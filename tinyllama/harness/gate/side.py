@@ -304,6 +304,10 @@ class Side:
         seconds: float = self.subjects[name].paced(calls)
         return seconds
 
+    def compile_layouts(self, name: str, names: Sequence[str]) -> None:
+        """Compile what calls in these layouts need, before `layouts` times them."""
+        self.subjects[name].compile_layouts(names)
+
     def layouts(self, name: str, names: Sequence[str]) -> dict[str, Ratio]:
         """How many times as long a call takes in these layouts as on contiguous inputs. What it
         gives must be expected."""

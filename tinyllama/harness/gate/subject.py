@@ -249,6 +249,14 @@ class Subject(OpContender):
         synchronize(self.device)
         return time.perf_counter() - start
 
+    def compile_layouts(self, names: Sequence[str]) -> None:
+        """Compile what calls on other layouts need; none is timed."""
+        for name in ("contiguous", *names):
+            self._give(self.passes[-1], name)
+            self._run()
+        self._keep_usual()
+        self._forget()
+
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
         """As of `OpContender`, on inputs that are not kept. Results of another layout may have
         other bits than those that were verified, and are held to their allowed error."""
@@ -256,8 +264,13 @@ class Subject(OpContender):
         try:
             return super().layouts(names, rounds)
         finally:
-            self.exact, self.layout = exact, self.usual
-            self.masters = {key: kept for key, kept in self.masters.items() if key[1] == self.usual}
+            self.exact = exact
+            self._keep_usual()
+
+    def _keep_usual(self) -> None:
+        """Return to the usual layout, and drop the inputs of others."""
+        self.layout = self.usual
+        self.masters = {key: kept for key, kept in self.masters.items() if key[1] == self.usual}
 
     def _repeat(self) -> list[_Call]:
         """Calls in a row, whose inputs were ready before the first."""
