@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
+import scipy
 
 SHARE = 0.1  # of the whole change; a kernel with less is not named
 MOST = 5
@@ -73,7 +73,9 @@ def _apart(before: _Kernel, after: _Kernel, timed: bool) -> bool:
     """Whether its launch count changed, or it takes longer by Mann and Whitney's test."""
     if before.launches != after.launches or not timed:
         return before.launches != after.launches
-    test = stats.mannwhitneyu(before.seconds, after.seconds, alternative="less", method="exact")
+    test = scipy.stats.mannwhitneyu(
+        before.seconds, after.seconds, alternative="less", method="exact"
+    )
     return bool(test.pvalue < ALPHA)
 
 

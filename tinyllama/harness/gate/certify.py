@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from tinyllama.harness.gate.decision import (
     CONFIRM_BLOCKS,
@@ -134,7 +134,7 @@ def certify(
         tolerance = claims.get(benchmark, {}).get(metric, tolerance)
         judged.append((values, Rule(len(figures), margin, tolerance), Spread.of(values)))
     alarms, green, shares = _simulate(judged, merges, np.random.default_rng(seed))
-    test = stats.binomtest(alarms, merges, alternative="less")
+    test = scipy.stats.binomtest(alarms, merges, alternative="less")
     return Certificate(
         device=noise.device,
         versions=dict(versions),
@@ -239,7 +239,7 @@ def _found(figure: Figure, judged: Judged, shares: Floats) -> Detection:
         spread=history.deviation,
         blocks=len(values),
         mean=float(values.mean()),
-        leaning=float(stats.t.sf(further / error, len(values) - 1)),
+        leaning=float(scipy.stats.t.sf(further / error, len(values) - 1)),
         by_formula=smallest_found(rule, history),
         smallest=next((s for s in GRID if share[s] >= ENOUGH), None),
         at_tolerance=share[rule.tolerance],

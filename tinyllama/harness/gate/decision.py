@@ -25,8 +25,8 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 LOOKS = (4, 8, 12, 16, 20)
 LEAST_SPREAD = 2e-4  # of a block's statistic; more blocks do not average it away
@@ -113,7 +113,8 @@ class Rule:
     def slower_level(self, look: int) -> float:
         """The one-sided error of SLOWER that this look (from 0) may spend."""
         alpha = self.alpha / self.tests
-        spent = [2 * stats.norm.sf(stats.norm.isf(alpha / 2) / np.sqrt(t)) for t in _TIMES]
+        normal = scipy.stats.norm
+        spent = [2 * normal.sf(normal.isf(alpha / 2) / np.sqrt(t)) for t in _TIMES]
         return float(spent[look] - (spent[look - 1] if look else 0.0))
 
     def same_level(self) -> float:
@@ -139,8 +140,8 @@ def bounds(statistics: Floats, look: int, rule: Rule, history: Spread) -> Bounds
     """The intervals after a look. statistics: (..., blocks), the last axis of LOOKS[look]."""
     mean = statistics.mean(axis=-1)
     error, freedom = _standard_error(statistics, history)
-    slower = stats.t.isf(rule.slower_level(look), freedom) * error
-    green = stats.t.isf(rule.same_level(), freedom) * error
+    slower = scipy.stats.t.isf(rule.slower_level(look), freedom) * error
+    green = scipy.stats.t.isf(rule.same_level(), freedom) * error
     return Bounds(mean, mean - slower, mean - green, mean + green)
 
 
@@ -152,7 +153,7 @@ def _standard_error(statistics: Floats, history: Spread) -> tuple[Floats, Floats
     variance = own
     if history.freedom:
         known = max(history.deviation**2, floor)
-        limit = known * stats.f.isf(UNLIKE_HISTORY, blocks - 1, history.freedom)
+        limit = known * scipy.stats.f.isf(UNLIKE_HISTORY, blocks - 1, history.freedom)
         pooled = history.freedom * known + (blocks - 1) * own
         alike = own <= limit
         variance = np.where(alike, pooled / (history.freedom + blocks - 1), own)
@@ -190,7 +191,7 @@ def confirmation_low(statistics: Any, history: Spread) -> Any:
     if values.shape[-1] != CONFIRM_BLOCKS:
         raise ValueError(f"{values.shape[-1]} blocks confirm nothing: give {CONFIRM_BLOCKS}")
     error, freedom = _standard_error(values, history)
-    return values.mean(axis=-1) - stats.t.isf(CONFIRM_ALPHA, freedom) * error
+    return values.mean(axis=-1) - scipy.stats.t.isf(CONFIRM_ALPHA, freedom) * error
 
 
 def smallest_found(rule: Rule, spread: Spread, power: float = 0.99) -> float:
@@ -201,5 +202,6 @@ def smallest_found(rule: Rule, spread: Spread, power: float = 0.99) -> float:
     blocks = LOOKS[-1]
     freedom = spread.freedom + blocks - 1
     error = max(spread.deviation, LEAST_SPREAD) / np.sqrt(blocks)
-    needed = stats.t.isf(rule.slower_level(len(LOOKS) - 1), freedom) + stats.norm.ppf(power)
+    needed = scipy.stats.t.isf(rule.slower_level(len(LOOKS) - 1), freedom)
+    needed += scipy.stats.norm.ppf(power)
     return float(np.expm1(np.log1p(rule.margin) + needed * error))

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import scipy
 import torch
-from scipy.integrate import trapezoid
 
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.machine.facts import known
@@ -92,4 +92,4 @@ class _PowerLog:
         if self._error is not None:
             raise NotToldError(f"no counter of energy, no power: {self._error}")
         seconds, watts = zip(*self.samples, strict=True)
-        return float(trapezoid(watts, seconds))
+        return float(scipy.integrate.trapezoid(watts, seconds))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.stats import quantile_test
+import scipy
 
 from tinyllama.harness.records.entries import Quartiles, Ratio
 
@@ -37,7 +37,7 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> Ratio:
     each = [s / f for s, f in zip(slow, fast, strict=True)]
     if len(each) < FEWEST_ROUNDS:
         raise ValueError(f"{len(each)} rounds give no 99% interval: use {FEWEST_ROUNDS} or more")
-    found = quantile_test(each, q=statistics.median(each), p=0.5)
+    found = scipy.stats.quantile_test(each, q=statistics.median(each), p=0.5)
     interval = found.confidence_interval(confidence_level=0.99)
     return Ratio(statistics.median(each), float(interval.low), float(interval.high))
 

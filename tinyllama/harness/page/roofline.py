@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from scipy.optimize import isotonic_regression
 
 from tinyllama.harness.page.plots import marker, name_axes
 from tinyllama.harness.page.svg import STYLE, Key, Plot, colour, frame, to_svg
@@ -105,7 +105,7 @@ def spread(wanted: Sequence[float], width: float, gap: float = GAP) -> list[floa
     They are the nearest in least squares: apart from the gaps, those of an isotonic regression.
     """
     gaps = gap * np.arange(len(wanted))
-    places = isotonic_regression(np.asarray(wanted) - gaps).x
+    places = scipy.optimize.isotonic_regression(np.asarray(wanted) - gaps).x
     return list(np.clip(places, 0.0, max(0.0, width - gaps[-1])) + gaps)
 
 

@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from tinyllama.harness.machine.distribution import install, recording
 from tinyllama.harness.records.entries import Ratio, Timed, is_number
@@ -214,7 +214,7 @@ def _log_p(logs: Floats, places: list[int]) -> float:
     gain = _scatter(logs, []) - rest
     ratio = (gain / count) / ((rest + size * LEAST_SPREAD**2) / freedom)
     segmentations = math.comb(size - (count + 1) * (LEAST_APART - 1) - 1, count)
-    return float(stats.f.logsf(ratio, count, freedom)) + math.log(segmentations)
+    return float(scipy.stats.f.logsf(ratio, count, freedom)) + math.log(segmentations)
 
 
 def _scatter(logs: Floats, places: list[int]) -> float:
