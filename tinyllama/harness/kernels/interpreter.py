@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,7 @@ def run(
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     _RUNNING.append(Running(function, kernel, named))
     try:
-        with _language_put_back(), libdevice.computed(function), _device_functions():
+        with _language_put_back(), libdevice.computed() as seen, _device_functions(function, seen):
             called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
             stock.GridExecutor(called, names, grid)(*args, **kwargs)
     finally:
@@ -151,25 +152,46 @@ def _rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _device_functions() -> Iterator[None]:
-    """Functions under ``jit``, those of triton's own library too, can be called meanwhile."""
+def _device_functions(
+    kernel: Callable[..., Any], seen: Callable[[dict[str, Any]], None]
+) -> Iterator[None]:
+    """Functions under ``jit``, those of triton's own library too, can be called meanwhile.
+
+    seen: prepares the names that functions of a module see (`libdevice.computed`).
+    """
     before = JITFunction.__call__
-    known: set[Callable[..., Any]] = set()
+    known = {id(kernel.__globals__)}
+    seen(kernel.__globals__)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.fn not in known:
-            known.add(self.fn)
-            computed.enter_context(libdevice.computed(self.fn))
-            if tl.core in self.fn.__globals__.values():  # as in triton's own library
+        names = self.fn.__globals__
+        if id(names) not in known:
+            known.add(id(names))
+            seen(names)
+            if tl.core in names.values():  # as in triton's own library
                 stock._patch_lang(self.fn)
         return _rewritten(self.fn)(*args, **kwargs)
 
     JITFunction.__call__ = call
     try:
-        with contextlib.ExitStack() as computed:
-            yield
+        yield
     finally:
         JITFunction.__call__ = before
+
+
+@functools.cache
+def _builtins(owner: Any) -> list[str]:
+    """The names of what triton's interpreter has to patch in a module or class of the language."""
+    return [name for name, member in inspect.getmembers(owner) if tl.core.is_builtin(member)]
+
+
+def _patch_builtin(owner: Any, builder: Any, *scope: Any) -> None:
+    """The stock function looks at each member of each module, in each launch, several times."""
+    change = scope[0].set_attr if scope else setattr  # from triton 3.6 on there is a scope
+    for name in _builtins(owner):
+        member = getattr(owner, name)
+        if tl.core.is_builtin(member):  # else it is patched
+            change(owner, name, libdevice.with_meaning(member))
 
 
 _PATCHED = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
@@ -220,7 +242,7 @@ def _fix_comparisons() -> None:
 
 def _fix_values() -> None:
     handle, builder = stock.TensorHandle, stock.InterpreterBuilder
-    make, cast, numpy_dtype = handle.__init__, builder.cast_impl, stock._get_np_dtype
+    cast, numpy_dtype = builder.cast_impl, stock._get_np_dtype
     load, store, bitcast, dot = (
         builder.create_masked_load,
         builder.create_masked_store,
@@ -228,12 +250,12 @@ def _fix_values() -> None:
         builder.create_dot,
     )
 
-    def init(self: Any, data: Any, dtype: Any, *rest: Any, **named: Any) -> None:
+    def init(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
         if _STEPS.limit is not None:
             _STEPS.take()
         if _is_bf16(dtype):
             data = to_values(to_bits(np.asarray(data, np.float32)))
-        make(self, data, dtype, *rest, **named)
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         if _is_bf16(dst_type):
@@ -300,9 +322,6 @@ def _fix_values() -> None:
     stock._get_np_dtype = _remembered(
         lambda dtype: np.dtype(np.float32) if _is_bf16(dtype) else numpy_dtype(dtype)
     )
-    if hasattr(stock, "_validate_np_data_size"):  # triton 3.4 and later check the width
-        fits = stock._validate_np_data_size
-        stock._validate_np_data_size = lambda data, dtype: _is_bf16(dtype) or fits(data, dtype)
 
 
 class _Plain:
@@ -366,6 +385,7 @@ _fix_comparisons()
 _fix_arguments()
 _fix_values()
 _fix_scalars()
+stock._patch_builtin = _patch_builtin
 shared_types.share()
 # What a check of overflows computes is read where asserts are on (``debug``), and it is a sixth of
 # the time.

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -89,29 +90,36 @@ def _libdevice() -> tuple[dict[Any, Callable[..., Any]], list[tuple[Any, dict[st
 
 
 @functools.cache
-def _with_meaning(builtin: Callable[..., Any]) -> Callable[..., Any]:
-    """A builtin of Triton's that a kernel calls by a name of its own, as in ``cast = tl.cast``: the
-    interpreter knows it as a member of `triton.language` only."""
+def with_meaning(builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """A builtin of Triton's that can be called without a compiler; of a class, as its method."""
     return lambda *args, **named: builtin(*args, **{**named, **_MEANING})
 
 
 @contextlib.contextmanager
-def computed(function: Callable[..., Any]) -> Iterator[None]:
-    """Libdevice's functions can be called meanwhile, by the names that a kernel sees them under."""
+def computed() -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Libdevice's functions can be called meanwhile; and by the names that a kernel's module has
+    for them, or for builtins of Triton's (``cast = tl.cast``), once what is yielded was called with
+    the module's names."""
     instead, modules = _libdevice()
-    seen = function.__globals__
-    functions = {name: value for name, value in seen.items() if inspect.isfunction(value)}
-    own = {
-        name: instead[value] if value in instead else _with_meaning(value)
-        for name, value in functions.items()
-        if value in instead or is_builtin(value)
-    }
-    swapped = [(vars(module), members) for module, members in modules] + [(seen, own)]
-    before = [(space, {name: space[name] for name in names}) for space, names in swapped]
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def swap(space: dict[str, Any], members: dict[str, Any]) -> None:
+        before.append((space, {name: space[name] for name in members}))
+        space.update(members)
+
+    def seen(space: dict[str, Any]) -> None:
+        functions = [(name, one) for name, one in space.items() if type(one) is FunctionType]
+        own = {
+            name: instead[one] if one in instead else with_meaning(one)
+            for name, one in functions
+            if one in instead or is_builtin(one)
+        }
+        swap(space, own)
+
     try:
-        for space, members in swapped:
-            space.update(members)
-        yield
+        for module, members in modules:
+            swap(vars(module), members)
+        yield seen
     finally:
-        for space, members in before:
+        for space, members in reversed(before):
             space.update(members)
