@@ -66,7 +66,7 @@ def many_rows(ends: Ends) -> Pairs:
 
     far = (ends.room(ROWS * WIDTH).view(ROWS, -1) for _ in range(2))
     few = ends.room(2**31 + 2**15).view(-1, 2**14)
-    with _tiles(BM=2**14, BN=64, BK=32):
+    with _tiles(BM=2**12, BN=64, BK=32):
         sequences = ends.room(2**31 + 2**15).view(-1, 2**10, WIDTH)
         return [*ends(call, 1, *far), *ends(folded, 1, few), *ends(attended, 1, sequences)]
 
@@ -85,8 +85,8 @@ def many_tokens(ends: Ends) -> Pairs:
         dws = [torch.empty(shape) for shape in shapes]
         threes = list(zip((dqkv, low, gates, low), (low, low, low, h), dws, strict=True))
         launches.weight_gradients(threes)
-        return [dws[0][[0, 1]], dws[3][:, -64:]]
+        return [dws[0][[0, 1]], dws[3][:, -16:]]
 
     far = (ends.room(tokens * n).view(tokens, n) for n in (hidden, hidden, 2, 2 * hidden))
-    with _tiles(BM=64, BN=64, BK=2**12):
+    with _tiles(BM=16, BN=16, BK=2**10):
         return ends(call, 1, *far)

@@ -8,6 +8,6 @@ from tinyllama.ops.transpose import transpose, transposed
 
 @transpose.many_programs(narrow_fails=True)
 def many_columns(ends: Ends) -> Pairs:
-    width = 16
+    width = 64
     rows = 2**31 // width + 2
     return ends(lambda x: [transposed(x).T], 1, ends.room(rows * width).view(rows, width))
