@@ -4,8 +4,10 @@ What is compiled follows from the declarations: for each provider that launches 
 forward and backward are recorded on meta tensors, in its dtypes and precisions, with the
 configurations chosen for the chip. `make test` compiles the cases that a GPU times for two chips,
 and for the others each op's own kernels for the largest case in bfloat16. Cooperative kernels take
-seconds each: there in bfloat16 for two chips. `make test-slow` compiles the rest, all cases, and
-every configuration that a search may try.
+seconds each: there in bfloat16 for two chips. Of the two chips it leaves out what Triton would get
+as when the op's instructions were recorded (`is_recorded_so`): the record is made of kernels within
+their limits. `make test-slow` compiles that, the rest, all cases, and every configuration that a
+search may try.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.launched import planned
+from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, is_recorded_so, planned
 from tinyllama.harness.correct.launched import (
     MODES,
     WHOLLY,
@@ -31,17 +33,15 @@ from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Tensor
 from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked, key_text
+from tinyllama.harness.kernels.instruction_record import key_of
 from tinyllama.harness.kernels.launch import jit, tl
-from tinyllama.harness.kernels.limits import Known, stale, suggestion, triton_minor, verdict
+from tinyllama.harness.kernels.limits import Known, stale, suggestion, verdict
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, compilation, lacking
 from tinyllama.harness.plugins.suite import asks_for_slow
 from tinyllama.ops import OPS
 
 Asked = tuple[Provider, Op, str, dict[str, Key]]  # who asks, in which mode, for which key
 
-MINOR = triton_minor()
-LIMITS = {op.name: limits.of_op(op.name, op.folder) for op in OPS.values()}
-KNOWN = [entry for declared in LIMITS.values() for entry in declared.of(MINOR)]
 UNMEASURED = f"the limits of its op were not measured with triton {MINOR}"
 NONE = pytest.param(None, marks=pytest.mark.skip("nothing is listed for this triton"))
 
@@ -52,13 +52,15 @@ def compilations(ops: Iterable[Op], chips: Iterable[str]) -> list[Compilation]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "planned" in metafunc.fixturenames:
-        slow = pytest.mark.slow("kernels of more chips, cases and dtypes are compiled")
-        every = planned(only_quick=not asks_for_slow(metafunc.config))
+        slow = pytest.mark.slow(
+            "kernels are compiled that are recorded, or of more chips and cases"
+        )
+        soon = not asks_for_slow(metafunc.config)
         params = [
-            pytest.param(one, id=one.where, marks=[] if one.quick else [slow])
-            for one in every.values()
+            pytest.param(one, id=one.where, marks=[] if one.quick and soon else [slow])
+            for one in planned(only_quick=soon).values()
         ]
-        if not asks_for_slow(metafunc.config):
+        if soon:
             params.append(pytest.param(None, id="others", marks=slow))
         for chip, reason in ((chip, lacking(chip)) for chip in CHIPS):
             if reason:
@@ -66,10 +68,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("planned", params)
 
 
-def test_compiles_within_the_chips_limits(planned: Planned) -> None:
+@pytest.fixture
+def trusted(pytestconfig: pytest.Config) -> bool:
+    """Whether a kernel that is what was recorded need not be compiled again."""
+    return not asks_for_slow(pytestconfig)
+
+
+def test_compiles_within_the_chips_limits(planned: Planned, trusted: bool) -> None:
     if planned.compilation is None:
         assert planned.error is not None
         raise planned.error
+    if trusted and planned.held and is_recorded_so(key_of(planned.compilation)):
+        return
     excesses, taken = verdict(planned.compilation, KNOWN)
     entry = suggestion(planned.compilation, taken, MINOR)
     assert not excesses, (
@@ -240,7 +250,7 @@ def test_a_provider_that_cannot_be_recorded_fails_its_own_test_only(op: Op) -> N
     planned = list(plan_of(provider, op, ["sm_90"]))
     assert planned
     with pytest.raises(KeyError):
-        test_compiles_within_the_chips_limits(planned[0])
+        test_compiles_within_the_chips_limits(planned[0], trusted=False)
 
 
 def test_the_precision_of_products_is_put_back(op: Op) -> None:

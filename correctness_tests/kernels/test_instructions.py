@@ -1,7 +1,7 @@
 """Kernels keep the instructions that they are recorded to have: wide accesses, matrix products.
 
 The compilations are those of `correctness_tests/kernels/test_compiled.py` for two chips; none is
-made a second time, and what `make test` does not compile there it does not compare here. Each op's
+made a second time, and what `make test` leaves to `make test-slow` there it leaves here. Each op's
 folder has its record, ``instructions.toml``. A kernel that is not recorded for this triton is
 listed among the skipped tests; test_compiled.py holds it to the limits of the chips.
 """
@@ -17,8 +17,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.launched import planned
-from tinyllama.harness.correct.launched import WHOLLY, held_kernels
+from correctness_tests.support.launched import (
+    AVAILABLE,
+    FOLDERS,
+    MINOR,
+    held,
+    is_recorded_so,
+    planned,
+    recorded_kernels,
+)
+from tinyllama.harness.correct.launched import WHOLLY
 from tinyllama.harness.kernels.instruction_record import (
     FILE,
     Difference,
@@ -26,40 +34,24 @@ from tinyllama.harness.kernels.instruction_record import (
     Record,
     key_of,
     load,
-    load_all,
     text_of,
     together,
 )
 from tinyllama.harness.kernels.instructions import TILE, Instructions, of_amdgcn, of_ptx
 from tinyllama.harness.kernels.launch import jit, recorded, tl
-from tinyllama.harness.kernels.limits import triton_minor
 from tinyllama.harness.kernels.resources import Compilation, compilation, lacking
-from tinyllama.ops import OPS
+from tinyllama.harness.plugins.suite import asks_for_slow
 
-FOLDERS = {op.name: op.folder for op in OPS.values() if op.folder is not None}
-MINOR = triton_minor()
 ANEW = "python -m tools.record_instructions"
-AVAILABLE = [chip for chip in WHOLLY if not lacking(chip)]
-
-
-def recorded_kernels() -> Record:
-    return load_all(FOLDERS)
-
-
-def held() -> dict[Key, list[Compilation]]:
-    """By chip and kernel, the compilations that are held to the record."""
-    found = held_kernels(planned(only_quick=True).values())
-    return {key: compilations for key, compilations in found.items() if key[0] in AVAILABLE}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "key" in metafunc.fixturenames:
-        slow = pytest.mark.slow("kernels of more chips, cases and dtypes are compiled")
-        soon = {
-            one.compilation.key
-            for one in planned(only_quick=True).values()
-            if one.quick and one.compilation
-        }
+        slow = pytest.mark.slow("every kernel is compiled, whatever is recorded")
+        soon: set[str] = set()
+        if not asks_for_slow(metafunc.config):
+            every = planned(only_quick=True).values()
+            soon = {one.compilation.key for one in every if one.quick and one.compilation}
         params = [
             pytest.param(
                 key, id="-".join(key), marks=[] if {one.key for one in every} <= soon else [slow]
@@ -72,11 +64,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("key", params)
 
 
-def test_instructions_are_those_recorded(key: Key) -> None:
+def test_instructions_are_those_recorded(key: Key, pytestconfig: pytest.Config) -> None:
     if key not in recorded_kernels().get(MINOR, {}):
         pytest.skip(f"not recorded for triton {MINOR}, held to the chips' limits alone: {ANEW}")
-    reason = unlike(key, held()[key], recorded_kernels())
-    assert reason is None, reason
+    if asks_for_slow(pytestconfig) or not is_recorded_so(key):
+        reason = unlike(key, held()[key], recorded_kernels())
+        assert reason is None, reason
 
 
 def unlike(key: Key, compilations: list[Compilation], record: Record) -> str | None:

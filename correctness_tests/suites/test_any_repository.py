@@ -13,7 +13,7 @@ import torch
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gated_suite import git, plain_git
 from correctness_tests.support.own_repository import OP
-from tinyllama.bench import ceilings
+from tinyllama.bench import ceilings, measure_ops
 from tinyllama.harness import Registry, load_file
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.machine import facts as machine
@@ -62,6 +62,7 @@ def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> py
     monkeypatch.setattr(machine, "disturbance", lambda device: None)
     monkeypatch.setattr(ceilings, "copy_rate", lambda device: 1e12)  # these take a second each
     monkeypatch.setattr(ceilings, "product_rate", lambda name, device: 1e15)
+    monkeypatch.setattr(measure_ops, "providers_of", lambda op: list(op.providers))
     pytester.makeini("[pytest]\naddopts = -p tinyllama.suites.entry -p no:cacheprovider\n")
     (pytester.path / "kernels").mkdir()
     write("kernels/double.py")
@@ -181,7 +182,7 @@ def test_what_names_no_op_is_refused(
 
 
 def test_the_ops_are_timed_and_compared_with_records_of_that_repository(
-    repository: pytest.Pytester,
+    repository: pytest.Pytester, forked: None
 ) -> None:
     git("init", "--quiet", "--initial-branch=main")
     Path(".gitignore").write_text("results/\n.benchmarks/\n__pycache__/\n")

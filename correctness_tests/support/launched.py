@@ -8,8 +8,18 @@ from collections.abc import Collection, Iterator
 import torch
 
 from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.launched import WHOLLY, Planned, launches_of, plan, with_kernels
+from tinyllama.harness.correct.launched import (
+    WHOLLY,
+    Planned,
+    held_kernels,
+    launches_of,
+    plan,
+    with_kernels,
+)
+from tinyllama.harness.kernels import limits
+from tinyllama.harness.kernels.instruction_record import Key, Record, load_all, made_of
 from tinyllama.harness.kernels.launch import Launch
+from tinyllama.harness.kernels.resources import Compilation, lacking
 from tinyllama.ops import OPS
 
 
@@ -62,3 +72,32 @@ def small_kernels() -> set[str]:
 def planned(*, only_quick: bool) -> dict[str, Planned]:
     """Every distinct compilation of this tree's kernels by its key; only_quick: of `make test`."""
     return plan(OPS.values(), only_quick=only_quick)
+
+
+# -- what is recorded of them -----------------------------------------------------------------
+
+FOLDERS = {op.name: op.folder for op in OPS.values() if op.folder is not None}
+MINOR = limits.triton_minor()
+LIMITS = {op.name: limits.of_op(op.name, op.folder) for op in OPS.values()}
+KNOWN = [entry for declared in LIMITS.values() for entry in declared.of(MINOR)]
+AVAILABLE = [chip for chip in WHOLLY if not lacking(chip)]
+
+
+@functools.cache
+def recorded_kernels() -> Record:
+    return load_all(FOLDERS)
+
+
+@functools.cache
+def held() -> dict[Key, list[Compilation]]:
+    """By chip and kernel, the compilations that are held to the record."""
+    found = held_kernels(planned(only_quick=True).values())
+    return {key: compilations for key, compilations in found.items() if key[0] in AVAILABLE}
+
+
+@functools.cache
+def is_recorded_so(key: Key) -> bool:
+    """Whether what would be compiled of a kernel is what was compiled when it was recorded. Then it
+    is not compiled again by `make test`, but by `make test-slow`."""
+    known = recorded_kernels().get(MINOR, {}).get(key)
+    return known is not None and known.made_of == made_of(held()[key], KNOWN)

@@ -4,11 +4,13 @@ A kernel is named with the types of its floating-point tensors and the precision
 ("rope.rotate_kernel, bf16 fp32"), and stands for all its compilations with those: the narrowest of
 their widest accesses, every kind of product (NONE beside others where one has none), every atomic.
 
-Each op keeps the record of its own kernels, ``instructions.toml`` in its folder.
+Each op keeps the record of its own kernels, ``instructions.toml`` in its folder. An entry says
+what it was made of (`made_of`): where this is the same, the compiler would give the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.kernels.instructions import Instructions
+from tinyllama.harness.kernels.limits import Known
 from tinyllama.harness.kernels.resources import CHIPS, Compilation
 
 if sys.version_info >= (3, 11):
@@ -57,6 +60,15 @@ def together(found: Iterable[Instructions]) -> Instructions:
         products=() if products == {NONE} else tuple(sorted(products)),
         atomics=tuple(sorted({kind for one in every for kind in one.atomics})),
     )
+
+
+def made_of(compilations: Iterable[Compilation], known: Iterable[Known]) -> str:
+    """A digest of all that decides whether these compilations keep within their limits and have the
+    recorded instructions. known: the limits that are listed."""
+    each = list(compilations)
+    entries = {repr(entry) for entry in known if any(map(entry.covers, each))}
+    whole = sorted({one.digest for one in each}) + sorted(entries)
+    return hashlib.sha256(" ".join(whole).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -152,4 +164,6 @@ def _line(values: Instructions) -> str:
     for name in ("products", "atomics"):
         if kinds := getattr(values, name):
             pairs.append(f"{name} = {json.dumps(list(kinds))}")
+    if values.made_of:
+        pairs.append(f'made_of = "{values.made_of}"')
     return f"{{ {', '.join(pairs)} }}"

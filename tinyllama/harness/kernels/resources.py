@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import os
 import tempfile
@@ -134,7 +135,7 @@ class Compilation:
 
     def run(self) -> Resources:
         """Compile, unless this was done before, and read what the kernel takes."""
-        stored = _cache() / f"{hashlib.sha256(self._code().encode()).hexdigest()}.json"
+        stored = _cache() / f"{self.digest}.json"
         if stored.is_file():
             numbers = json.loads(stored.read_text(encoding="utf-8"))
         else:
@@ -143,16 +144,30 @@ class Compilation:
         numbers["instructions"] = Instructions.from_json(numbers["instructions"])
         return Resources(kernel=self.kernel, chip=self.chip, **numbers)
 
-    def _code(self) -> str:
-        """All that decides the result: what is compiled, by which compiler, with which switches,
-        and how it is read."""
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of all that decides the result: what is compiled (Triton's first representation, which
+        names no line of a file), by which compiler, with which switches, and how it is read."""
         import triton
-        from triton._C.libtriton import get_cache_invalidating_env_vars
+        from triton._C.libtriton import get_cache_invalidating_env_vars, ir
 
+        backend, context = _backend(self.chip), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        given = {
+            "target": target_of(self.chip.name),
+            "options": self.options,
+            "codegen_fns": backend.get_codegen_implementation(self.options),
+            "module_map": backend.get_module_map(),
+            "context": context,
+        }
+        wanted = inspect.signature(self.source.make_ir).parameters  # target: from triton 3.4 on
+        code = self.source.make_ir(**{name: given[name] for name in wanted}).str_nodebug()
         with _surroundings():
-            compiler = _backend(self.chip).hash()
+            compiler = backend.hash()
         switches = sorted(get_cache_invalidating_env_vars().items())
-        return f"{self.key} {triton.__version__} {compiler} {switches} {_reader()}"
+        whole = code, self.options.hash(), triton.__version__, compiler, switches, _reader()
+        return hashlib.sha256(repr(whole).encode()).hexdigest()
 
     def _compile(self) -> dict[str, Any]:
         import triton
