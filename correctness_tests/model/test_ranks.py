@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from correctness_tests.support.two_ranks import (
+    CAPTURED,
     CASES,
     CONFIG,
     SABOTEURS,
@@ -29,7 +30,6 @@ from correctness_tests.support.two_ranks import (
     start,
 )
 from tinyllama.harness.correct.compare import Comparison, Reference, compare
-from tinyllama.harness.machine.device import cannot
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -47,14 +47,17 @@ AT_A_FREE_PORT = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 JOB = (*LAUNCH, *AT_A_FREE_PORT, "-m", "correctness_tests.support.two_ranks")
 
 
+NO_GPUS = "ranks that reduce over NCCL need two GPUs"
+
+
 class Job:
     """What two ranks on a kind of device have written, how the job ended, and when."""
 
-    def __init__(self, device_type: str, folder: Path) -> None:
+    def __init__(self, device_type: str, folder: Path, *case: str) -> None:
         self.folder, self.device = folder, torch.device(device_type)
         started = time.monotonic()
         self.ended = subprocess.run(
-            [sys.executable, *JOB, device_type, str(folder)],
+            [sys.executable, *JOB, device_type, str(folder), *case],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -74,7 +77,7 @@ class Job:
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     if request.param == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("ranks that reduce over NCCL need two GPUs")
+        pytest.skip(NO_GPUS)
     return Job(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -125,9 +128,7 @@ def test_the_way_of_each_tier(job: Job) -> None:
         name: "Sharded" if "shards" in name else "Beside" if name == "v4" else "Parallel"
         for name in CASES
     }
-    not_yet = "no captured reduction was run on GPUs yet (docs/PARALLEL.md)"
-    expected = {"capture": cannot("capture", job.device) or not_yet}
-    assert job["v4"]["left_out"] == expected
+    assert not any(job[name]["captured"] for name in CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -143,14 +144,44 @@ def test_updates_from_a_part_of_the_batch_differ(job: Job, tier: str) -> None:
     assert first != second
 
 
+@pytest.mark.parametrize("name", CAPTURED)
+def test_compiled_and_captured_steps_over_nccl(
+    name: str, references: dict[str, Reference], tmp_path: Path
+) -> None:
+    """What a tier does on one GPU it does on two, but for V2's graph of all blocks."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(NO_GPUS)
+    tier, shards, settings = CAPTURED[name]
+    found = Job("cuda", tmp_path, name)[name]
+    assert found["captured"] == (not shards)
+    not_here = {"one compiled graph"} if tier == "v2" else set()
+    assert found["left_out"].keys() - {"overlapped reduction", "overlap"} == (
+        not_here | ({"capture"} if shards else set())
+    )
+    first, second = found["parameters"]
+    assert first == second
+    if settings:
+        same_as_alone(found, tier, settings)
+        return
+    for each in compared(found["grads"], references):
+        assert each.passed, str(each)
+        assert each.sees_zero, f"{each.name}: zeros would pass"
+
+
 @pytest.mark.parametrize("name", ["accumulated", "clipped", "clipped in shards"])
 def test_settings_mean_the_whole_batch(job: Job, name: str) -> None:
     tier, _, settings = CASES[name]
-    alone, got = one_step(start("", tier, CPU, ALONE, **settings)), job[name]
+    same_as_alone(job[name], tier, settings)
+
+
+def same_as_alone(got: Mapping[str, Any], tier: str, settings: Mapping[str, Any]) -> None:
+    """Loss, norm and gradients are those of one rank on a CPU with the whole batch."""
+    alone = one_step(start("", tier, CPU, ALONE, **settings))
+    clipped = "max_grad_norm" in settings
     # 100 roundings of float32: sums over at most 31 columns and 16 tokens, in another order.
     close = 100 * torch.finfo(torch.float32).eps
-    assert (got["norm"] is not None) == ("clipped" in name)
-    if "clipped" in name:
+    assert (got["norm"] is not None) == clipped
+    if clipped:
         assert got["norm"] == pytest.approx(alone["norm"], rel=close)
         assert got["norm"] > 2 * settings["max_grad_norm"]
     assert got["loss"] == pytest.approx(alone["loss"], rel=close)
@@ -209,6 +240,12 @@ def test_as_many_ranks_resume_bit_for_bit(job: Job, way: str) -> None:
         pytest.skip("bit for bit is a promise on the CPU")
     assert equal(job.checkpoint(f"{way}-both"), job.checkpoint(f"{way}-all"))
     assert not equal(job.checkpoint(f"{way}-first"), job.checkpoint(f"{way}-all"))
+
+
+@pytest.mark.parametrize("way", ["whole", "shards"])
+def test_two_ranks_resume_what_one_saved(job: Job, way: str) -> None:
+    assert job.checkpoint(f"{way}-alone").steps == 1
+    assert alike(job.checkpoint(f"{way}-back"), job.checkpoint(f"{way}-all")) < 1e-3
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_changes_nothing_on_any(job: Job) -> None:

@@ -1,9 +1,9 @@
 """What two ranks give, written to a folder: the job that `test_ranks.py` starts once with torchrun.
 
-    torchrun --nproc-per-node 2 -m correctness_tests.support.two_ranks DEVICE FOLDER
+    torchrun --nproc-per-node 2 -m correctness_tests.support.two_ranks DEVICE FOLDER [CASE]
 
-Each case is a file of gradients and numbers, which rank 0 writes. In the last one rank 1 kills
-itself, so the job must fail, and soon.
+Each case is a file of gradients and numbers, which rank 0 writes. Without CASE all that any device
+can run are made, and in the last one rank 1 kills itself, so the job must fail, and soon.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SHAPE = ModelConfig(
 )  # kernels are interpreted
 CONFIG = TrainConfig(batch_size=2, seq_len=4, num_steps=3, learning_rate=1e-2)
 SEED = 3
+PARTS = ("first", "both", "alone", "back", "all")  # of a run that is resumed
 SECONDS = 120  # that a rank waits for the other
 # As options of `tinyllama train`, whose vocabulary and width of the MLP have no option.
 COMMAND = (
@@ -52,6 +53,13 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "clipped": ("v1", False, {"max_grad_norm": 0.1}),
     "clipped in shards": ("v1", True, {"max_grad_norm": 0.1, "accumulate": 2}),
 }
+# Compiled and captured as the tier's plan is on a GPU; a CPU captures nothing. A job for each.
+CAPTURED: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    **{f"{tier} captured": (tier, False, {}) for tier in ("v2", "v3", "v4")},
+    "v3 captured, accumulated": ("v3", False, {"accumulate": 2}),
+    "v4 captured, clipped": ("v4", False, {"max_grad_norm": 0.1}),
+    "v2 compiled in shards": ("v2", True, {}),
+}
 # And the tiers whose way of reducing it changes.
 SABOTEURS = {
     "left out": ("v1", "v4"),
@@ -63,12 +71,17 @@ SABOTEURS = {
 
 def start(name: str, tier: str, device: torch.device, ranks: Ranks, **settings: Any) -> TrainStep:
     config = replace(CONFIG, seed=SEED, **settings)
-    model = TinyLlama(SHAPE, TIERS[tier].without("compile"), seed=SEED)
+    off = () if name in CAPTURED else ("compile", "capture")
+    model = TinyLlama(SHAPE, TIERS[tier].without(*off), seed=SEED)
     if name.endswith("in shards"):
         shard(model, config, device, ranks)
     else:
         model.to(device)
-    return TrainStep(model, config, ranks=ranks)
+    step = TrainStep(model, config, ranks=ranks)
+    if name in CAPTURED:
+        with products("fp32", device):
+            step.prepare()
+    return step
 
 
 def one_step(
@@ -88,6 +101,7 @@ def one_step(
         found.update(whole(_own(parameter.detach()), parameter).cpu().numpy().tobytes())
     return {
         **{"loss": loss, "norm": norm, "grads": grads, "way": way, "left_out": step.left_out},
+        "captured": bool(step.graphs),
         "parameters": step.ranks.gathered(found.hexdigest()),
     }
 
@@ -144,11 +158,17 @@ def runs(device: torch.device, ranks: Ranks, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for shards in (False, True):
         name = "shards" if shards else "whole"
-        paths = {part: folder / f"{name}-{part}.safetensors" for part in ("first", "both", "all")}
+        paths = {part: folder / f"{name}-{part}.safetensors" for part in PARTS}
         run(num_steps=1, save_to=paths["first"], in_shards=shards)
         torch.distributed.barrier()  # rank 0 writes, both read
         first = checkpoint.load(paths["first"])
         run(num_steps=2, save_to=paths["both"], resume=first, in_shards=shards)
+        if ranks.first:
+            alone = replace(CONFIG, num_steps=1)
+            train(SHAPE, alone, "v1", device=device, save_to=paths["alone"])
+        torch.distributed.barrier()
+        first = checkpoint.load(paths["alone"])
+        run(num_steps=2, save_to=paths["back"], resume=first, in_shards=shards)
         found[name] = run(save_to=paths["all"], in_shards=shards).losses
 
     def interrupt(record: StepRecord) -> None:
@@ -170,7 +190,7 @@ def die(device: torch.device, ranks: Ranks, folder: Path) -> None:
     train(SHAPE, config, device=device, ranks=ranks, save_to=path, save_every=1, on_step=kill)
 
 
-def job(device_type: str, folder: Path) -> None:
+def job(device_type: str, folder: Path, case: str | None = None) -> None:
     ranks = launched()
     device = device_of(ranks, device_type)
 
@@ -179,6 +199,10 @@ def job(device_type: str, folder: Path) -> None:
             torch.save(found, folder / f"{name}.pt")
 
     with joined(ranks, device, SECONDS):
+        if case is not None:
+            tier, _, settings = CAPTURED[case]
+            put(case, one_step(start(case, tier, device, ranks, **settings)))
+            return
         command = [*COMMAND, "--device", device_type, "--save", str(folder / "cli.safetensors")]
         put("command", {"status": ranks.gathered(main(command))})
         for name, (tier, _, settings) in CASES.items():
@@ -194,4 +218,4 @@ def job(device_type: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    job(sys.argv[1], Path(sys.argv[2]))
+    job(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -40,13 +40,10 @@ def runnable(
     at_once = "a compiled backward pass gives all gradients at once"
     in_parts = "shards are gathered and freed between the layers"
     reasons = {
-        "compile": cannot("compile", device)
-        or (at_once if wanted.memory == "small" else None)
-        or (in_parts if shard else None),
+        "compile": cannot("compile", device) or (at_once if wanted.memory == "small" else None),
         "capture": cannot("capture", device)
         or (in_parts if shard else None)
-        or _frozen_by_capture(model, config)
-        or _not_seen_captured(plan, ranks),
+        or _frozen_by_capture(model, config),
         "overlap": _final_at_the_end(model, config, wanted),
     }
     left_out: dict[str, str] = {}
@@ -82,13 +79,6 @@ def _frozen_by_capture(model: TinyLlama, config: TrainConfig) -> str | None:
     if model.tier.counts_on_host:
         return "the optimizer of this tier counts its steps on the host"
     return None
-
-
-def _not_seen_captured(plan: StepPlan | None, ranks: Ranks) -> str | None:
-    """Why a tier's default plan captures no reduction; a plan that is given may ask for it."""
-    if ranks.count == 1 or plan is not None:
-        return None
-    return "no captured reduction was run on GPUs yet (docs/PARALLEL.md)"
 
 
 def _final_at_the_end(model: TinyLlama, config: TrainConfig, plan: StepPlan) -> str | None:

@@ -7,6 +7,7 @@ torch.distributed. Without torchrun there is one rank, `ALONE`, and nothing is c
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -138,4 +139,5 @@ def joined(ranks: Ranks, device: torch.device, seconds: float = TIMEOUT) -> Iter
         device_id=device if on_gpu else None,
     )
     yield
+    gc.collect()  # NCCL's communicator ends only after the graphs that captured its collectives
     dist.destroy_process_group()

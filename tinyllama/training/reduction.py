@@ -9,7 +9,7 @@ Sharded      FSDP2: each rank gets the gradients of its shards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,11 +21,10 @@ from tinyllama.harness.kernels.layout import as_one, joined
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
+from tinyllama.training.compiled import LossOf
 from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.ranks import Ranks
 from tinyllama.training.shards import local, sharded
-
-LossOf = Callable[..., torch.Tensor]
 
 
 class Reduction:
@@ -79,7 +78,7 @@ class _Loss(nn.Module):
 
 
 class Parallel(Reduction):
-    """A compiled loss is split at the buckets by torch.compile itself."""
+    """DistributedDataParallel, whose buckets hold the gradients."""
 
     warm_up = 11  # as PyTorch's notes on CUDA graphs require
 

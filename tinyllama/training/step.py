@@ -29,9 +29,10 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW, EarlyUpdate, RoundedWeights
 from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
+from tinyllama.training.compiled import LossOf, compiled
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.reduction import LossOf, reduction_of
+from tinyllama.training.reduction import reduction_of
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -86,7 +87,9 @@ class TrainStep:
         self.plan, self.left_out = runnable(model, config, plan, ranks)
         loss_of: LossOf = model.loss_with
         if self.plan.compile:
-            loss_of = torch.compile(model.loss_with, dynamic=False, fullgraph=True)
+            loss_of = compiled(model, ranks)
+            if ranks.count > 1:
+                self.left_out["one compiled graph"] = "blocks are reduced one by one"
         self._reduction = reduction_of(model, config, self.plan, ranks, loss_of)
         if reason := self._reduction.waits:
             self.left_out["overlapped reduction"] = reason
@@ -174,7 +177,7 @@ class TrainStep:
         with self.preserved():
             if self.rounded is not None:
                 self.rounded.refresh()
-            if self.plan.capture and capture and warm_up:
+            if self.plan.capture and warm_up:
                 warm_up = max(warm_up, self._reduction.warm_up)
             for _ in range(warm_up):
                 self._run()
@@ -194,7 +197,8 @@ class TrainStep:
         with self._same_results(), self.preserved():
             if self.rounded is not None:
                 self.rounded.refresh()
-            self._run()
+            for _ in range(max(1, self._reduction.warm_up if self.plan.capture else 1)):
+                self._run()
             if self.plan.capture:
                 phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
             times = {name: [0.0] * samples for name in PHASES}
