@@ -60,6 +60,28 @@ def test_each_worker_takes_its_own_gpu_as_the_current_one(
     assert two_gpus == [expected]
 
 
+def test_two_workers_compute_on_two_gpus(tmp_path: Path) -> None:
+    """Also what names no number: a tensor on "cuda"."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("two workers with a GPU each need two GPUs")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, pytest, time, torch\n"
+        "@pytest.mark.parametrize('number', range(8))\n"
+        "def test_it(number, device):\n"
+        "    time.sleep(0.5)\n"
+        "    used = torch.ones(1, device='cuda').device\n"
+        "    assert used == device\n"
+        "    name = f\"{os.environ['PYTEST_XDIST_WORKER']} {used}\"\n"
+        "    pathlib.Path(__file__).with_name(name).touch()\n"
+    )
+    plugin = ("-p", "tinyllama.harness.plugins.suite")
+    command = (sys.executable, "-m", "pytest", "-q", "-n", "2", *plugin, str(tmp_path))
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout
+    assert {path.name for path in tmp_path.glob("gw*")} == {"gw0 cuda:0", "gw1 cuda:1"}
+
+
 def test_without_workers_no_gpu_is_touched_before_a_test_asks(
     two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,8 +54,8 @@ def overlap(call: Callable[[], object], device: torch.device, trace: Path | None
 
 def overlap_of(kernels: Iterable[tuple[str, float, float]]) -> Overlap:
     """From the name, start and end of each kernel, in microseconds."""
-    collectives, others = [], []
-    for name, start, end in kernels:
-        (collectives if COLLECTIVE.search(name) else others).append((start, end))
+    named = [(bool(COLLECTIVE.search(name)), (start, end)) for name, start, end in kernels]
+    collectives = [span for collective, span in named if collective]
+    others = [span for collective, span in named if not collective]
     both = covered(collectives) + covered(others) - covered([*collectives, *others])
     return Overlap(covered(collectives) * 1e-6, both * 1e-6)
