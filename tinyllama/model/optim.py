@@ -102,7 +102,8 @@ class AdamW(torch.optim.Optimizer):
         """Update what `update_with` left since `begin`, as `step` does."""
         self.refuse_missing(sum(p.grad is None for p in self.parameters))
         rest = [i for i in range(len(self.parameters)) if i not in self._done]
-        self._apply(rest, self.steps, None, self._factors)
+        if rest:
+            self._apply(rest, self.steps, None, self._factors)
 
     def _apply(
         self,

@@ -9,7 +9,7 @@ Sharded      FSDP2: each rank gets the gradients of its shards
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from tinyllama.model.tiers import StepPlan
 from tinyllama.training.compiled import LossOf
 from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.ranks import Ranks
+from tinyllama.training.sharing import Sharing
 from tinyllama.training.shards import local, sharded
 
 
@@ -32,12 +33,14 @@ class Reduction:
 
     share: the gradient of the loss that backward starts with. warm_up: steps before a capture.
     waits: why no reduction runs during the backward pass; None if one does, or if none is needed.
+    early: whether gradients `arrive` in parts, which may be updated before the next part is there.
     With ``plain`` set, `loss` neither compiles nor reduces.
     """
 
     share = 1.0
     warm_up = 0
     waits: str | None = None
+    early = False
 
     def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
         self.model = model
@@ -56,6 +59,10 @@ class Reduction:
 
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Reduce some gradients, by their parameter's index, on the current stream."""
+
+    def arrive(self) -> Iterator[list[int]]:
+        """The indices of parameters whose gradients the current stream may now use, in parts."""
+        return iter(())
 
     def finish(self) -> None:
         """Called after the last backward pass; then gradients are those of the whole batch."""
@@ -78,28 +85,74 @@ class _Loss(nn.Module):
 
 
 class Parallel(Reduction):
-    """DistributedDataParallel, whose buckets hold the gradients."""
+    """DistributedDataParallel, whose buckets hold the gradients.
+
+    With ``early``, gradients are summed, and the last buckets are waited for after the update of
+    the others.
+    """
 
     warm_up = 11  # as PyTorch's notes on CUDA graphs require
+    last = 2  # buckets that are reduced during the update of the others
 
-    def __init__(self, model: TinyLlama, loss_of: LossOf, waits: str | None = None) -> None:
+    def __init__(
+        self,
+        model: TinyLlama,
+        loss_of: LossOf,
+        ranks: Ranks,
+        sharing: Sharing,
+        early: bool = False,
+        waits: str | None = None,
+    ) -> None:
         super().__init__(model, loss_of)
-        self.waits = waits
+        self.waits, self.early = waits, early
         device = model.embedding.device
+        self._device, self._group = device, sharing.group(device)
+        size = sharing.bucket_mib
+        if size is None:
+            size = sum(p.nbytes for p in model.layers[0].parameters()) / 2**20
         # The stream is for a capture: the same notes.
         stream = torch.cuda.Stream(device) if device.type != "cpu" else None
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            self._ddp = DistributedDataParallel(_Loss(model, loss_of), gradient_as_bucket_view=True)
+            self._ddp = DistributedDataParallel(
+                _Loss(model, loss_of),
+                process_group=self._group,
+                bucket_cap_mb=size,  # type: ignore[arg-type]
+                gradient_as_bucket_view=True,
+            )
         if stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream)
+        self._index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        self._works: list[tuple[Any, list[int]]] = []
+        if early:
+            self.share = 1 / ranks.count
+            self._ddp.register_comm_hook(None, lambda _, bucket: self._started(bucket))
 
     def loss(self, *batch: Any) -> torch.Tensor:
         return super().loss(*batch) if self.plain else self._ddp(*batch)
 
     def expect(self, reduce: bool) -> None:
+        self._works.clear()
         self._ddp.require_backward_grad_sync = reduce
+
+    def _started(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Reduce a bucket, and tell DistributedDataParallel that it is done: `arrive` waits."""
+        gradients = bucket.buffer()
+        work = dist.all_reduce(gradients, group=self._group, async_op=True)
+        self._works.append((work, [self._index[id(p)] for p in bucket.parameters()]))
+        on_device = [] if self._device.type == "cpu" else [self._device]
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=on_device)
+        done.set_result(gradients)
+        return done
+
+    def arrive(self) -> Iterator[list[int]]:
+        for part in (self._works[: -self.last], self._works[-self.last :]):
+            for work, _ in part:
+                work.wait()
+            if part:
+                yield [index for _, indices in part for index in indices]
+        self._works.clear()
 
 
 class Beside(Reduction):
@@ -148,7 +201,12 @@ class Sharded(Reduction):
 
 
 def reduction_of(
-    model: TinyLlama, config: TrainConfig, plan: StepPlan, ranks: Ranks, loss_of: LossOf
+    model: TinyLlama,
+    config: TrainConfig,
+    plan: StepPlan,
+    ranks: Ranks,
+    loss_of: LossOf,
+    sharing: Sharing,
 ) -> Reduction:
     """The way for this step; made inside `tinyllama.training.step.products`."""
     if ranks.count == 1:
@@ -157,11 +215,19 @@ def reduction_of(
         return Sharded(model, loss_of)
     rows = config.batch_size // ranks.count * config.seq_len
     x_ND = model.embedding.detach()[:1].expand(rows, -1)
+    early = sharing.early and updates_in_parts(model, config)
     if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
-        return Parallel(model, loss_of)
+        return Parallel(model, loss_of, ranks, sharing, early)
     if plan.overlap:
         return Beside(model, loss_of, ranks)
-    return Parallel(model, loss_of, waits="the gradients of all blocks come at once")
+    waits = "the gradients of all blocks come at once"
+    return Parallel(model, loss_of, ranks, sharing, early, waits)
+
+
+def updates_in_parts(model: TinyLlama, config: TrainConfig) -> bool:
+    """Whether some parameters can be updated before the gradients of others are known."""
+    apart = model.tier.table["adamw"] == "triton"
+    return apart and config.max_grad_norm is None and config.precision != "fp16"
 
 
 def _sum(tensors: list[torch.Tensor]) -> None:

@@ -33,6 +33,7 @@ from tinyllama.training.compiled import LossOf, compiled
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
 from tinyllama.training.reduction import reduction_of
+from tinyllama.training.sharing import Sharing
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -79,10 +80,12 @@ class TrainStep:
         config: TrainConfig,
         plan: StepPlan | None = None,
         ranks: Ranks = ALONE,
+        sharing: Sharing | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.ranks = ranks
+        self.sharing = sharing or Sharing()
         self.device = model.embedding.device
         self.plan, self.left_out = runnable(model, config, plan, ranks)
         loss_of: LossOf = model.loss_with
@@ -90,7 +93,9 @@ class TrainStep:
             loss_of = compiled(model, ranks)
             if ranks.count > 1:
                 self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        self._reduction = reduction_of(model, config, self.plan, ranks, loss_of)
+        self._reduction = reduction_of(
+            model, config, self.plan, ranks, loss_of, self.sharing
+        )
         if reason := self._reduction.waits:
             self.left_out["overlapped reduction"] = reason
         parameters = self._reduction.parameters
@@ -300,6 +305,7 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        sparing = self.ranks.count > 1 and self._reduces
         if self.plan.overlap and update:
             self.optimizer.begin(self._judged)
             releasing = receiving(self._receive)
@@ -309,7 +315,11 @@ class TrainStep:
             releasing = self._early_update.during(update=update)
         # In this thread, the backward pass uses the BLAS workspace of the forward pass.
         one_thread = self._early_update is not None
-        with releasing, torch.autograd.set_multithreading_enabled(not one_thread):
+        with (
+            releasing,
+            self.sharing.sparing() if sparing else contextlib.nullcontext(),
+            torch.autograd.set_multithreading_enabled(not one_thread),
+        ):
             upstream = self._share if self._reduces else self._one
             self.scaler.scale(self._graph_loss).backward(upstream)
         del self._graph_loss
@@ -330,8 +340,13 @@ class TrainStep:
             self.optimizer.update_with(mine, beside=layer > 0)
 
     def _update(self) -> None:
+        if self._reduction.early and not self.plan.overlap:
+            self.optimizer.begin(self._judged)
+        for part in self._reduction.arrive():
+            gradients = {i: self.optimizer.parameters[i].grad for i in part}
+            self.optimizer.update_with(gradients, beside=False)
         self._reduction.finish()
-        if self.plan.overlap:
+        if self.plan.overlap or self._reduction.early:
             self.optimizer.update_rest()
             self._side.join()
             return
