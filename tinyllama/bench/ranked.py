@@ -9,74 +9,50 @@ that of the slowest rank. Gradients are compared with the float64 reference of t
 
 from __future__ import annotations
 
-import json
+import functools
+import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tinyllama.bench.scaling import ONE, STRONG, WEAK, Found, Job, Part
 from tinyllama.bench.steps import BATCHES, UNTIMED, StepContender
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.clock import wall_seconds
-from tinyllama.harness.measure.memory import forget_peak
+from tinyllama.harness.measure.memory import forget_peak, live_bytes
 from tinyllama.harness.measure.overlap import overlap
 from tinyllama.harness.measure.rounds import interleaved
+from tinyllama.model.config import ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import resolve
 from tinyllama.training.ranks import ALONE, Ranks, device_of, joined, launched
 from tinyllama.training.shards import local, shard, whole
 from tinyllama.training.step import TrainStep
 
-ONE, WEAK, STRONG = "one", "weak", "strong"
 WAIT = 0.05  # seconds between two looks for a file
 
 
-@dataclass(frozen=True)
-class Part:
-    """A contender of a job: a tier; ``shards``: FSDP2; ``without``: its parts switched off."""
-
-    tier: str
-    shards: bool = False
-    without: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        off = f"-no-{'-'.join(self.without)}" if self.without else ""
-        return f"{self.tier}{off}" + ("-shards" if self.shards else "")
+@functools.cache
+def _drawn(shape: ModelConfig, seed: int) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in TinyLlama(shape, seed=seed).parameters()]
 
 
-@dataclass(frozen=True)
-class Job:
-    """group: a workload and a precision. cases: of `ONE`, `WEAK`, `STRONG`.
+class _Model(TinyLlama):
+    """Its weights are drawn once in a process, which takes seconds."""
 
-    calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients.
-    go: a file that is waited for between the preparation and the timing; None: no wait.
-    """
-
-    group: str
-    parts: Sequence[Part]
-    cases: Sequence[str] = (ONE, WEAK, STRONG)
-    rounds: int = 10
-    calls: int = 4
-    layers: int | None = None
-    verify: bool = True
-    go: str | None = None
-    trace: bool = False
-
-    @staticmethod
-    def read(path: Path) -> Job:
-        data = json.loads(path.read_text())
-        parts = [Part(**{**part, "without": tuple(part["without"])}) for part in data["parts"]]
-        return Job(**{**data, "parts": parts})
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        for parameter, drawn in zip(self.parameters(), _drawn(self.config, seed), strict=True):
+            parameter.copy_(drawn)
 
 
 class RankedStep(StepContender):
@@ -87,12 +63,12 @@ class RankedStep(StepContender):
         super().__init__(**where)
         if layers is not None:
             self.shape = replace(self.shape, num_layers=layers)
-        self.model = TinyLlama(self.shape, resolve(part.tier).without(*part.without))
+        self.model = _Model(self.shape, resolve(part.tier).without(*part.without))
         if part.shards:
             shard(self.model, self.config, self.device, ranks)
         else:
             self.model.to(self.device)
-        self.training = TrainStep(self.model, self.config, None, ranks)
+        self.training = TrainStep(self.model, self.config, None, ranks, part.sharing)
         self.training.prepare(capture=False)
         if self.training.plan.capture:
             forget_peak(self.device)
@@ -114,59 +90,132 @@ class RankedStep(StepContender):
         return None if gradient is None else whole(local(gradient), parameter)
 
 
-@dataclass
-class Found:
-    """What a job found, by the name of part and case; ``link``: bytes a second that each GPU
-    sends in an all-reduce."""
+class Bench:
+    """A job on this rank."""
 
-    link: float
-    ranks: int
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    def __init__(self, job: Job, folder: Path, ranks: Ranks, device: torch.device) -> None:
+        self.job, self.folder, self.ranks, self.device = job, folder, ranks, device
+        self.steps: dict[str, RankedStep] = {}
+        self.found = Found(link=0.0, ranks=ranks.count)
+
+    def run(self) -> Found:
+        """Prepare, verify, wait for the file ``job.go``, and time. All ranks call it together."""
+        job = self.job
+        self._make(job.parts[:1] if job.sweep else job.parts, [ONE] if job.sweep else job.cases)
+        (self.folder / f"ready.{self.ranks.rank}").touch()
+        while job.go is not None and not Path(job.go).exists():
+            time.sleep(WAIT)
+        self.found.link = link_rate(self.ranks, self.device)
+        if job.sweep:
+            best = self._best()
+            self._make([best], [case for case in job.cases if case != ONE])
+        self._warm()
+        if job.rounds:
+            self.found.seconds = interleaved(self._turns(), job.rounds)
+        say(self.ranks, "timed")
+        self._write()
+        for name, step in self.steps.items():
+            facts = self.found.facts[name]
+            if self.device.type != "cpu" and not name.endswith(ONE):
+                facts |= self._overlap(name, step, job.trace)
+            losses = step.loss_series()
+            facts |= {"losses": losses[:BATCHES], "last_loss": losses[-1], "steps": len(losses)}
+        self._write()
+        return self.found
+
+    def _make(self, parts: Sequence[Part], cases: Sequence[str]) -> None:
+        """Prepare and verify the cases of some parts. A part on one GPU is the same for all."""
+        for part in parts:
+            for case in cases:
+                name = f"{part.alone if case == ONE else part}/{case}"
+                if (part.shards and case == ONE) or name in self.steps:
+                    continue  # one rank has nothing to shard
+                say(self.ranks, f"{name}: preparing")
+                before = live_bytes(self.device, ()) if self.device.type != "cpu" else 0
+                self.steps[name] = step = self._made(part, case)
+                size = step.config.batch_size
+                facts = {**step.facts(), **memory(step, before), "batch": size}
+                facts |= {"alone": part.alone, "contender": part.contender}
+                if case != ONE and not part.shards:
+                    facts["sharing"] = str(part.sharing)
+                if self.job.verify and case != STRONG:
+                    facts |= step.verify()
+                self.found.facts[name] = facts
+
+    def _best(self) -> Part:
+        """The part of a sweep with the best weak scaling."""
+        job, kept = self.job, dict(self.steps)
+        best: tuple[float, Part] | None = None
+        for part in job.parts:
+            late = job.until is not None and time.time() > job.until
+            if self.ranks.gathered(late)[0]:
+                self.found.tried[str(part)] = {"error": "no time was left"}
+                continue
+            alone, name = f"{part.alone}/{ONE}", f"{part}/{WEAK}"
+            try:
+                self.steps = {**kept, name: self._made(part, WEAK)}
+                self._warm()
+                seconds = interleaved(self._turns(), job.rounds)
+                seen = self._overlap(name, self.steps[name], job.trace)
+            except (ConfigError, RuntimeError) as error:
+                self.found.tried[str(part)] = {"error": f"{error}"[:400]}
+                continue
+            finally:
+                self.steps = dict(kept)
+                gc.collect()
+                _give_back(self.device)
+            share = statistics.median(map(truediv, seconds[alone], seconds[name]))
+            both = {ONE: seconds[alone], WEAK: seconds[name]}
+            self.found.tried[str(part)] = {"seconds": both, "weak": share, **seen}
+            say(self.ranks, f"{part}: {share:.3f}")
+            self._write()
+            if best is None or share > best[0]:
+                best = share, part
+        if best is None:
+            raise ConfigError(f"no part of the sweep ran: {self.found.tried}")
+        return best[1]
+
+    def _write(self) -> None:
+        if self.ranks.first:
+            self.found.write(self.folder)
+
+    def _made(self, part: Part, case: str) -> RankedStep:
+        which = ALONE if case == ONE else self.ranks
+        weak = self.ranks.count if case == WEAK else 1
+        size = Group.parse(self.job.group).shape.batch_size * weak
+        where = {"group": self.job.group, "device": str(self.device), "batch_size": size}
+        return RankedStep(part, which, self.job.layers, **where)
+
+    def _warm(self) -> None:
+        for step in self.steps.values():
+            for _ in range(UNTIMED):
+                step.next()
+
+    def _turns(self) -> dict[str, Callable[[], float]]:
+        each = self.steps.items()
+        return {name: _turn(step, self.job.calls, self.ranks) for name, step in each}
+
+    def _overlap(self, name: str, step: RankedStep, trace: bool) -> dict[str, float]:
+        if self.device.type == "cpu":
+            return {}
+        path = self.folder / f"{name.replace('/', '-')}.trace.json" if trace else None
+        seen = overlap(step.next, self.device, path if self.ranks.first else None)
+        each = self.ranks.gathered((seen.collective, seen.hidden))
+        return {
+            "collective_seconds": statistics.mean(c for c, _ in each),
+            "hidden_seconds": statistics.mean(h for _, h in each),
+        }
 
 
-def run(job: Job, folder: Path, ranks: Ranks, device: torch.device) -> Found:
-    """Prepare, verify, wait for the file ``job.go``, and time."""
-    cases: dict[str, RankedStep] = {}
-    facts: dict[str, dict[str, Any]] = {}
-    for part in job.parts:
-        for case in job.cases:
-            if part.shards and case == ONE:
-                continue  # one rank has nothing to shard
-            name = f"{part}/{case}"
-            say(ranks, f"{name}: preparing")
-            step = _made(job, part, case, ranks, device)
-            cases[name] = step
-            facts[name] = {**step.facts(), **step.memory(), "batch": step.config.batch_size}
-            if job.verify and case != STRONG:
-                facts[name] |= step.verify()
-    (folder / f"ready.{ranks.rank}").touch()
-    while job.go is not None and not Path(job.go).exists():
-        time.sleep(WAIT)
-    found = Found(link=link_rate(ranks, device), ranks=ranks.count, facts=facts)
-    for step in cases.values():
-        for _ in range(UNTIMED):
-            step.next()
-    turns = {name: _turn(step, job.calls, ranks) for name, step in cases.items()}
-    found.seconds = interleaved(turns, job.rounds) if job.rounds else {}
-    say(ranks, "timed")
-    for name, step in cases.items():
-        if device.type != "cpu" and not name.endswith(ONE):
-            trace = folder / f"{name.replace('/', '-')}.trace.json" if job.trace else None
-            seen = overlap(step.next, device, trace if ranks.first else None)
-            each = ranks.gathered((seen.collective, seen.hidden))
-            facts[name]["collective_seconds"] = statistics.mean(c for c, _ in each)
-            facts[name]["hidden_seconds"] = statistics.mean(h for _, h in each)
-        losses = step.loss_series()
-        facts[name] |= {"losses": losses[:BATCHES], "last_loss": losses[-1], "steps": len(losses)}
-    return found
+def memory(step: RankedStep, before: int) -> dict[str, int]:
+    """Bytes of a step on this rank, without those that other steps held before."""
+    other = ("live_bytes", "peak_bytes")
+    return {k: v - before if k in other else v for k, v in step.memory().items()}
 
 
-def _made(job: Job, part: Part, case: str, ranks: Ranks, device: torch.device) -> RankedStep:
-    which = ALONE if case == ONE else ranks
-    size = Group.parse(job.group).shape.batch_size * (ranks.count if case == WEAK else 1)
-    where = {"group": job.group, "device": str(device), "batch_size": size}
-    return RankedStep(part, which, job.layers, **where)
+def _give_back(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.cuda.empty_cache()
 
 
 def _turn(step: RankedStep, calls: int, ranks: Ranks) -> Callable[[], float]:
@@ -211,9 +260,8 @@ def main(folder: Path) -> None:
     ranks = launched()
     device = device_of(ranks, None)
     with joined(ranks, device):
-        found = run(Job.read(folder / "job.json"), folder, ranks, device)
-        if ranks.first:
-            (folder / "found.json").write_text(json.dumps(asdict(found)))
+        Bench(Job.read(folder / "job.json"), folder, ranks, device).run()
+    say(ranks, "left")
 
 
 if __name__ == "__main__":

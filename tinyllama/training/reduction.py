@@ -18,14 +18,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tinyllama.harness.kernels.layout import as_one, joined
-from tinyllama.model.config import TrainConfig
+from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
 from tinyllama.training.compiled import LossOf
 from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.ranks import Ranks
-from tinyllama.training.sharing import Sharing
 from tinyllama.training.shards import local, sharded
+from tinyllama.training.sharing import Sharing
 
 
 class Reduction:
@@ -60,8 +60,8 @@ class Reduction:
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Reduce some gradients, by their parameter's index, on the current stream."""
 
-    def arrive(self) -> Iterator[list[int]]:
-        """The indices of parameters whose gradients the current stream may now use, in parts."""
+    def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
+        """Gradients that the current stream may use now, by their parameter's index, in parts."""
         return iter(())
 
     def finish(self) -> None:
@@ -118,13 +118,13 @@ class Parallel(Reduction):
             self._ddp = DistributedDataParallel(
                 _Loss(model, loss_of),
                 process_group=self._group,
-                bucket_cap_mb=size,  # type: ignore[arg-type]
+                bucket_cap_mb=size,
                 gradient_as_bucket_view=True,
             )
         if stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream)
         self._index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        self._works: list[tuple[Any, list[int]]] = []
+        self._works: list[tuple[Any, dict[int, torch.Tensor]]] = []
         if early:
             self.share = 1 / ranks.count
             self._ddp.register_comm_hook(None, lambda _, bucket: self._started(bucket))
@@ -140,27 +140,33 @@ class Parallel(Reduction):
         """Reduce a bucket, and tell DistributedDataParallel that it is done: `arrive` waits."""
         gradients = bucket.buffer()
         work = dist.all_reduce(gradients, group=self._group, async_op=True)
-        self._works.append((work, [self._index[id(p)] for p in bucket.parameters()]))
-        on_device = [] if self._device.type == "cpu" else [self._device]
+        parameters = {self._index[id(p)]: p for p in bucket.parameters()}
+        self._works.append((work, parameters))
+        on_device: list[Any] = [] if self._device.type == "cpu" else [self._device]
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=on_device)
         done.set_result(gradients)
         return done
 
-    def arrive(self) -> Iterator[list[int]]:
+    def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
         for part in (self._works[: -self.last], self._works[-self.last :]):
-            for work, _ in part:
+            arrived: dict[int, torch.Tensor] = {}
+            for work, parameters in part:
                 work.wait()
-            if part:
-                yield [index for _, indices in part for index in indices]
+                for index, parameter in parameters.items():
+                    assert parameter.grad is not None, index
+                    arrived[index] = parameter.grad
+            if arrived:
+                yield arrived
         self._works.clear()
 
 
 class Beside(Reduction):
     """For a step that updates blocks during the backward pass. Gradients are summed."""
 
-    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks) -> None:
+    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, sharing: Sharing) -> None:
         super().__init__(model, loss_of)
         self.share = 1 / ranks.count
+        self._group = sharing.group(model.embedding.device)
         self._reduced: set[int] = set()
 
     def clear(self) -> None:
@@ -168,15 +174,15 @@ class Beside(Reduction):
 
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
         self._reduced.update(gradients)
-        _sum([gradients[i] for i in sorted(gradients)])
+        _sum([gradients[i] for i in sorted(gradients)], self._group)
 
     def finish(self) -> None:
         rest = [p.grad for i, p in enumerate(self.parameters) if i not in self._reduced]
         there = [gradient for gradient in rest if gradient is not None]
         for matrix in there:
             if matrix.dim() > 1:
-                _sum([matrix])
-        _sum([gradient for gradient in there if gradient.dim() == 1])
+                _sum([matrix], self._group)
+        _sum([gradient for gradient in there if gradient.dim() == 1], self._group)
         self._reduced.clear()
 
 
@@ -212,6 +218,8 @@ def reduction_of(
     if ranks.count == 1:
         return Reduction(model, loss_of)
     if sharded(model):
+        if sharing != Sharing():
+            raise ConfigError(f"shards are reduced by FSDP2 in its own way: leave out {sharing}")
         return Sharded(model, loss_of)
     rows = config.batch_size // ranks.count * config.seq_len
     x_ND = model.embedding.detach()[:1].expand(rows, -1)
@@ -219,7 +227,7 @@ def reduction_of(
     if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
         return Parallel(model, loss_of, ranks, sharing, early)
     if plan.overlap:
-        return Beside(model, loss_of, ranks)
+        return Beside(model, loss_of, ranks, sharing)
     waits = "the gradients of all blocks come at once"
     return Parallel(model, loss_of, ranks, sharing, early, waits)
 
@@ -230,16 +238,16 @@ def updates_in_parts(model: TinyLlama, config: TrainConfig) -> bool:
     return apart and config.max_grad_norm is None and config.precision != "fp16"
 
 
-def _sum(tensors: list[torch.Tensor]) -> None:
+def _sum(tensors: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
     """Sum each tensor over the ranks, in place; adjacent or small tensors are summed together."""
     if not tensors:
         return
     flat = as_one(*tensors)
     if flat is not None:
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=group)
         return
     flat = joined(tensors)
-    dist.all_reduce(flat)
+    dist.all_reduce(flat, group=group)
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, summed in zip(tensors, flat.split(sizes), strict=True):
         tensor.copy_(summed.view(tensor.shape))

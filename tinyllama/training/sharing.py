@@ -23,12 +23,14 @@ from tinyllama.model.config import ConfigError
 @dataclass(frozen=True)
 class Sharing:
     """processors: at most so many multiprocessors run a collective; None: the backend's choice.
+    urgent: whether its kernels come before others that wait for multiprocessors.
     spare: so many are left free by the matrix products of the backward pass.
     bucket_mib: the size of the gradients that are reduced together; None: those of a block.
     early: whether parameters are updated while the last gradients are still being reduced.
     """
 
     processors: int | None = None
+    urgent: bool = False
     spare: int = 0
     bucket_mib: float | None = None
     early: bool = True
@@ -44,16 +46,18 @@ class Sharing:
         parts = [f"buckets of a {size}" if size == "block" else f"buckets of {size}"]
         if self.processors is not None:
             parts.append(f"{self.processors} processors")
+        if self.urgent:
+            parts.append("urgent")
         if self.spare:
             parts.append(f"{self.spare} spared")
         return ", ".join([*parts, *(["early update"] if self.early else [])])
 
     def group(self, device: torch.device) -> dist.ProcessGroup | None:
-        """The process group that reduces gradients; None: the default one.
-
-        Raises ConfigError where the backend has no such limit.
+        """The process group that reduces gradients; None: the default one. All ranks call it
+        together. Raises ConfigError where the backend has no such settings.
         """
-        return None if self.processors is None else _limited(self.processors, device)
+        plain = self.processors is None and not self.urgent
+        return None if plain else _group(self.processors, self.urgent, device)
 
     @contextlib.contextmanager
     def sparing(self) -> Iterator[None]:
@@ -85,15 +89,14 @@ def _carveout() -> int | None:
 
 
 @functools.cache
-def _limited(processors: int, device: torch.device) -> dist.ProcessGroup:
-    """All ranks call this together."""
+def _group(processors: int | None, urgent: bool, device: torch.device) -> dist.ProcessGroup:
     if device.type == "cpu":
         raise ConfigError(
-            f"processors {processors}: ranks on CPUs reduce by gloo, which has no such limit; "
-            "leave it out"
+            f"processors {processors}, urgent {urgent}: ranks on CPUs reduce by gloo, which has "
+            "neither; leave them out"
         )
-    options: Any = dist.ProcessGroupNCCL.Options()
-    options.config.max_ctas = processors
-    options.config.min_ctas = 1
+    options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=urgent)
+    if processors is not None:
+        options.config.min_ctas, options.config.max_ctas = 1, processors
     group: Any = dist.new_group(backend="nccl", pg_options=options)
     return group

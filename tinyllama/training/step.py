@@ -93,9 +93,7 @@ class TrainStep:
             loss_of = compiled(model, ranks)
             if ranks.count > 1:
                 self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        self._reduction = reduction_of(
-            model, config, self.plan, ranks, loss_of, self.sharing
-        )
+        self._reduction = reduction_of(model, config, self.plan, ranks, loss_of, self.sharing)
         if reason := self._reduction.waits:
             self.left_out["overlapped reduction"] = reason
         parameters = self._reduction.parameters
@@ -179,7 +177,7 @@ class TrainStep:
 
     def prepare(self, *, warm_up: int = 3, capture: bool = True) -> None:
         """Warm up, compile and capture; model and optimizer are the same afterwards."""
-        with self.preserved():
+        with self.preserved() if warm_up else contextlib.nullcontext():
             if self.rounded is not None:
                 self.rounded.refresh()
             if self.plan.capture and warm_up:
@@ -342,8 +340,7 @@ class TrainStep:
     def _update(self) -> None:
         if self._reduction.early and not self.plan.overlap:
             self.optimizer.begin(self._judged)
-        for part in self._reduction.arrive():
-            gradients = {i: self.optimizer.parameters[i].grad for i in part}
+        for gradients in self._reduction.arrive():
             self.optimizer.update_with(gradients, beside=False)
         self._reduction.finish()
         if self.plan.overlap or self._reduction.early:

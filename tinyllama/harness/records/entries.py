@@ -218,6 +218,32 @@ class LongestEntry(Contended):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScalingEntry(Contended):
+    """A step on ``ranks`` GPUs. case: ``one`` GPU with the workload's batch, ``weak`` (as much on
+    each) or ``strong`` (as much on all). batch_size: of all ranks. sharing: how they reduce.
+
+    efficiency: the time of ``one`` over this one's; ``strong``: divided by the ranks.
+    """
+
+    kind = "scaling"
+
+    role: str = field()  # not None, as the base class allows
+    case: str
+    ranks: int
+    batch_size: int
+    sharing: str | None = None
+    efficiency: Ratio | None = None
+    samples_per_second: Amount | None = None
+    collective_seconds: Amount | None = None
+    hidden_seconds: Amount | None = None
+    link_bytes_per_second: Amount | None = None
+    gradients: int | None = None
+    parameters: int | None = None
+    last_loss: float | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpEntry(Timed):
     kind = "op"
 
@@ -303,7 +329,7 @@ class CeilingEntry(Entry):
 KINDS: dict[str, type[Entry]] = {
     kind.kind: kind
     for kind in (
-        *(StepEntry, PartEntry, SweepEntry, LongestEntry),
+        *(StepEntry, PartEntry, SweepEntry, LongestEntry, ScalingEntry),
         *(OpEntry, CurveEntry, FlopsEntry, CeilingEntry),
     )
 }

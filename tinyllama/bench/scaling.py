@@ -1,0 +1,221 @@
+"""Weak and strong scaling of training steps over the GPUs of this machine.
+
+A job of torchrun makes the steps (`tinyllama.bench.ranked`), one job for each contender. Weak
+scaling gives each GPU the workload's batch, strong scaling gives each its part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinyllama.bench.workloads import LARGE, Group, not_here
+from tinyllama.harness.machine.files import write_json
+from tinyllama.harness.measure.rounds import ratio, summary
+from tinyllama.harness.records.entries import Ratio, ScalingEntry
+from tinyllama.training.sharing import Sharing
+
+ONE, WEAK, STRONG = "one", "weak", "strong"
+DEFAULT = Sharing()
+FOUND = "found.json"
+LONGEST = 400.0  # seconds of a job, compilation included
+
+
+@dataclass(frozen=True)
+class Part:
+    """A contender of a job: a tier; ``shards``: FSDP2; ``without``: its parts switched off.
+
+    sharing: how the ranks reduce; the name says it where it is not the default.
+    """
+
+    tier: str
+    shards: bool = False
+    without: tuple[str, ...] = ()
+    sharing: Sharing = DEFAULT
+
+    @property
+    def alone(self) -> str:
+        """What it is on one GPU."""
+        return f"{self.tier}-no-{'-'.join(self.without)}" if self.without else self.tier
+
+    @property
+    def contender(self) -> str:
+        """What a record calls it."""
+        return self.alone + ("-shards" if self.shards else "")
+
+    def __str__(self) -> str:
+        return self.contender + ("" if self.sharing == DEFAULT else f" ({self.sharing})")
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> Part:
+        sharing = Sharing(**data.get("sharing", {}))
+        return Part(**{**data, "without": tuple(data.get("without", ())), "sharing": sharing})
+
+
+@dataclass(frozen=True)
+class Job:
+    """group: a workload and a precision. cases: of `ONE`, `WEAK`, `STRONG`.
+
+    calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients.
+    go: a file that is waited for between the preparation and the timing; None: no wait.
+    sweep: the parts differ in ``sharing`` and do not fit on a GPU together: weak scaling of one
+    after the other beside one GPU, then all cases of the best one. until: seconds since the epoch
+    after which a sweep tries no further part.
+    """
+
+    group: str
+    parts: Sequence[Part]
+    cases: Sequence[str] = (ONE, WEAK, STRONG)
+    rounds: int = 10
+    calls: int = 4
+    layers: int | None = None
+    verify: bool = True
+    go: str | None = None
+    trace: bool = False
+    sweep: bool = False
+    until: float | None = None
+
+    @staticmethod
+    def read(path: Path) -> Job:
+        data = json.loads(path.read_text())
+        return Job(**{**data, "parts": [Part.of(part) for part in data["parts"]]})
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+@dataclass
+class Found:
+    """What a job found, by the name of part and case; ``link``: bytes a second that each GPU
+    sends in an all-reduce. tried: of a sweep, the seconds beside those of one GPU, or an error.
+    """
+
+    link: float
+    ranks: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tried: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / FOUND, asdict(self))
+
+    @staticmethod
+    def read(folder: Path) -> Found:
+        return Found(**json.loads((folder / FOUND).read_text()))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The contenders of a group, each in a job of its own."""
+
+    base: Group
+    parts: tuple[Part, ...]
+    cases: tuple[str, ...] = (ONE, WEAK, STRONG)
+    calls: int = 4
+
+    def __str__(self) -> str:
+        return f"scaling-{self.base}"
+
+
+TIERS = tuple(Part(tier) for tier in ("v2", "v3", "v4"))
+SCALINGS = (
+    Scaling(Group("small", "bf16"), TIERS, calls=20),
+    Scaling(Group("medium", "bf16"), TIERS),
+    Scaling(
+        Group.parse(LARGE), (Part("v3", shards=True), Part("v2", shards=True)), (WEAK,), calls=2
+    ),
+)
+
+
+def cannot(scaling: Scaling, device: torch.device) -> str | None:
+    """Why it is not measured on the machine of a device; None when it is."""
+    if reason := not_here(scaling.base, device):
+        return reason
+    count = torch.cuda.device_count() if device.type != "cpu" else 0
+    return None if count > 1 else f"scaling needs two GPUs, and there are {count}"
+
+
+def groups(device: torch.device) -> list[str]:
+    """Those that this machine measures."""
+    return [str(scaling) for scaling in SCALINGS if cannot(scaling, device) is None]
+
+
+def measure(scaling: Scaling, ranks: int) -> list[ScalingEntry]:
+    """The entries of every contender. Raises RuntimeError with the end of the log of a job that
+    fails or takes too long."""
+    entries: list[ScalingEntry] = []
+    for part in scaling.parts:
+        job = Job(str(scaling.base), [part], scaling.cases, calls=scaling.calls)
+        entries += entries_of(job, launch(job, ranks))
+    return entries
+
+
+def launch(job: Job, ranks: int, seconds: float = LONGEST) -> Found:
+    """Run a job with torchrun."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job.write(folder / "job.json")
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        call = [sys.executable, *command, "-m", "tinyllama.bench.ranked", name]
+        try:
+            ended = subprocess.run(
+                call, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"{job.group} on {ranks} ranks took {seconds:.0f} s") from error
+        if ended.returncode:
+            log = (ended.stdout + ended.stderr)[-4000:]
+            raise RuntimeError(
+                f"{job.group} on {ranks} ranks ended with {ended.returncode}:\n{log}"
+            )
+        return Found.read(folder)
+
+
+def entries_of(job: Job, found: Found) -> list[ScalingEntry]:
+    """What a record keeps of a job."""
+    return [_entry(job, found, name) for name in found.facts]
+
+
+def _entry(job: Job, found: Found, name: str) -> ScalingEntry:
+    case = name.rpartition("/")[2]
+    facts, seconds = found.facts[name], found.seconds[name]
+    contender = facts["contender"]
+    ranks = 1 if case == ONE else found.ranks
+    alone = found.seconds.get(f"{facts['alone']}/{ONE}")
+    over: Ratio | None = None
+    if case != ONE and alone is not None:
+        over = ratio(alone, seconds)
+        if case == STRONG:
+            over = Ratio(*(value / ranks for value in over))
+    group = Group.parse(job.group)
+    kept = {key: facts[key] for key in KEPT if key in facts}
+    return ScalingEntry(
+        name=f"scaling/{group}/{contender}/{case}",
+        **vars(group),
+        contender=contender,
+        role="tier",
+        case=case,
+        ranks=ranks,
+        batch_size=facts["batch"],
+        **kept,
+        **summary("seconds", seconds),
+        rounds=len(seconds),
+        efficiency=over,
+        samples_per_second=facts["batch"] / statistics.median(seconds),
+        link_bytes_per_second=None if case == ONE else found.link,
+    )
+
+
+KEPT = (
+    *("plan", "left_out", "sharing", "live_bytes", "peak_bytes", "graph_bytes"),
+    *("collective_seconds", "hidden_seconds", "gradients", "parameters", "last_loss", "steps"),
+)
