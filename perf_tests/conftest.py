@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyllama.bench import curves, longest, measure_ops, sweeps, switches
+from tinyllama.bench import curves, longest, measure_ops, scaling, sweeps, switches
 from tinyllama.bench.ceilings import Ceilings
 from tinyllama.bench.gated import REGISTERED
 from tinyllama.bench.peers import SEARCHED
@@ -33,7 +33,9 @@ def pytest_tinyllama_groups(config: pytest.Config) -> list[str]:
     if "slow" in (config.option.markexpr or ""):
         return switches.groups(device)
     steps = [str(group) for group in ALL if not_here(group, device) is None]
-    others = (measure_ops, sweeps, curves, longest)
+    others = [measure_ops, sweeps, curves, longest]
+    if not hasattr(config, "workerinput"):  # it needs the GPUs of all workers
+        others.append(scaling)
     return [*steps, *(name for each in others for name in each.groups(device))]
 
 

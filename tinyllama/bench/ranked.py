@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tinyllama.bench.scaling import ONE, STRONG, WEAK, Found, Job, Part
+from tinyllama.bench.scaling import ONE, WEAK, Found, Job, Part
 from tinyllama.bench.steps import BATCHES, UNTIMED, StepContender
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import synchronize
@@ -138,7 +138,7 @@ class Bench:
                 facts |= {"alone": part.alone, "contender": part.contender}
                 if case != ONE and not part.shards:
                     facts["sharing"] = str(part.sharing)
-                if self.job.verify and case != STRONG:
+                if self.job.verify:
                     facts |= step.verify()
                 self.found.facts[name] = facts
 

@@ -65,7 +65,8 @@ class Part:
 class Job:
     """group: a workload and a precision. cases: of `ONE`, `WEAK`, `STRONG`.
 
-    calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients.
+    calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients
+    with the float64 reference's, of which one GPU holds a whole model.
     go: a file that is waited for between the preparation and the timing; None: no wait.
     sweep: the parts differ in ``sharing`` and do not fit on a GPU together: weak scaling of one
     after the other beside one GPU, then all cases of the best one. until: seconds since the epoch
@@ -154,7 +155,9 @@ def measure(scaling: Scaling, ranks: int) -> list[ScalingEntry]:
     fails or takes too long."""
     entries: list[ScalingEntry] = []
     for part in scaling.parts:
-        job = Job(str(scaling.base), [part], scaling.cases, calls=scaling.calls)
+        job = Job(
+            str(scaling.base), [part], scaling.cases, calls=scaling.calls, verify=not part.shards
+        )
         entries += entries_of(job, launch(job, ranks))
     return entries
 

@@ -30,6 +30,7 @@ from tinyllama.harness.machine.files import check_results_dir
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
 from tinyllama.harness.plugins.saved_runs import SavedRuns
+from tinyllama.harness.plugins.spread import Spread, tell_groups, to_controller
 from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.report import terminal
@@ -96,24 +97,27 @@ def pytest_configure(config: pytest.Config) -> None:
     recording = Recording(config, _root(config), compare=compare, team=team_of(config))
     config.stash[RECORDING] = recording
     config.pluginmanager.register(recording, "tinyllama-recording")  # it receives the reports
-    if hasattr(config, "workerinput"):
-        return  # a worker of xdist: its controller has refused what is refused
     if recording.active:
-        check_measuring(config)
+        if not hasattr(config, "workerinput"):  # else its controller has refused what is refused
+            check_measuring(config)
         try:
             check_results_dir(recording.root)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
         recording.stored = _stored(recording.root)
-        _hold(config, recording.card)
+        if _workers(config):
+            config.pluginmanager.register(Spread(recording), "tinyllama-spread")
+        else:
+            _hold(config, recording.card)
     elif option.resume:
         raise pytest.UsageError("--resume goes with --record or --benchmark-compare: add one")
 
 
 def _hold(config: pytest.Config, card: Card) -> None:
-    """Hold the GPU of ``--device``, or of several the first that is free, which is then named."""
+    """Hold the GPU of ``--device`` or of this worker of xdist, or of several the first that is
+    free, which is then named."""
     try:
-        if config.option.device or len(gpus()) < 2:
+        if config.option.device or hasattr(config, "workerinput") or len(gpus()) < 2:
             card.hold(worker_device(config))
         else:
             config.option.device = str(card.hold_one_of(gpus()))
@@ -135,14 +139,24 @@ def _root(config: pytest.Config) -> Path:
 
 
 def check_measuring(config: pytest.Config) -> None:
-    """Refuse options under which nothing is measured, or several tests at a time."""
-    if getattr(config.option, "dist", "no") != "no":
+    """Refuse options under which nothing is measured, or several tests at a time on one device.
+    With several GPUs, workers of xdist measure whole groups, each on its own GPU."""
+    workers = _workers(config)
+    if workers and (config.option.device or workers > len(gpus())):
         raise pytest.UsageError(
-            "--benchmark-compare and --record measure one test at a time: remove -n"
+            f"-n {workers}: --benchmark-compare and --record measure one group at a time on a GPU, "
+            f"and there are {len(gpus())}: remove -n and --device, or use at most so many"
         )
     for name, message in REFUSED.items():
         if getattr(config.option, name, False):
             raise pytest.UsageError(message)
+
+
+def _workers(config: pytest.Config) -> int:
+    """How many workers of xdist this session starts; 0 in a worker, and without them."""
+    if getattr(config.option, "dist", "no") == "no":
+        return 0
+    return len(config.option.tx) or 1
 
 
 def _stored(root: Path) -> list[results.Record]:
@@ -155,6 +169,7 @@ def _stored(root: Path) -> list[results.Record]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[RECORDING].collected(items)
+    tell_groups(config.stash[RECORDING])
 
 
 @pytest.fixture(scope="session")
@@ -177,8 +192,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Conclude before any other plugin: its error must not suppress the verdicts."""
-    session.config.stash[RECORDING].conclude(session)
-    session.config.stash[RECORDING].card.release()
+    recording = session.config.stash[RECORDING]
+    recording.conclude(session)
+    to_controller(recording)
+    recording.card.release()
     return (yield)
 
 

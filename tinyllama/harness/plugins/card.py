@@ -1,4 +1,4 @@
-"""The GPU of a session that times: no other such session, and no gate, has it meanwhile."""
+"""The GPUs of a session that times: no other such session, and no gate, has them meanwhile."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ WAIT = 180.0  # seconds for another session or gate to end
 
 
 class Card:
-    """Holds one GPU until `release`. A CPU is not held: other work always shares it."""
+    """Holds GPUs until `release`. A CPU is not held: other work always shares it."""
 
     def __init__(self) -> None:
         self._lock = ExitStack()
-        self._held: torch.device | None = None
+        self._held: set[torch.device] = set()
 
     def hold(self, device: torch.device, wait: float = WAIT) -> None:
         """Hold a GPU, once it is free; one that is held already stays so.
 
         Raises BusyError when another process has it for ``wait`` seconds.
         """
-        if device.type != "cpu" and device != self._held:
+        if device.type != "cpu" and device not in self._held:
             self._lock.enter_context(device_lock(device, wait))
-            self._held = device
+            self._held.add(device)
 
     def hold_one_of(self, devices: Sequence[torch.device]) -> torch.device:
         """Hold the first GPU that is free; where none is, wait for the first one."""
@@ -39,7 +39,7 @@ class Card:
 
     def release(self) -> None:
         self._lock.close()
-        self._held = None
+        self._held.clear()
 
 
 def gpus() -> list[torch.device]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
@@ -162,6 +163,9 @@ class Recording:
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
         self.lines: list[str] = team.lines()
         self.card = Card()
+        self.elsewhere: list[Record] = []  # of groups that xdist's workers measured
+        self.assigned: set[str] = set()  # those groups, measured or not
+        self.spread = hasattr(config, "workerinput")  # a worker of xdist measures some groups
 
     @property
     def active(self) -> bool:
@@ -169,9 +173,10 @@ class Recording:
         return self.compare or self.config.option.record
 
     @contextmanager
-    def group(self, name: str) -> Iterator[GroupRecord]:
+    def group(self, name: str, others: Sequence[torch.device] = ()) -> Iterator[GroupRecord]:
         """Measure a group. It is judged and saved after its last test.
 
+        others: GPUs that it needs beside the session's.
         Raises ValueError for a group that nobody expects, or that was measured before.
         """
         state = self.groups.setdefault(name, Group(name))
@@ -181,7 +186,8 @@ class Recording:
             known = ", ".join(self.expected) or "none"
             raise ValueError(f"group {name!r} is not expected here: expected are {known}")
         device = worker_device(self.config)
-        self.card.hold(device)
+        for each in (device, *others):
+            self.card.hold(each)
         record = results.new_record(device, name, self.config.rootpath)
         state.measured = GroupRecord(record, self.team.tolerances)
         state.disturbed = machine.disturbance(device)
@@ -329,7 +335,8 @@ class Recording:
     def finished(self) -> list[Record]:
         """The records of the groups that were measured to their end."""
         each = self.groups.values()
-        return [group.measured.record for group in each if group.finished and group.measured]
+        mine = [group.measured.record for group in each if group.finished and group.measured]
+        return [*mine, *self.elsewhere]
 
     def finish_left(self) -> None:
         for state in self.groups.values():
@@ -381,15 +388,13 @@ class Recording:
         unable = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if not self.active or status in unable:
             return
+        if self.spread:
+            self._missing({name for name, state in self.groups.items() if state.reports})
+            return
         if not self.declared:
             text = "no groups are declared: nothing is known to be measured here"
             self.verdicts.append(("groups", Verdict("groups", Outcome.MISSING, text)))
-        for name in self.expected:
-            state = self.groups.get(name, Group(name))
-            if not state.finished:
-                text = "expected, and not measured to its end"
-                missing = Verdict(name, Outcome.MISSING, text)
-                self.verdicts += [(name, v) for v in [missing, *state.problems()]]
+        self._missing(set(self.expected) - self.assigned)
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal and self.verdicts:
             terminal.ensure_newline()  # the progress of the tests is complete
@@ -404,6 +409,15 @@ class Recording:
                 f"exit status {int(session.exitstatus)}; "
                 f"the worst verdict is {outcome.title} ({outcome.status})"
             )
+
+    def _missing(self, names: set[str]) -> None:
+        """Which of these groups were not measured to their end, and why."""
+        for name in self.expected:
+            state = self.groups.get(name, Group(name))
+            if name in names and not state.finished:
+                text = "expected, and not measured to its end"
+                missing = Verdict(name, Outcome.MISSING, text)
+                self.verdicts += [(name, v) for v in [missing, *state.problems()]]
 
 
 def _group_name(item: pytest.Item) -> str | None:
