@@ -49,6 +49,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "guide": guide_table.table,
     "stages": stage_table.table,
     "longest": result_tables.longest,
+    "scaling": result_tables.scaling,
     "state": model_tables.state,
     "activations": model_tables.activations,
     "ladder": result_tables.ladder,

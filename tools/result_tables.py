@@ -16,6 +16,7 @@ from tinyllama.harness.records.entries import (
     LongestEntry,
     OpEntry,
     PartEntry,
+    ScalingEntry,
     StepEntry,
     Timed,
 )
@@ -54,6 +55,22 @@ def longest() -> str:
     head = ("workload", "contender", "tokens", "ms", "of the product's speed", "peak GiB")
     records = [record for group in newest(LongestEntry) for record in group]
     return _tables((r, [head, *map(_longest, r.of(LongestEntry))]) for r in records)
+
+
+def scaling() -> str:
+    """Training steps on several GPUs beside those on one, by the newest records."""
+    head = ("workload", "step", "GPUs", "batch", "ms", "efficiency", "collectives hidden", "plan")
+    records = [record for group in newest(ScalingEntry) for record in group]
+    return _tables((r, [head, *map(_scaled, r.of(ScalingEntry))]) for r in records)
+
+
+def _scaled(entry: ScalingEntry) -> tuple[str, ...]:
+    what = ("-".join(entry.group), entry.contender, f"{entry.ranks}", f"{entry.batch_size}")
+    hidden = ""
+    if entry.collective_seconds:
+        hidden = f"{(entry.hidden_seconds or 0) / entry.collective_seconds:.0%}"
+    over = "" if entry.efficiency is None else f"{entry.case}: {entry.efficiency}"
+    return (*what, f"{entry.time * 1e3:.2f}", over, hidden, entry.plan or "")
 
 
 def _tables(found: Iterable[tuple[Record, Sequence[Sequence[str]]]]) -> str:

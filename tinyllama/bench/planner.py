@@ -24,7 +24,13 @@ import numpy as np
 from tinyllama.harness import Tensor
 from tinyllama.harness.declare.autograd import shape_of
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.records.entries import CeilingEntry, OpEntry, StepEntry
+from tinyllama.harness.records.entries import (
+    CeilingEntry,
+    OpEntry,
+    ScalingEntry,
+    StepEntry,
+    Timed,
+)
 from tinyllama.harness.records.results import Record
 from tinyllama.model.config import WORKLOADS, ModelConfig
 from tinyllama.model.tiers import V3
@@ -263,7 +269,7 @@ def _plan(work: Work, gpus: int, links: Links, rates: Rates, memory: str, sharde
 
 @dataclass(frozen=True)
 class Point:
-    """A step that was recorded on one GPU, and what the planner says of it."""
+    """A step that was recorded, and what the planner says of it."""
 
     workload: str
     recorded_seconds: float
@@ -280,19 +286,34 @@ class Point:
 
 
 def points(records: Iterable[Record]) -> list[Point]:
-    """Each workload's newest recorded step of V3 in bf16; the planner does not use it."""
+    """Each workload's newest recorded step of V3 in bf16, on one GPU and on several; the planner
+    does not use it. The speed of the links is the one that the record of several GPUs measured.
+    """
     records = sorted(records, key=lambda record: record.date)
     rates, newest = Rates(records), dict[str, StepEntry]()
+    several: dict[str, ScalingEntry] = {}
     for record in records:
         for entry in record.of(StepEntry):
             if (entry.contender, entry.precision) == ("v3", "bf16") and entry.ran:
                 newest[entry.workload] = entry
+        for scaled in record.of(ScalingEntry) if record.device == rates.record.device else ():
+            ours = scaled.contender in ("v3", "v3-shards") and scaled.precision == "bf16"
+            if ours and scaled.ran and scaled.ranks > 1:
+                several[f"{scaled.workload}, {scaled.ranks} GPUs, {scaled.case}"] = scaled
     one = Links(per_node=1, inside=math.inf, between=math.inf)
     found = []
     for name, workload in WORKLOADS.items():
         if name in newest:
             work = Work(workload.model, workload.batch_size, workload.seq_len)
-            plan = _plan(work, 1, one, rates, "fast", False)
-            bytes_ = float(newest[name].peak_bytes or math.nan)
-            found.append(Point(name, newest[name].time, bytes_, plan))
+            found.append(_point(name, newest[name], _plan(work, 1, one, rates, "fast", False)))
+    for name, scaled in several.items():
+        workload, gpus = WORKLOADS[scaled.workload], scaled.ranks
+        links = Links(per_node=gpus, inside=scaled.link_bytes_per_second or 0.0, between=math.inf)
+        work = Work(workload.model, scaled.batch_size // gpus, workload.seq_len)
+        shards = scaled.contender.endswith("shards")
+        found.append(_point(name, scaled, _plan(work, gpus, links, rates, "fast", shards)))
     return found
+
+
+def _point(name: str, entry: Timed, plan: Plan) -> Point:
+    return Point(name, entry.time, float(entry.peak_bytes or math.nan), plan)
