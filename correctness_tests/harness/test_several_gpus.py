@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from tinyllama.bench.steps import StepContender
+from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.team import Team
-from tinyllama.harness.gate.watch import BusyError, device_lock
+from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.plugins import benchmarks, suite
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
@@ -171,3 +175,29 @@ def test_a_group_is_measured_while_its_gpu_is_held(
     this.card.release()
     with device_lock(default, 0), pytest.raises(BusyError), this.group("two"):
         pytest.fail("measured without its GPU")
+
+
+@pytest.mark.parametrize("made", [partial(StepContender, "tiny-fp32"), partial(Side, package="")])
+def test_what_a_process_times_is_on_its_current_gpu(
+    made: Any, two_gpus: list[torch.device]
+) -> None:
+    """A graph is captured on a stream of the current one, whatever GPU its tensors are on."""
+    with contextlib.suppress(AssertionError, RuntimeError):  # there is no GPU in truth
+        made(device="cuda:1")
+    assert two_gpus == [OTHER]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gates_on_two_gpus_do_not_disturb_each_other() -> None:
+    """A/A pairs on both at once: each holds its own lock, and sees no stranger on its own GPU."""
+    processes = {ONE: [os.getpid()], OTHER: [1]}
+
+    def card(device: torch.device) -> Any:
+        return SimpleNamespace(
+            processes=lambda: processes[device], busy_share=lambda: 0.0, throttled=lambda: None
+        )
+
+    with device_lock(ONE, 0), device_lock(OTHER, 0):
+        assert Watch(ONE, card(ONE)).before() is None
+        stranger = Watch(OTHER, card(OTHER)).before()
+    assert stranger == "other processes compute on the GPU: 1"

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tinyllama.bench.workloads import Group
-from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
 from tinyllama.training.step import capture_graphs
 
@@ -33,7 +33,7 @@ class Floor:
 
     def __init__(self, group: str, device: str) -> None:
         self.group = Group.parse(group)
-        self.device = torch.device(device)
+        self.device = current(device)
         self.queue = queue_of(self.device)
         tf32 = self.group.precision == "tf32"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")

@@ -26,7 +26,7 @@ from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST, keep_busy
 from tinyllama.harness.kernels.launch import Launched, launched
-from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.clock import Clock
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.op_contender import WrongResultError
@@ -80,7 +80,7 @@ class StepSubject:
     """A training step as `tinyllama.harness.gate.side.Side` times it."""
 
     def __init__(self, timed: TimedStep, device: str) -> None:
-        self.device = torch.device(device)
+        self.device = current(device)
         with launched() as found:
             self.step = TierStep(timed.tier, group=timed.group, device=device)
         self._launched = found

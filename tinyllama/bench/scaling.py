@@ -88,7 +88,8 @@ class Job:
     @staticmethod
     def read(path: Path) -> Job:
         data = json.loads(path.read_text())
-        return Job(**{**data, "parts": [Part.of(part) for part in data["parts"]]})
+        data["parts"] = [Part.of(part) for part in data["parts"]]
+        return Job(**{**data, "cases": tuple(data.get("cases", (ONE, WEAK, STRONG)))})
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -17,7 +17,7 @@ import torch
 
 from tinyllama.bench.held import held
 from tinyllama.bench.workloads import Group
-from tinyllama.harness.machine.device import synchronize
+from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.machine.sensors import NotToldError, sensor
 from tinyllama.harness.measure.clock import Clock, NotQueuedError, queue_of, wall_seconds
 from tinyllama.harness.measure.energy import energy
@@ -65,7 +65,7 @@ class StepContender:
     ) -> None:
         """warm_ups: steps ahead of the captured one."""
         self.group = Group.parse(group)
-        self.device = torch.device(device)
+        self.device = current(device)
         self.warm_ups = warm_ups
         torch.zeros(1, device=self.device)  # the device's context is not part of compiling
         self._began = time.perf_counter()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinyllama.cli.argument_types import file_path, number, whole, whole_within
+from tinyllama.harness.machine.device import current
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
@@ -173,7 +174,7 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     check_apart(("--resume", args.resume), ("--json", args.json), *curves)
     resumed = checkpoint.load(args.resume) if args.resume else None
     model, config = settings(args, resumed)
-    device = device_of(ranks, args.device)
+    device = current(device_of(ranks, args.device))
     ranks.part(config.batch_size)
     if args.save_every is not None and (args.save_every < 1 or args.save is None):
         raise UsageError(

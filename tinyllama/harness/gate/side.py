@@ -25,7 +25,7 @@ from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.judged import declarations
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.machine.device import cannot, device_name
+from tinyllama.harness.machine.device import cannot, current, device_name
 from tinyllama.harness.machine.worker import caches_in
 from tinyllama.harness.measure.op_contender import (
     Timed,
@@ -205,7 +205,7 @@ class Side:
         usual: Mapping[str, float] | None = None,
         own: Own | None = None,
     ) -> None:
-        self.device = torch.device(device)
+        self.device = current(device)
         self.package, self.own = package, own
         self.files = own.found(Path.cwd()) if own else tuple(files)
         self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})

@@ -39,6 +39,15 @@ def usable_device(device: str | torch.device | None) -> torch.device:
     return wanted
 
 
+def current(device: str | torch.device) -> torch.device:
+    """A device, made the current one of this process: what names no device, as a stream that
+    captures a graph does, means this one. For a process that uses one device."""
+    chosen = torch.device(device)
+    if chosen.type != "cpu":
+        torch.cuda.set_device(chosen)
+    return chosen
+
+
 def device_name(device: torch.device) -> str:
     """A readable name: the GPU's, or the processor's model."""
     if device.type != "cpu":

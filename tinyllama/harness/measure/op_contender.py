@@ -26,7 +26,7 @@ from tinyllama.harness.correct.evaluate import (
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
-from tinyllama.harness.machine.device import cannot, synchronize
+from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
 from tinyllama.harness.measure.launches import launches
@@ -161,7 +161,7 @@ class OpContender:
 
     def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str] = ()) -> None:
         self.op: Op = ops_of(package, tuple(files))[timed.op]
-        self.device = torch.device(device)
+        self.device = current(device)
         self.case = timed.case_of(self.op, self._provider(timed.provider))
         self.clock = Clock(queue_of(self.device))
         self.flush = Flush(self.device)
