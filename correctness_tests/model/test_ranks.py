@@ -138,6 +138,14 @@ def test_all_ranks_make_the_same_update(job: Job, name: str) -> None:
     assert first == second
 
 
+def test_an_early_update_waits_for_each_reduction(
+    job: Job, references: dict[str, Reference]
+) -> None:
+    late = job["reduced late"]
+    assert late["parameters"] == job["v3"]["parameters"]
+    assert all(found.passed for found in compared(late["grads"], references))
+
+
 @pytest.mark.parametrize("tier", SABOTEURS["left out"])
 def test_updates_from_a_part_of_the_batch_differ(job: Job, tier: str) -> None:
     first, second = job[f"left out {tier}"]["parameters"]

@@ -128,6 +128,25 @@ def sabotaged(kind: str, tier: str, device: torch.device, ranks: Ranks) -> dict[
         return one_step(step)
 
 
+def reduced_late(device: torch.device, ranks: Ranks) -> dict[str, Any]:
+    """V3's step where a reduction happens only when it is waited for."""
+    at_once = torch.distributed.all_reduce
+
+    class Late:
+        def __init__(self, gradients: torch.Tensor) -> None:
+            self._gradients = gradients
+
+        def wait(self) -> None:
+            at_once(self._gradients)
+
+    def all_reduce(tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+        return Late(tensor) if async_op else at_once(tensor, group=group)
+
+    step = start("", "v3", device, ranks)
+    with mock.patch.object(torch.distributed, "all_reduce", all_reduce):
+        return one_step(step)
+
+
 def not_finite_on_one_rank(device: torch.device, ranks: Ranks) -> dict[str, Any]:
     """A step whose loss is NaN on rank 1 only: is anything different afterwards?"""
     step = start("", "v1", device, ranks)
@@ -210,6 +229,7 @@ def job(device_type: str, folder: Path, case: str | None = None) -> None:
         for kind, tiers in SABOTEURS.items():
             for tier in tiers:
                 put(f"{kind} {tier}", sabotaged(kind, tier, device, ranks))
+        put("reduced late", reduced_late(device, ranks))
         put("not finite", not_finite_on_one_rank(device, ranks))
         put("different", different_settings(ranks))
         put("runs", runs(device, ranks, folder))
