@@ -121,9 +121,15 @@ def test_a_side_times_calls_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_side_compiles_for_layouts_before_these_are_timed() -> None:
     side = Side("cpu", PACKAGE, FILES)
     side.begin(STRIDED)
-    subject, called = side.subjects[STRIDED], []
+    subject = side.subjects[STRIDED]
+    called: list[str] = []
     run = subject._run
-    subject._run = lambda: (called.append(subject.layout), run())
+
+    def noted() -> None:
+        called.append(subject.layout)
+        run()
+
+    subject._run = noted
     side.compile_layouts(STRIDED, ("transposed",))
     assert called == ["contiguous", "transposed"]
     assert subject.layout == "strided"
