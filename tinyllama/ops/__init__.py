@@ -1,4 +1,5 @@
-"""The ops, one file each; every module here is found and its declarations registered.
+"""The ops, one file each; every module here is found, and its declarations are registered, when
+`OPS` is first used. One op's file imports no other op for that.
 
 Dimension names, used in declarations and as suffixes on tensors:
 
@@ -13,6 +14,18 @@ Dimension names, used in declarations and as suffixes on tensors:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tinyllama.harness.declare.registry import discover
 
-OPS = discover(__name__)
+if TYPE_CHECKING:
+    from tinyllama.harness.declare.registry import Registry
+
+    OPS: Registry
+
+
+def __getattr__(name: str) -> Registry:
+    if name != "OPS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = discover(__name__)
+    return found

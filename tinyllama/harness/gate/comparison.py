@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from tinyllama.harness.gate import accepted, side, team
+from tinyllama.harness.gate import accepted, identity, side, team
 from tinyllama.harness.gate.judge import HARNESS
 from tinyllama.harness.gate.judged import INSTRUMENT, INSTRUMENT_FILES, Change, changed_files
 from tinyllama.harness.gate.noise import Noise
@@ -133,6 +133,12 @@ def prepared(request: Request) -> Iterator[Session]:
                 accepted=allowed,
                 watch=request.watch,
                 sources=sources,
+                unidentified=functools.partial(
+                    identity.unidentified,
+                    registered=registered,
+                    sources=_sources,
+                    observe=functools.partial(identity.observed, device=request.device),
+                ),
                 toolchains=request.commit is None,
                 processor=processor,
                 at_once=pairs_at_once(request.device),

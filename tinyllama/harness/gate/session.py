@@ -1,7 +1,8 @@
 """The whole comparison of a candidate with a base.
 
     listed      the benchmarks of both sides               -> MISSING
-    sources     the source that each benchmark runs        -> IDENTICAL, without a GPU
+    sources     the source that each benchmark runs, and
+                the files that it opens                    -> IDENTICAL, nothing is timed
     prepared    compiled from cold, inputs, counts         -> IDENTICAL kernels; exact figures; NEW
     verified    results held to float64, once a side       -> WRONG RESULT
     blocks      fresh pairs, a look after every fourth     -> SAME, FASTER, SLOWER, INCONCLUSIVE
@@ -78,6 +79,7 @@ class Session:
         self.versions: dict[str, str] = {}
         self.disturbed = self.launches = 0
         self.changed = list(setting.changed)  # of what judges
+        self.unidentified: Mapping[str, str] = {}  # by benchmark, why it is no IDENTICAL
         self.seconds: dict[str, float] = {}  # by stage
         self._verifying = Lock()
         self.contents = {tree.name: self._contents(tree) for tree in self.trees}
@@ -136,6 +138,7 @@ class Session:
             "blocks": self.launches,
             "discarded": self.disturbed,
             "left_out": self.left_out,
+            "unidentified": dict(self.unidentified),
             "judge_changed": [asdict(one) for one in self.changed],
             "benchmarks": {n: one.report() for n, one in {**self.found, **self.new}.items()},
             "others": [str(verdict) for verdict in self.others],
@@ -164,9 +167,14 @@ class Session:
         """Benchmarks that run the same source with the same versions are IDENTICAL."""
         if self.setting.toolchains or self.setting.measure_all:
             return
+        alike = [one.name for one in self._undecided() if self._alike(one, whole=False)]
+        if alike and self.setting.unidentified is not None:
+            every = [one.benchmark for one in (*self.found.values(), *self.new.values())]
+            found = self.setting.unidentified(self.trees, every)
+            self.unidentified = {name: found[name] for name in alike if name in found}
+            self._untampered()
         for one in self._undecided():
-            base, candidate = (self.setting.sources(t, one.benchmark)[0] for t in self.trees)
-            if base == candidate:
+            if self._alike(one, whole=True) and one.name not in self.unidentified:
                 self._settle(one, Outcome.IDENTICAL, "the same source, comments aside")
 
     def _prepare(self, pair: Pair) -> None:
@@ -242,8 +250,14 @@ class Session:
     def _same_code(self, one: BenchmarkState, compiled: Mapping[str, Sequence[str]]) -> bool:
         if self.setting.toolchains or self.setting.measure_all or not compiled[BASE]:
             return False
-        base, candidate = (self.setting.sources(t, one.benchmark)[1] for t in self.trees)
-        return base == candidate and compiled[BASE] == compiled[CANDIDATE]
+        alike = self._alike(one, whole=False) and one.name not in self.unidentified
+        return alike and compiled[BASE] == compiled[CANDIDATE]
+
+    def _alike(self, one: BenchmarkState, *, whole: bool) -> bool:
+        """Whether both sides have the same source; not ``whole``: kernels' bodies aside."""
+        part = 0 if whole else 1
+        base, candidate = (self.setting.sources(t, one.benchmark)[part] for t in self.trees)
+        return base == candidate
 
     def _blocks(self) -> None:
         for look in LOOKS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -36,7 +36,8 @@ class Setting:
     """The input of a comparison.
 
     sources: (tree, benchmark) -> digests of the source that it runs, of all of it and of the host
-    code alone. toolchains: the interpreters are compared, not the trees. measure_all: time
+    code alone. unidentified: of two trees and benchmarks, by name why equal source is not enough.
+    toolchains: the interpreters are compared, not the trees. measure_all: time
     identical benchmarks too, for A/A blocks. only: whether a name is compared. processor: both
     sides are pinned to it in their turns. at_once: how many pairs prepare benchmarks at the same
     time; one at a time is timed. changed: files of the candidate that would judge, and
@@ -51,6 +52,7 @@ class Setting:
     accepted: Accepted
     watch: Watch
     sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
+    unidentified: Callable[[Sequence[Tree], Sequence[Benchmark]], Mapping[str, str]] | None = None
     toolchains: bool = False
     measure_all: bool = False
     only: Callable[[str], bool] | None = None

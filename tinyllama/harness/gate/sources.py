@@ -87,6 +87,15 @@ class Sources:
             self._found[modules] = whole, {n: self._both(p)[1] for n, p in named.items()}
         return self._found[modules]
 
+    def digest(self, path: Path) -> str:
+        """Of any file of the tree; of code that is no Python, its bytes; empty where it is not."""
+        if not path.is_file():
+            return ""
+        try:
+            return self._both(path)[0]
+        except RevisionError:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+
     def _both(self, path: Path) -> tuple[str, str]:
         if path not in self._digests:
             code = path.suffix == ".py"
@@ -169,6 +178,12 @@ def imports_of(root: Path, module: str) -> list[str]:
 def _package(path: Path, module: str) -> str:
     """The package that a file's relative imports start from."""
     return module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+
+def modules_of(root: Path, package: str) -> list[str]:
+    """The names of the modules and packages that are directly in a package of a tree."""
+    path = module_file(root, package)
+    return [] if path is None else _modules(path.parent)
 
 
 def _modules(folder: Path) -> list[str]:

@@ -387,7 +387,8 @@ class Gating:
         own = self.registered.own if self.ended else None
         if own and own.names:
             each.append(f"--op: no other ops than {', '.join(own.names)} were compared")
-        each += list(dict.fromkeys(line for report in self.reports for line in _changed(report)))
+        for of in (_changed, _unidentified):
+            each += list(dict.fromkeys(line for report in self.reports for line in of(report)))
         first = [self.counted(), f"judged by {self.judge}", *self.team.lines()]
         return [*first, *each, *map(_effort, self.reports)]
 
@@ -410,6 +411,12 @@ def _changed(report: Mapping[str, Any]) -> list[str]:
         f"changed, and the base's judged: {one['name']} ({one['digest']})"
         for one in report["judge_changed"]
     ]
+
+
+def _unidentified(report: Mapping[str, Any]) -> list[str]:
+    """Why benchmarks whose source is the same were compared: each reason, and how many."""
+    reasons = Counter(report["unidentified"].values())
+    return [f"not IDENTICAL: {n} benchmarks: {why}" for why, n in reasons.most_common()]
 
 
 def _effort(report: Mapping[str, Any]) -> str:

@@ -1,0 +1,264 @@
+"""Equal source is IDENTICAL only where what an op opens is equal, and nothing changes torch for it.
+
+The observer is a real one, in a process of its own; the trees are folders of files of ops.
+"""
+
+from __future__ import annotations
+
+import py_compile
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from correctness_tests.support.commands import ROOT
+from correctness_tests.support.gate_fakes import Script, outcomes
+from correctness_tests.support.own_repository import OP
+from tinyllama import ops
+from tinyllama.harness.gate import identity
+from tinyllama.harness.gate.opened import Group, Seen
+from tinyllama.harness.gate.own import Own
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.sources import Sources
+from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.measure.op_contender import Timed
+from tinyllama.harness.records.verdict import Outcome
+
+LOCK = threading.Lock()
+HEAD = "import importlib.util, json, os, pathlib, runpy, subprocess, torch\n"
+HEAD += "HERE = pathlib.Path(__file__).parent.parent\n"
+AT_IMPORT = {
+    "json": "TABLE = json.loads((HERE / 'elsewhere/x.json').read_text())",
+    "runpy": "FOUND = runpy.run_path(str(HERE / 'elsewhere/x.py'))",
+    "importlib": "spec = importlib.util.spec_from_file_location('x', HERE / 'elsewhere/x.py')\n"
+    "spec.loader.exec_module(importlib.util.module_from_spec(spec))",
+    "os": "os.close(os.open(HERE / 'elsewhere/x.json', os.O_RDONLY))",
+    "torch": "torch.load(HERE / 'elsewhere/x.pt', weights_only=True)",
+}
+IN_A_CALL = {
+    "open": "(open(HERE / 'elsewhere/x.json').close(), x + x)[1]",
+    "runpy": "(runpy.run_path(str(HERE / 'elsewhere/x.py')), x + x)[1]",
+}
+UNIDENTIFIED = {
+    "process": ("subprocess.run(['true'])", "it starts a process (subprocess.Popen)"),
+    "system": ("os.system('true')", "it starts a process (os.system)"),
+    "library": ("import ctypes; ctypes.CDLL('libm.so.6')", "it loads the library libm.so.6"),
+    "raises": ("raise KeyError('no')", "KeyError: 'no'"),
+    "ends": ("os._exit(0)", "ended the process"),
+}
+PATCHES = {
+    "torch.add = torch.sub": "torch.add",
+    "torch.Tensor.norm = lambda self: self": "torch.Tensor.norm",
+    "torch.nn.Linear.forward = lambda self, x: x": "torch.nn.modules.linear.Linear.forward",
+    "torch.set_default_dtype(torch.float64)": "torch.get_default_dtype()",
+    "torch.backends.cuda.matmul.allow_tf32 = True": "torch.backends.cuda.matmul.allow_tf32",
+    "torch.backends.cudnn.benchmark = True": "torch.backends.cudnn.benchmark",
+    "torch.use_deterministic_algorithms(True)": "torch.get_deterministic_debug_mode()",
+    "torch.set_num_threads(3)": "torch.get_num_threads()",
+    "torch.set_float32_matmul_precision('high')": "torch.get_float32_matmul_precision()",
+    "torch.set_flush_denormal(True)": "denormals",
+    "torch.manual_seed(3)": "state of the random generator",
+    "torch.set_grad_enabled(False)": "torch.is_grad_enabled()",
+    "torch.backends.cuda.enable_flash_sdp(False)": "torch.backends.cuda.flash_sdp_enabled()",
+    "import torch._inductor.config as c\n"
+    "c.max_autotune = True": "torch._inductor.config.max_autotune",
+    "os.environ['MKL_NUM_THREADS'] = '1'": "environment MKL_NUM_THREADS",
+    "LIB = torch.library.Library('aten', 'IMPL')\n"
+    "LIB.impl('mul.Tensor', torch.add, 'CPU')": "operator aten/mul.Tensor/CPU",
+    "import time\ntime.perf_counter = time.time": "time.perf_counter",
+    "from tinyllama.harness.correct import compare as rule\n"
+    "rule.compare = print": "tinyllama.harness.correct.compare.compare",
+    "import gc\ngc.disable()": "garbage collection",
+}
+
+
+@pytest.fixture(scope="module")
+def observer() -> Iterator[Worker]:
+    with Worker("observer", cwd=ROOT, env={"OMP_NUM_THREADS": "1"}) as worker:
+        worker.make("observer", identity.FACTORY, device="cpu")
+        yield worker
+
+
+@pytest.fixture
+def seen(observer: Worker) -> Callable[[Tree, Sequence[Group]], list[Seen]]:
+    """In the place of `observed`: one process for all trees, which gets whole paths."""
+
+    def observe(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
+        whole = [
+            replace(one, modules=tuple(str(tree.root / name) for name in one.modules))
+            for one in groups
+        ]
+        with LOCK:  # both sides ask at once
+            found: list[Seen] = observer.call("observer", "seen", whole)
+        return found
+
+    return observe
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def op_file(name: str, line: str = "", body: str = "x + x") -> str:
+    return f"{HEAD}{line}\n{OP.format(name=name, body=body)}"
+
+
+def benchmark(op: str) -> Benchmark:
+    file = f"kernels/{op}.py"
+    return Benchmark(f"{op}-sum", Timed(op, "sum", 0, "fp32"), file, registered=file)
+
+
+def judged(
+    folder: Path,
+    names: Sequence[str],
+    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+) -> dict[str, str]:
+    trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
+    return identity.unidentified(
+        trees,
+        [benchmark(name) for name in names],
+        registered=Registered(ops, own=Own(("kernels/*.py",))),
+        sources=Sources,
+        observe=seen,
+    )
+
+
+def pair(folder: Path, files: dict[str, str], changed: dict[str, str]) -> None:
+    """Two trees that differ in some files."""
+    write(folder / BASE, files)
+    write(folder / CANDIDATE, {**files, **changed})
+
+
+def test_a_file_that_an_op_opens_anywhere_in_the_tree_is_its_own(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    named = {f"at_{name}": op_file(f"at_{name}", line) for name, line in AT_IMPORT.items()}
+    named |= {f"in_{name}": op_file(f"in_{name}", "", body) for name, body in IN_A_CALL.items()}
+    named["alone"] = op_file("alone")
+    files = {f"kernels/{name}.py": text for name, text in named.items()}
+    before = {"elsewhere/x.json": "[1]", "elsewhere/x.py": "x = 1\n", "other.json": "1"}
+    after = {"elsewhere/x.json": "[2]", "elsewhere/x.py": "x = 2\n", "other.json": "2"}
+    pair(tmp_path, {**files, **before}, after)
+    for number, side in enumerate((BASE, CANDIDATE)):
+        torch.save(torch.tensor(number), tmp_path / side / "elsewhere/x.pt")
+    found = judged(tmp_path, list(named), seen)
+    assert set(found) == {f"{name}-sum" for name in named if name != "alone"}
+    assert {reason.partition(" opens ")[2] for reason in found.values()} == {
+        f"elsewhere/x.{kind}, which differs" for kind in ("json", "py", "pt")
+    }
+    write(tmp_path / CANDIDATE, {**before, "elsewhere/x.py": "# a comment\nx = 1\n"})
+    torch.save(torch.tensor(0), tmp_path / CANDIDATE / "elsewhere/x.pt")
+    assert judged(tmp_path, list(named), seen) == {}
+
+
+def test_a_file_that_only_one_side_has_is_a_difference(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    line = "FOUND = [p.read_text() for p in sorted((HERE / 'elsewhere').glob('*.json'))]"
+    pair(
+        tmp_path,
+        {"kernels/one.py": op_file("one", line), "elsewhere/x.json": "1"},
+        {"elsewhere/y.json": "2"},
+    )
+    assert judged(tmp_path, ["one"], seen) == {
+        "one-sum": "it opens elsewhere/y.json, which differs"
+    }
+
+
+def test_what_files_cannot_tell_is_unidentified(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    files = {f"kernels/{n}.py": op_file(n, line) for n, (line, _) in UNIDENTIFIED.items()}
+    hidden = "import sys; sys.path.insert(0, str(HERE / 'elsewhere')); import hidden"
+    files |= {"kernels/sourceless.py": op_file("sourceless", hidden), "hidden.py": "x = 1\n"}
+    files["kernels/alone.py"] = op_file("alone")
+    pair(tmp_path, files, {})
+    for side in (BASE, CANDIDATE):
+        (tmp_path / side / "elsewhere").mkdir()
+        compiled = tmp_path / side / "elsewhere/hidden.pyc"
+        py_compile.compile(str(tmp_path / side / "hidden.py"), str(compiled), doraise=True)
+    found = judged(tmp_path, [*UNIDENTIFIED, "sourceless", "alone"], seen)
+    assert set(found) == {f"{name}-sum" for name in (*UNIDENTIFIED, "sourceless")}
+    for name, (_, reason) in UNIDENTIFIED.items():
+        assert reason in found[f"{name}-sum"]
+    assert "imports hidden without source" in found["sourceless-sum"]
+
+
+def test_what_an_import_changes_for_every_op_is_seen_by_its_name(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    write(tmp_path, {"patches.py": op_file("patches", "\n".join(PATCHES))})
+    write(tmp_path, {"right.py": op_file("right", "import torch._dynamo, torch._inductor.config")})
+    tree = Tree(BASE, tmp_path, sys.executable, "main", tmp_path)
+    patches, right = seen(tree, [Group(("patches.py",)), Group(("right.py",))])
+    assert set(PATCHES.values()) <= set(patches.changed)
+    assert right.changed == {}, "torch changes itself when some of its modules are loaded first"
+
+
+@pytest.mark.parametrize("where", ["candidate", "both", "both, differently"])
+def test_a_patch_unidentifies_every_op_and_is_named(
+    tmp_path: Path, seen: Callable[..., list[Seen]], where: str
+) -> None:
+    patch = op_file("patching", "torch.add = torch.sub")
+    before = op_file("patching") if where == "candidate" else patch
+    after = patch if where != "both, differently" else patch + "\nONE = 1\n"
+    files = {"kernels/alone.py": op_file("alone"), "kernels/patching.py": before}
+    pair(tmp_path, files, {"kernels/patching.py": after})
+    found = judged(tmp_path, ["alone", "patching"], seen)
+    if where == "both":  # the same, from the same source
+        assert found == {}
+        return
+    assert set(found) == {"alone-sum", "patching-sum"}
+    side = "candidate" if where == "candidate" else "base"
+    assert found["alone-sum"].startswith(
+        f"kernels/patching.py of the {side} changes for every op: torch.add ("
+    )
+
+
+def test_a_file_without_benchmarks_may_patch_too(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    files = {"kernels/alone.py": op_file("alone")}
+    pair(tmp_path, files, {"kernels/new.py": op_file("new", "torch.add = torch.sub")})
+    assert "kernels/new.py of the candidate" in judged(tmp_path, ["alone"], seen)["alone-sum"]
+
+
+def test_files_of_an_environment_and_of_elsewhere_are_not_of_the_tree(tmp_path: Path) -> None:
+    write(tmp_path, {"a/b.py": "", "env/pyvenv.cfg": "", "env/lib/c.py": ""})
+    seen = Seen([str(tmp_path / n) for n in ("a/b.py", "env/lib/c.py", "../d.py")])
+    tree = Tree(BASE, tmp_path, sys.executable, "main", tmp_path)
+    side = identity._Side(tree, Sources(tmp_path), {Group(("a",)): seen})
+    assert side.files(["a"], every=False) == {"a/b.py"}
+
+
+# -- what a comparison makes of it --------------------------------------------------------------
+
+
+def test_what_is_unidentified_is_measured_and_reported() -> None:
+    script = Script("a", "b", "c")
+    for name in "abc":
+        script.alike(name, host_only=name == "c")
+    asked: list[list[str]] = []
+
+    def unidentified(trees: Sequence[Tree], every: Sequence[Benchmark]) -> dict[str, str]:
+        asked.append([one.name for one in every])
+        return {"a": "it opens x.json, which differs", "c": "likewise"}
+
+    found = script.run(unidentified=unidentified)
+    assert outcomes(found) == {"a": Outcome.SAME, "b": Outcome.IDENTICAL, "c": Outcome.SAME}
+    assert asked == [["a", "b", "c"]]
+    assert script.session.report()["unidentified"]["a"] == "it opens x.json, which differs"
+
+
+def test_nothing_is_observed_where_no_source_is_the_same() -> None:
+    script = Script("a")
+    script.run(unidentified=lambda *_: pytest.fail("it was asked"))

@@ -1,0 +1,159 @@
+"""Whether benchmarks with the same source run the same code: what `opened` sees on both sides.
+
+A benchmark is unidentified, and is measured, where a file that it opens differs, or where files
+cannot tell what it runs. All are, where the import of one op changes torch, the harness or the
+environment, unless it does the same on both sides from the same source.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from tinyllama.harness.gate.opened import Group, Seen
+from tinyllama.harness.gate.pair import CANDIDATE, READY, Tree
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.revision import RevisionError
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.sources import Sources, module_file, modules_of, roots
+from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.measure.op_contender import Timed
+
+FACTORY = "tinyllama.harness.gate.opened:Observer"
+Observe = Callable[[Tree, Sequence[Group]], Sequence[Seen]]
+SHOWN = 3  # changes that a reason names
+
+
+def unidentified(
+    trees: Sequence[Tree],
+    benchmarks: Sequence[Benchmark],
+    *,
+    registered: Registered,
+    sources: Callable[[Path], Sources],
+    observe: Observe,
+) -> dict[str, str]:
+    """By benchmark of both sides, why equal source is not enough; those for which it is are not
+    in it."""
+    groups = [_groups(tree, benchmarks, registered) for tree in trees]
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(observe, trees, groups))
+    seen = [dict(zip(each, found, strict=True)) for each, found in zip(groups, both, strict=True)]
+    of = [_Side(tree, sources(tree.root), found) for tree, found in zip(trees, seen, strict=True)]
+    if whole := list(_global(of)):
+        return dict.fromkeys((one.name for one in benchmarks), "; ".join(whole))
+    found = {one.name: _why(of, _modules(one), every=bool(one.factory)) for one in benchmarks}
+    return {name: reason for name, reason in found.items() if reason}
+
+
+def observed(tree: Tree, groups: Sequence[Group], *, device: torch.device) -> list[Seen]:
+    """What groups of a tree open, seen in a process of their own."""
+    env = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}  # it forks: no CUDA in it
+    given = filter(None, [os.environ.get("PYTHONPATH")])
+    env["PYTHONPATH"] = os.pathsep.join([*map(str, roots(tree.root)), *given])
+    module = FACTORY.partition(":")[0]
+    name = f"observer of the {tree.name}"
+    with Worker(name, python=tree.python, cwd=tree.root, preload=[module], env=env) as worker:
+        try:
+            worker.make("observer", FACTORY, device=str(device), timeout=READY)
+            found: list[Seen] = worker.call("observer", "seen", list(groups), timeout=READY)
+        except WorkerError as error:
+            return [Seen(unidentified=f"it cannot be observed: {error}") for _ in groups]
+    return found
+
+
+class _Side:
+    """What was seen of a tree. Files are named relative to its root."""
+
+    def __init__(self, tree: Tree, sources: Sources, seen: Mapping[Group, Seen]) -> None:
+        self.name, self.root, self.sources = tree.name, tree.root.resolve(), sources
+        self.seen = {group.modules: one for group, one in seen.items()}
+
+    def files(self, modules: Sequence[str], *, every: bool) -> set[str]:
+        """Of a group, or of all."""
+        groups = self.seen.values() if every else [self.seen[tuple(modules)]]
+        return {name for one in groups for name in map(self._inside, one.files) if name}
+
+    def _inside(self, file: str) -> str:
+        """Its name in the tree; empty for one of elsewhere, or of an environment in the tree."""
+        path = Path(os.path.realpath(file))
+        if not path.is_relative_to(self.root):
+            return ""
+        above = (one for one in path.parents if one.is_relative_to(self.root))
+        if any((one / "pyvenv.cfg").is_file() for one in above):
+            return ""
+        return path.relative_to(self.root).as_posix()
+
+
+def _groups(tree: Tree, benchmarks: Iterable[Benchmark], registered: Registered) -> list[Group]:
+    """What is imported in a tree: the modules of benchmarks, with calls of their providers, and the
+    other files of ops, which may change torch for all."""
+    calls: dict[tuple[str, ...], dict[tuple[str, str], None]] = {}
+    for one in benchmarks:
+        modules = _modules(one)
+        if all(map(functools.partial(module_file, tree.root), modules)):
+            each = calls.setdefault(modules, {})
+            if not one.factory and isinstance(one.timed, Timed):
+                each[one.timed.op, one.timed.provider] = None
+    own = registered.own
+    if own is None:
+        others = [f"{registered.package}.{n}" for n in modules_of(tree.root, registered.package)]
+    else:
+        others = [*(os.path.relpath(path, tree.root) for path in own.found(tree.root))]
+        others += own.modules
+    known = {name for modules in calls for name in modules}
+    for name in others:
+        if name not in known:
+            calls.setdefault((name,), {})
+    return [Group(modules, tuple(each)) for modules, each in calls.items()]
+
+
+def _modules(benchmark: Benchmark) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (benchmark.module, benchmark.registered))))
+
+
+def _global(sides: Sequence[_Side]) -> Iterable[str]:
+    """What an import changes for every op, and not in the same way from the same source."""
+    for side in sides:
+        other = next(one for one in sides if one is not side)
+        for modules, seen in side.seen.items():
+            if not seen.changed:
+                continue
+            twin = other.seen.get(modules)
+            if twin is not None and twin.changed == seen.changed:
+                if not _why(sides, modules, every=False) and _alike(sides, modules):
+                    continue
+                if side.name == CANDIDATE:
+                    continue  # said of the base
+            named = [f"{name} ({value:.60})" for name, value in seen.changed.items()]
+            more = [f"{len(named) - SHOWN} more"] if len(named) > SHOWN else []
+            what = ", ".join([*named[:SHOWN], *more])
+            yield f"{' and '.join(modules)} of the {side.name} changes for every op: {what}"
+
+
+def _alike(sides: Sequence[_Side], modules: Sequence[str]) -> bool:
+    try:
+        base, candidate = (side.sources.of(*modules)[0] for side in sides)
+    except RevisionError:
+        return False
+    return base == candidate
+
+
+def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> str:
+    """Why a group is unidentified; empty where it is not."""
+    for side in sides:
+        one = side.seen.get(modules)
+        if one is None:
+            return f"the {side.name} has no such module"
+        if one.unidentified:
+            return f"unidentified: {one.unidentified}"
+    files = set().union(*(side.files(modules, every=every) for side in sides))
+    for name in sorted(files):
+        base, candidate = (side.sources.digest(side.root / name) for side in sides)
+        if base != candidate:
+            return f"it opens {name}, which differs"
+    return ""

@@ -1,0 +1,255 @@
+"""What the import of an op and one call of its providers open, and what they change for others.
+
+An `Observer` is an object of a worker that has loaded the harness and no op. It forks itself for
+each op. The fork imports the op's modules, calls each provider once on its smallest case, and
+reports the files that were opened. Nothing is timed, and no device is used except by a provider
+that needs one. Bytecode is read from an empty folder, so that each source is opened.
+
+The audit events of Python tell what is opened (PEP 578). Native code raises none: an op that loads
+a library, starts a program or imports a module without source is unidentified, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from tinyllama.harness.correct.cases import OpCase, elements
+from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.declare.op import Op, Provider
+from tinyllama.harness.declare.registry import Registry, load_file
+from tinyllama.harness.gate import process_state
+from tinyllama.harness.kernels.tuned import adopted
+from tinyllama.harness.machine.device import cannot
+
+SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
+_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by a first backward pass; here for all forks
+_PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Benchmarks that run the same modules. calls: names of ops and providers."""
+
+    modules: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class Seen:
+    """files: that were opened, whole paths. changed: what the import, or a call, changed for every
+    op, see `process_state`. unidentified: why what it runs cannot be told; empty where it can."""
+
+    files: list[str] = field(default_factory=list)
+    changed: dict[str, str] = field(default_factory=dict)
+    unidentified: str = ""
+
+
+class Observer:
+    """In a worker, whose current folder is the root of a tree.
+
+    device: of the benchmarks, for providers that run nowhere else.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.before: Mapping[str, Any] = {}  # the code of this process
+        for name in _LATE:
+            _load(name)
+        torch.set_num_threads(1)  # a fork of a process with busy threads could hang
+
+    def seen(self, groups: Sequence[Group]) -> list[Seen]:
+        """What each group opens and changes."""
+        found, news = self._each(groups)
+        again = [place for place, one in enumerate(found) if one.changed and news[place]]
+        if again:  # torch changes itself when some of its modules are loaded first
+            for name in sorted(set().union(*(news[place] for place in again))):
+                _load(name)
+            second, _ = self._each([groups[place] for place in again])
+            for place, one in zip(again, second, strict=True):
+                found[place] = one
+        return found
+
+    def _each(self, groups: Sequence[Group]) -> tuple[list[Seen], list[set[str]]]:
+        waiting = list(range(len(groups)))
+        running: dict[int, tuple[int, float]] = {}  # of a fork: its group, when it began
+        found: list[Seen] = [Seen() for _ in groups]
+        news: list[set[str]] = [set() for _ in groups]
+        self.before = process_state.code()
+        with tempfile.TemporaryDirectory(prefix="observed-") as folder:
+            while waiting or running:
+                while waiting and len(running) < max(1, len(os.sched_getaffinity(0)) // 2):
+                    place = waiting.pop(0)
+                    report = Path(folder) / f"{place}.json"
+                    running[self._forked(groups[place], report)] = place, time.monotonic()
+                ended = [pid for pid in running if _ended(pid, running[pid][1])]
+                for pid in ended:
+                    place, _ = running.pop(pid)
+                    found[place], news[place] = _read(Path(folder) / f"{place}.json")
+                if not ended:
+                    time.sleep(0.01)
+        return found, news
+
+    def _forked(self, group: Group, report: Path) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        os.setpgid(0, 0)
+        status = 1
+        try:
+            seen, news = _observed(group, self.device, self.before)
+            report.write_text(json.dumps({"seen": asdict(seen), "news": sorted(news)}))
+            status = 0
+        finally:
+            os._exit(status)
+
+
+def _ended(pid: int, began: float) -> bool:
+    """Whether a fork ended; it is ended where it takes too long."""
+    if time.monotonic() - began > SECONDS:
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, os.WNOHANG)[0] == pid
+
+
+def _read(report: Path) -> tuple[Seen, set[str]]:
+    try:
+        content = json.loads(report.read_text(encoding="utf-8"))
+        return Seen(**content["seen"]), set(content["news"])
+    except (OSError, ValueError, KeyError, TypeError):
+        text = f"its import or a call ended the process, or took more than {SECONDS:.0f} s"
+        return Seen(unidentified=text), set()
+
+
+def _observed(group: Group, device: torch.device, code: Mapping[str, Any]) -> tuple[Seen, set[str]]:
+    """In the fork: what a group does, and the modules of torch that it loaded first. code: of the
+    process before, which takes long to list."""
+    with tempfile.TemporaryDirectory() as bytecode:
+        sys.pycache_prefix, sys.dont_write_bytecode = bytecode, True
+        events, known = _Events(), process_state.loaded()
+        before, seen = process_state.settings(), Seen()
+        try:
+            ops = _imported(group.modules)
+            seen.changed = process_state.changes(before, process_state.settings())
+            for op, provider in group.calls:
+                _call(ops[op], ops[op][provider], device)
+        except (Exception, SystemExit) as error:
+            seen.unidentified = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        after = process_state.settings()
+        after.pop(process_state.GENERATOR)  # a call may draw
+        before.pop(process_state.GENERATOR)
+        seen.changed |= process_state.changes(before, after)
+        seen.changed |= process_state.changes(code, process_state.code())
+        seen.files = sorted(events.files)
+        seen.unidentified = seen.unidentified or events.unidentified() or ""
+        return seen, process_state.loaded() - known
+
+
+def _imported(modules: Sequence[str]) -> Mapping[str, Op]:
+    """The ops of some modules, by name."""
+    found: dict[str, Op] = {}
+    registry = Registry()
+    for name in modules:
+        if name.endswith(".py"):
+            load_file(name, registry)
+        else:
+            with adopted():
+                importlib.import_module(name)
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if type(value) is Op:
+                found[value.name] = value
+    return found
+
+
+def _call(op: Op, provider: Provider, device: torch.device) -> None:
+    """One call of a provider on the smallest case that it covers, forward and backward."""
+    on = torch.device("cpu")
+    if any(cannot(need, on) for need in provider.requires):
+        on = device
+    cases = (OpCase(op, provider, case, dtype) for dtype in op.dtypes for case in op.cases)
+    covered = [one for one in cases if one.unsupported() is None]
+    if covered:
+        case = min(covered, key=lambda one: elements(op, one.case))
+        inputs, dtypes = case.inputs(on), provider.output_dtypes
+        evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)
+
+
+def _load(name: str) -> None:
+    with contextlib.suppress(Exception):  # whoever needs it sees the error
+        importlib.import_module(name)
+
+
+class _Events:
+    """What this process opens from now on. An audit hook cannot be removed: it is for a fork."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.native: list[str] = []
+        self.known = set(sys.modules)
+        self.trusted = tuple(_folders())
+        self.standard = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+        sys.addaudithook(self._event)
+
+    def _event(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in ("open", "sqlite3.connect"):
+            if isinstance(args[0], (str, bytes, os.PathLike)):  # else of an open one
+                self.files.add(os.path.abspath(os.fsdecode(args[0])))
+        elif event == "import" and args[1]:  # an extension module; its file
+            self._foreign(str(args[1]), f"it loads {args[1]}")
+        elif event == "ctypes.dlopen":
+            self._by_itself(f"it loads the library {args[0]}")
+        elif event in _PROGRAMS:
+            self._by_itself(f"it starts a process ({event})")
+
+    def _foreign(self, file: str, reason: str) -> None:
+        """Note what is not of Python, torch, Triton or numpy."""
+        if not os.path.abspath(file).startswith(self.trusted):
+            self.native.append(reason)
+
+    def _by_itself(self, reason: str) -> None:
+        """Note what torch, Triton or numpy does not do on its own account: the nearest caller
+        outside of the standard library is another's."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            packages = f"{os.sep}site-packages{os.sep}" in file
+            if (
+                file != __file__
+                and not file.startswith("<")
+                and (packages or not file.startswith(self.standard))
+            ):
+                return self._foreign(file, reason)
+            frame = frame.f_back
+        return self.native.append(reason)
+
+    def unidentified(self) -> str | None:
+        """Why what was run cannot be told from files; None where it can."""
+        for name in sorted(set(sys.modules) - self.known):
+            file = str(getattr(sys.modules[name], "__file__", None) or "")
+            if file.endswith(".pyc"):
+                return f"it imports {name} without source"
+        return next(iter(self.native), None)
+
+
+def _folders() -> Iterator[str]:
+    """Of Python, torch, Triton and numpy."""
+    for name in ("stdlib", "platstdlib"):
+        yield f"{sysconfig.get_path(name)}{os.sep}lib-dynload{os.sep}"
+    for module in filter(None, map(sys.modules.get, ("torch", "triton", "numpy"))):
+        yield f"{Path(str(module.__file__)).resolve().parent}{os.sep}"
