@@ -27,6 +27,7 @@ WRONG = 1  # exit status when a check found something
 FAILING = {"unsafe": 2, "contract": 3, "advice": 4}  # number of ranks that fail, from the worst
 JUNIT = {"failed": "failure", "crashed": "error", "blocked": "skipped", "unsupported": "skipped"}
 LEFT_OUT = {"blocked": "not tried", "unsupported": "not possible here"}  # not in the table
+RAN = ("passed", "failed")
 Found = dict[str, list["Finding"]]  # findings by provider
 
 
@@ -66,8 +67,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
     from tinyllama.cli.summary import console
-    from tinyllama.harness.correct.checks import CHECKS
-    from tinyllama.harness.correct.checks.remote import Asked, check
+    from tinyllama.harness.correct.checks.remote import ALL, APART, Asked, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
 
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name a file or an op: FILE, or --op NAME")
     if args.candidate is not None and (args.file or not args.op or ":" not in args.candidate):
         raise UsageError(f"--candidate {args.candidate!r}: use FILE:FUNCTION, with --op NAME alone")
-    only = args.only.split(",") if args.only else list(CHECKS)
-    check_known("--only", only, CHECKS)
+    only = args.only.split(",") if args.only else list(ALL)
+    check_known("--only", only, ALL)
     check_writable(args.json, "--json")
     check_writable(args.junit, "--junit")
     files = [] if args.file is None else [("FILE", args.file)]
@@ -110,6 +110,9 @@ def run(args: argparse.Namespace) -> int:
     for provider, findings in found.items():
         if text := _faults(findings):
             out.print(f"{provider}: {text}", highlight=False)
+    if any(one.outcome.value in RAN for each in found.values() for one in each):
+        text = f"undefended, since the candidate ran in the same process: all but {APART!r}"
+        out.print(f"{text} (docs/TRUST.md)", style="dim", highlight=False)
     held = [_held(findings, args.fail_on) for findings in found.values()]
     return 0 if all(held) else WRONG
 

@@ -14,17 +14,23 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, accuracy, run
+from tinyllama.harness.correct import apart
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, accuracy, run
 from tinyllama.harness.correct.checks.crash import place_in
+from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import Registry, discover, load_file
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.worker import Worker, WorkerError
 
+APART = "judged apart"  # of these checks alone, the candidate is not in the process that decides
+ALL = (*CHECKS, APART)
 MOST_ENDED = 6  # processes of one group of checks that may end before its rest is not tried
 SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
 RESERVE = 2**30  # bytes of memory that are left to other processes
@@ -120,6 +126,24 @@ class Checks:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
+    def named(self, provider: str) -> tuple[str, str | None]:
+        """The name of a candidate's op, and why it cannot run here."""
+        one = self.candidates[provider]
+        return one.op.name, one.missing()
+
+    def traits(self, provider: str) -> apart.Traits:
+        one = self.candidates[provider]
+        return apart.traits(one.provider, apart.cases_of(one.op))
+
+    def answer(self, provider: str, inputs: Any, folder: str) -> dict[str, apart.Stored]:
+        """The results for the inputs of a folder."""
+        one = self.candidates[provider]
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            return apart.answer(one.op, one.provider, inputs, one.device, Path(folder))
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
 
 def _elsewhere(module: str, known: Mapping[str, Op]) -> Iterator[Op]:
     """Ops that are declared in other files or packages, on which a module registered providers."""
@@ -172,7 +196,8 @@ def check(
     be loaded, or has no such op or provider.
     """
     together = [name for name in only if name in accuracy.ALL]
-    groups = [*([together] if together else []), *([n] for n in only if n not in together)]
+    others = [name for name in only if name not in together and name != APART]
+    groups = [*([together] if together else []), *([name] for name in others)]
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         one = _Run(asked, Path(folder) / "cases")
         try:
@@ -183,6 +208,10 @@ def check(
                     found += (seen := one.findings(provider, names, found))
                     said = ", ".join(f"{one.check} {one.outcome.value}" for one in seen)
                     progress(f"{provider}: {said}")
+                if APART in only:
+                    progress(f"{provider}: trying {APART}")
+                    found.append(one.judged_apart(provider, own, found))
+                    progress(f"{provider}: {APART} {found[-1].outcome.value}")
                 yield provider, found, own
         finally:
             one.worker.close()
@@ -217,6 +246,66 @@ class _Run:
             if not varied or not case or case in ended or len(ended) + 1 == MOST_ENDED:
                 return [Finding(name, Outcome.CRASHED, case, text, details) for name in names]
             ended[case] = text
+
+    def judged_apart(self, provider: str, own: bool, before: Sequence[Finding]) -> Finding:
+        """A candidate's values, compared here. own: its op is of its own file."""
+        plain = [one.outcome for one in before if one.check in accuracy.PLAIN]
+        try:
+            said, missing = self.worker.call("checks", "named", provider)
+            op_name = str(self.asked.op if self.asked.candidate else said)
+            known = discover(self.asked.package, plugins=False)
+            if self.asked.file is not None and (own or op_name not in known):
+                reason = (
+                    f"the candidate declares op {op_name!r}, so its process alone knows the "
+                    "reference: use --candidate with an installed op"
+                )
+                return Finding(APART, Outcome.UNSUPPORTED, message=reason)
+            if not all(one.good for one in plain):
+                return Finding(APART, Outcome.BLOCKED, message="the plain cases fail already")
+            cases = apart.cases_of(known[op_name])
+            stated: apart.Traits = self.worker.call("checks", "traits", provider)
+        except WorkerError as error:
+            return Finding(APART, Outcome.CRASHED, message=self._said(error))
+        tried = 0
+        for case, declined in zip(cases, stated.declines, strict=True):
+            if declined is None and not missing:
+                tried += 1
+                if finding := self._apart(provider, case, stated):
+                    return finding
+        if not tried:  # what passed elsewhere was run, whatever it says now
+            outcome = Outcome.FAILED if Outcome.PASSED in plain else Outcome.UNSUPPORTED
+            return Finding(APART, outcome, message=missing or "it covers none of the cases")
+        text = f"{tried} of {len(cases)} cases, inputs from a secret seed"
+        return Finding(APART, Outcome.PASSED, message=text)
+
+    def _apart(self, provider: str, case: OpCase, stated: apart.Traits) -> Finding | None:
+        """What is wrong in a case; None where nothing is."""
+        name = str(case).replace(f"{case.op.name}-eager", provider, 1)
+        with tempfile.TemporaryDirectory(prefix="apart-") as folder:
+
+            def ask(inputs: Inputs) -> Mapping[str, apart.Stored]:
+                found: dict[str, apart.Stored] = self.worker.call(
+                    "checks", "answer", provider, inputs, folder
+                )
+                return found
+
+            try:
+                wrong = apart.compared(case, stated, ask, Path(folder))
+            except WorkerError as error:
+                text, details = self._said(error), error.details
+                self.worker.close()
+                self.worker = self._started()
+                return Finding(APART, Outcome.CRASHED, name, text, details)
+            except (
+                ValueError,
+                RuntimeError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                OSError,
+            ) as error:
+                wrong = f"what it gave cannot be read: {type(error).__name__}: {error}"
+        return Finding(APART, Outcome.FAILED, name, wrong) if wrong else None
 
     def _said(self, error: WorkerError) -> str:
         """How a process ended, with the author's line."""

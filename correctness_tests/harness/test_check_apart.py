@@ -1,0 +1,123 @@
+"""``tinyllama check`` by its own candidate: what it patches decides nothing about its values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tinyllama.cli import main
+from tinyllama.harness.correct import apart
+from tinyllama.harness.correct.checks.remote import APART
+from tinyllama.ops import OPS
+
+pytestmark = pytest.mark.usefixtures("forked")
+RIGHT = """
+import torch
+
+def mine(x, weight, eps):
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+"""
+WRONG = RIGHT.replace("return ", "return 1.05 * ")
+RUNNER = """
+from tinyllama.harness.correct.checks import Finding, Outcome, remote
+remote.Checks.findings = lambda self, provider, only, *rest: [
+    Finding(name, Outcome.PASSED).as_dict() for name in only
+]
+"""
+# By what it replaces, and what is then seen of its values.
+PATCHES = {
+    "the runner": ("", "y: tensor error"),
+    "the norm": ("torch.Tensor.norm = lambda self, *a, **k: torch.zeros(())\n", "y: tensor error"),
+    "the rule": (
+        "from tinyllama.harness.correct import compare\n"
+        "compare.Check.passed = compare.Comparison.passed = True\n",
+        "y: tensor error",
+    ),
+    "the reference": (
+        "from tinyllama.ops.rms_norm import rms_norm\n"
+        "object.__setattr__(rms_norm['eager'], 'call', lambda x, w, eps: mine(x, w, eps))\n",
+        "y: tensor error",
+    ),
+    "its slack": (
+        "from tinyllama.harness.correct import apart\n"
+        "apart.traits = lambda provider, cases: apart.Traits(\n"
+        "    {'fp32': 1e9, 'bf16': 1e9, 'fp16': 1e9}, {}, (None,) * len(cases))\n",
+        "a slack of 1000000000.0: state at most 100",
+    ),
+    "its answers": (
+        "from tinyllama.harness.correct import apart\napart.answer = lambda *args: {}\n",
+        "missing grad weight, grad x, y",
+    ),
+    "what it covers": (
+        "from tinyllama.harness.correct import apart\n"
+        "apart.traits = lambda provider, cases: apart.Traits({}, {}, ('no',) * len(cases))\n",
+        "it covers none of the cases",
+    ),
+    "what it gives": (
+        "from tinyllama.harness.correct import apart\n"
+        "apart.answer = lambda *args: {'y': apart.Stored(1, 'torch.int8', (10**9,), (1,), 0)}\n",
+        "y is ('torch.int8', (1000000000,)), not",
+    ),
+}
+
+
+def checked(tmp_path: Path, text: str, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    path, out = tmp_path / "candidate.py", tmp_path / "found.json"
+    path.write_text(text)
+    asked = ["check", "--op=rms_norm", f"--candidate={path}:mine", "--device=cpu", *options]
+    status = main([*asked, f"--only=outputs,gradients,{APART}", f"--json={out}"])
+    (findings,) = json.loads(out.read_text()).values()
+    return status, {one["check"]: one for one in findings}
+
+
+def test_right_values_pass_and_the_rest_is_called_undefended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = checked(tmp_path, RIGHT)
+    assert status == 0
+    assert found[APART]["outcome"] == "passed"
+    assert "37 of 37 cases, inputs from a secret seed" in found[APART]["message"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "undefended, since the candidate ran in the same process: all but 'judged apart'" in out
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_a_candidate_that_replaces_its_judge_is_judged_by_another(
+    tmp_path: Path, what: str
+) -> None:
+    patch, seen = PATCHES[what]
+    status, found = checked(tmp_path, WRONG + RUNNER + patch)
+    assert status == 1
+    assert found["outputs"]["outcome"] == "passed", "its own process says so"
+    assert found[APART]["outcome"] == "failed"
+    assert seen in found[APART]["message"]
+
+
+def test_what_ends_the_process_crashed(tmp_path: Path) -> None:
+    ends = "from tinyllama.harness.correct import apart\nimport os\n"
+    status, found = checked(tmp_path, RIGHT + ends + "apart.answer = lambda *args: os._exit(0)\n")
+    assert status == 1
+    assert found[APART]["outcome"] == "crashed"
+    assert found[APART]["case"].startswith("rms_norm-candidate-")
+
+
+def test_a_file_that_declares_its_own_op_cannot_be_judged_apart(tmp_path: Path) -> None:
+    example, out = Path(__file__).parents[2] / "docs/examples/softmax.py", tmp_path / "out.json"
+    asked = ["check", str(example), "--provider=eager", "--device=cpu", f"--only=outputs,{APART}"]
+    assert main([*asked, f"--json={out}"]) == 0
+    _, one = json.loads(out.read_text())["softmax-eager"]
+    assert one["outcome"] == "unsupported"
+    assert "its process alone knows the reference" in one["message"]
+
+
+def test_tensors_keep_their_layout_in_files(tmp_path: Path) -> None:
+    for number, case in enumerate(apart.cases_of(OPS["rope"])[-2:]):
+        (tmp_path / str(number)).mkdir()
+        for place, value in enumerate(case.inputs().args.values()):
+            stored = apart.store(value, tmp_path / str(number), place)
+            read = apart.load(stored, tmp_path / str(number), torch.device("cpu"))
+            assert (read.stride(), read.dtype) == (value.stride(), value.dtype)
+            assert torch.equal(read, value)
