@@ -31,6 +31,7 @@ from tinyllama.harness.gate.setting import Setting, margin_of
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.machine.progress import of_stream
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.verdict import Outcome, Verdict
 from tinyllama.model.config import ConfigError
@@ -146,14 +147,18 @@ class Certifying:
             usual = team.load(ROOT).slowdowns
             return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, usual)
 
+        def wait(reason: str) -> None:
+            progress(f"waiting up to {WAIT:.0f} s: {reason}")
+
         processor = timing_processor(self.device)
         with (
-            device_lock(self.device, WAIT),
+            of_stream(sys.stdout) as progress,
+            device_lock(self.device, WAIT, wait),
             tempfile.TemporaryDirectory() as folder,
             launcher(processor) as pairs,
         ):
             watch = Watch(self.device)
-            if disturbed := watch.wait_until_idle(WAIT):
+            if disturbed := watch.wait_until_idle(WAIT, wait):
                 raise BusyError(disturbed)
             yield Session(
                 Setting(
@@ -170,7 +175,8 @@ class Certifying:
                     pairs=pairs,
                     processor=processor,
                     at_once=pairs_at_once(self.device),
-                    say=lambda line: print(time.strftime("%H:%M:%S"), line, flush=True),
+                    say=progress.line,
+                    doing=progress,
                 )
             )
 

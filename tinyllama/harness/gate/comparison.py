@@ -66,6 +66,7 @@ class Request:
     watch: Watch
     candidate_label: str
     say: Callable[[str], None] = lambda line: None
+    doing: Callable[[str], None] = lambda text: None
 
 
 @contextmanager
@@ -145,6 +146,7 @@ def prepared(request: Request) -> Iterator[Session]:
                 changed=tuple(changed),
                 contents=functools.partial(state, copies=folder),
                 say=request.say,
+                doing=request.doing,
                 pairs=pairs,
             )
         )

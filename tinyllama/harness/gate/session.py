@@ -82,6 +82,7 @@ class Session:
         self.unidentified: Mapping[str, str] = {}  # by benchmark, why it is no IDENTICAL
         self.seconds: dict[str, float] = {}  # by stage
         self._verifying = Lock()
+        self.stage = ""
         self.contents = {tree.name: self._contents(tree) for tree in self.trees}
 
     def run(self) -> list[Verdict]:
@@ -169,6 +170,7 @@ class Session:
             return
         alike = [one.name for one in self._undecided() if self._alike(one, whole=False)]
         if alike and self.setting.unidentified is not None:
+            self.setting.doing(f"{self.stage}: what {len(alike)} benchmarks open")
             every = [one.benchmark for one in (*self.found.values(), *self.new.values())]
             found = self.setting.unidentified(self.trees, every)
             self.unidentified = {name: found[name] for name in alike if name in found}
@@ -395,11 +397,18 @@ class Session:
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
-        began = time.monotonic()
+        began, self.stage = time.monotonic(), stage
+        self.setting.doing(f"{stage}: starting both sides")
         try:
             yield
         finally:
             self.seconds[stage] = time.monotonic() - began
+
+    def _doing(self, one: BenchmarkState) -> str:
+        every = [*self.found.values(), *self.new.values()]
+        settled = sum(each.verdict is not None for each in every)
+        block = f", block {self.launches}" if self.launches else ""
+        return f"{self.stage}: {one.name}; {settled} of {len(every)} settled{block}"
 
     def _undecided(self) -> list[BenchmarkState]:
         return [one for one in self.found.values() if one.verdict is None]
@@ -465,6 +474,7 @@ class Session:
     def _errors_as_verdict(self, one: BenchmarkState, *, settle: bool = True) -> Iterator[None]:
         """An error with one benchmark is its verdict; the others continue. settle: without it, the
         error explains only why nothing is attributed."""
+        self.setting.doing(self._doing(one))
         try:
             yield
         except SideError as error:

@@ -41,7 +41,8 @@ class Setting:
     identical benchmarks too, for A/A blocks. only: whether a name is compared. processor: both
     sides are pinned to it in their turns. at_once: how many pairs prepare benchmarks at the same
     time; one at a time is timed. changed: files of the candidate that would judge, and
-    differ from the base's. contents: a digest of all that is in a tree.
+    differ from the base's. contents: a digest of all that is in a tree. say: prints a line;
+    doing: is told what takes time now.
     """
 
     base: Tree
@@ -62,6 +63,7 @@ class Setting:
     contents: Callable[[Tree], str] | None = None
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
+    doing: Callable[[str], None] = lambda text: None
     pairs: Callable[..., AbstractContextManager[list[Pair]]] = opened
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,8 +22,11 @@ class BusyError(RuntimeError):
 
 
 @contextlib.contextmanager
-def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
+def device_lock(
+    device: torch.device, timeout: float, waiting: Callable[[str], None] = lambda reason: None
+) -> Iterator[None]:
     """Hold a device against other gates of all users; wait up to ``timeout`` seconds for it.
+    waiting: is told whom it waits for.
 
     The lock is a file in the folder for temporary files, named after the GPU itself and not after
     its number. It ends with the process that holds it.
@@ -32,7 +35,11 @@ def device_lock(device: torch.device, timeout: float) -> Iterator[None]:
     holder = path.with_suffix(".pid")
     lock = FileLock(path, mode=0o666)
     try:
-        lock.acquire(timeout=timeout)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting(f"{device} is held by {_holder(holder)}")
+            lock.acquire(timeout=timeout)
     except Timeout as error:
         raise BusyError(
             f"{device} was held by {_holder(holder)} for {timeout:g} s: wait until that gate has "
@@ -101,10 +108,13 @@ class Watch:
             return busy if load > processors else None
         return self.after()
 
-    def wait_until_idle(self, seconds: float) -> str | None:
-        """`before`, once the device is idle or the seconds are over."""
+    def wait_until_idle(
+        self, seconds: float, waiting: Callable[[str], None] = lambda reason: None
+    ) -> str | None:
+        """`before`, once the device is idle or the seconds are over. waiting: is told why."""
         end = time.monotonic() + seconds
         while (reason := self.before()) and time.monotonic() < end:
+            waiting(reason)
             time.sleep(min(5.0, seconds))
         return reason
 

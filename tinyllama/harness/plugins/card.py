@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
 import torch
@@ -13,9 +13,13 @@ WAIT = 180.0  # seconds for another session or gate to end
 
 
 class Card:
-    """Holds GPUs until `release`. A CPU is not held: other work always shares it."""
+    """Holds GPUs until `release`. A CPU is not held: other work always shares it.
 
-    def __init__(self) -> None:
+    waiting: is told whom it waits for.
+    """
+
+    def __init__(self, waiting: Callable[[str], None] = lambda reason: None) -> None:
+        self._waiting = waiting
         self._lock = ExitStack()
         self._held: set[torch.device] = set()
 
@@ -25,7 +29,7 @@ class Card:
         Raises BusyError when another process has it for ``wait`` seconds.
         """
         if device.type != "cpu" and device not in self._held:
-            self._lock.enter_context(device_lock(device, wait))
+            self._lock.enter_context(device_lock(device, wait, self._waiting))
             self._held.add(device)
 
     def hold_one_of(self, devices: Sequence[torch.device]) -> torch.device:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, replace_text
 from tinyllama.harness.plugins.benchmarks import check_measuring, team_of
 from tinyllama.harness.plugins.recording import report_verdict
+from tinyllama.harness.plugins.showing import of_session
 from tinyllama.harness.plugins.suite import LEFT_OUT, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst
@@ -253,6 +253,7 @@ class Gating:
         self.unreadable: str | None = None  # why the load cannot be read
         self.ended = False
         self.judged = ""  # a digest of the candidate's tree
+        self.progress, self.waits = of_session(config), ""
         self.judge = option.judge or str(judge.HARNESS)  # whose harness this is
 
     def run(self) -> None:
@@ -260,7 +261,7 @@ class Gating:
         self.registered = self._registered()
         self.judged = tree_digest(self.root, self.json)
         try:
-            with device_lock(self.device, WAIT):
+            with self.progress, device_lock(self.device, WAIT, self._wait):
                 for rev, commit in self.commits.items():
                     self._against(rev, commit, sys.executable)
                 for python in self.interpreters:
@@ -296,7 +297,7 @@ class Gating:
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, text)))
             return
         self.unreadable = watch.unreadable
-        if disturbed := watch.wait_until_idle(WAIT):
+        if disturbed := watch.wait_until_idle(WAIT, self._wait):
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
             return
         try:
@@ -311,7 +312,8 @@ class Gating:
                 version=own.version if (own := self.registered.own) else tinyllama.__version__,
                 watch=watch,
                 candidate_label=results.current_commit(self.root),
-                say=self._say,
+                say=self.progress.line,
+                doing=self.progress,
             )
             with prepared(request) as session:
                 ended = False
@@ -399,10 +401,12 @@ class Gating:
         outcome = worst(counts)
         return f"{shown}; the worst verdict is {outcome.title} ({outcome.status})"
 
-    def _say(self, line: str) -> None:
-        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
-        if terminal:
-            terminal.write_line(f"{time.strftime('%H:%M:%S')} {line}")
+    def _wait(self, reason: str) -> None:
+        """Say once why nothing happens, and show for how long."""
+        if reason != self.waits:
+            self.waits = reason
+            self.progress.line(f"waiting up to {WAIT:.0f} s: {reason}")
+        self.progress("waiting")
 
 
 def _changed(report: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,8 @@ import torch
 
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.machine import facts as machine
-from tinyllama.harness.plugins.card import Card
+from tinyllama.harness.plugins.card import WAIT, Card
+from tinyllama.harness.plugins.showing import beside_tests
 from tinyllama.harness.plugins.suite import LEFT_OUT, covers, worker_device
 from tinyllama.harness.records import results
 from tinyllama.harness.records.entries import Entry
@@ -162,7 +163,8 @@ class Recording:
         self.current: str | None = None  # node id of the item that runs
         self.verdicts: list[tuple[str, Verdict]] = []  # with the group's name
         self.lines: list[str] = team.lines()
-        self.card = Card()
+        self.progress = beside_tests()
+        self.card = Card(self._wait)
         self.elsewhere: list[Record] = []  # of groups that xdist's workers measured
         self.assigned: set[str] = set()  # those groups, measured or not
         self.spread = hasattr(config, "workerinput")  # a worker of xdist measures some groups
@@ -186,8 +188,15 @@ class Recording:
             known = ", ".join(self.expected) or "none"
             raise ValueError(f"group {name!r} is not expected here: expected are {known}")
         device = worker_device(self.config)
+        with self.progress:
+            yield from self._measured(name, state, device, others)
+
+    def _measured(
+        self, name: str, state: Group, device: torch.device, others: Sequence[torch.device]
+    ) -> Iterator[GroupRecord]:
         for each in (device, *others):
             self.card.hold(each)
+        self.progress(f"{name}: compiling and measuring")
         record = results.new_record(device, name, self.config.rootpath)
         state.measured = GroupRecord(record, self.team.tolerances)
         state.disturbed = machine.disturbance(device)
@@ -200,6 +209,10 @@ class Recording:
                 self.group_of.get(self.current or "") != name
             ):  # otherwise its teardown may still fail
                 self.finish(state)
+
+    def _wait(self, reason: str) -> None:
+        self.progress.line(f"waiting up to {WAIT:.0f} s: {reason}")
+        self.progress("waiting")
 
     def collected(self, items: list[pytest.Item]) -> None:
         """Note which items belong to which group, before anything deselects them."""
