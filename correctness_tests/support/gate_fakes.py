@@ -252,7 +252,7 @@ class Script:
     def _paced(self, worker: ScriptedWorker, name: str, calls: int) -> float:
         return 0.0
 
-    def _turn(self, worker: ScriptedWorker, name: str) -> dict[str, float]:
+    def _turn(self, worker: ScriptedWorker, name: str, seed: int = 0) -> dict[str, float]:
         return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}
 
     def _factor(self, worker: ScriptedWorker, name: str, metric: str) -> float:

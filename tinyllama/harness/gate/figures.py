@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from statistics import mean
 
 import numpy as np
 
+from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.decision import (
     LOOKS,
     Call,
@@ -22,7 +25,8 @@ from tinyllama.harness.records.verdict import Figure, Outcome
 class Series:
     """The statistics of its blocks, and of the blocks that confirm a slowdown.
 
-    accepted: the slowdown that the accepted file allows, which the rule includes.
+    accepted: the slowdown that the accepted file allows, which the rule includes. excesses: of
+    slow turns, by block (`tinyllama.harness.gate.turns`).
     """
 
     rule: Rule
@@ -30,10 +34,28 @@ class Series:
     accepted: float = 0.0
     statistics: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
+    excesses: list[float] = field(default_factory=list)
 
     def look(self) -> Call:
         """The decision by the blocks so far; their number must be one of `LOOKS`."""
         return decide(self.statistics, self.rule, self.history)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a share of the turns may be slower, so that more blocks are needed to tell."""
+        return turns.suspect(self.excesses)
+
+    def slow_turns(self, metric: str) -> Figure | None:
+        """The figure of a share of turns that is slower; None where that is not certain."""
+        if not turns.slower(self.excesses, self.rule.tests, self.accepted):
+            return None
+        found = [mean(self.excesses), turns.lowest(self.excesses, self.rule.tests)]
+        ratio, least = map(math.exp, found)
+        text = (
+            f"{metric}: a share of its turns is slower: the mean call by {_percent(ratio)} [at "
+            f"least {_percent(least)}] beside the median, in {len(self.excesses)} blocks"
+        )
+        return Figure(f"slow turns of {metric}", Outcome.SLOWER, text, ratio=ratio)
 
     def figure(self, metric: str, call: Call) -> Figure:
         """The outcome, with the slowdown, the interval that decides, and the number of blocks."""

@@ -23,10 +23,11 @@ from functools import partial
 from math import log
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.decision import of_block
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
@@ -88,6 +89,14 @@ class Effort:
     def of(self, benchmark: Benchmark) -> int:
         """The pairs of a benchmark."""
         return self.repeated if HOST in benchmark.slowdowns else self.pairs
+
+
+class Block(NamedTuple):
+    """What the turns of a benchmark give, by metric: the statistic of `decision.of_block`, and the
+    candidate's excess of `turns.excess` over the base's."""
+
+    statistics: dict[str, float]
+    excesses: dict[str, float]
 
 
 class SideError(RuntimeError):
@@ -227,18 +236,31 @@ class Pair:
 
         self._both(expect)
 
-    def statistics(
-        self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
-    ) -> dict[str, float]:
-        """A block's statistic of each metric; see `tinyllama.harness.gate.decision.of_block`.
+    def block(
+        self,
+        benchmark: Benchmark,
+        pairs: int,
+        paces: Mapping[str, float],
+        *,
+        new_values: bool = False,
+    ) -> Block:
+        """The turns of a benchmark on both sides, which must be ready.
 
-        Both sides must be ready. pairs: an even number. paces: by side, what `pace` said. Raises
-        SideError, or ValueError where a side does not give a time of every metric.
+        pairs: an even number. paces: by side, what `pace` said. new_values: check those, too.
+        Raises SideError, or ValueError where a side does not give a time of every metric.
         """
         with self._held():
-            logs = self._turns(benchmark, pairs, paces)
+            took = self._turns(benchmark, pairs, paces)
+            for name in self.order if new_values and not benchmark.factory else ():
+                turns.check_new_values(name, partial(self._turn, name, benchmark))
         self.end(benchmark)
-        return {metric: float(of_block(values)) for metric, values in logs.items()}
+        statistics, excesses = {}, {}
+        for metric in benchmark.slowdowns:
+            each = zip(took[CANDIDATE], took[BASE], strict=True)
+            statistics[metric] = float(of_block([log(c[metric] / b[metric]) for c, b in each]))
+            candidate, base = (turns.excess(took[side], metric) for side in (CANDIDATE, BASE))
+            excesses[metric] = candidate - base
+        return Block(statistics, excesses)
 
     def pace(self, name: str, benchmark: Benchmark) -> float:
         """Seconds of a call of a side, by the clock of this process: at most that.
@@ -305,30 +327,31 @@ class Pair:
 
     def _turns(
         self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
-    ) -> dict[str, list[float]]:
-        logs: dict[str, list[float]] = {metric: [] for metric in benchmark.slowdowns}
+    ) -> dict[str, list[dict[str, float]]]:
+        """By side, what its turns took."""
+        found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
         for name in reversed(self.order):  # a process's first turn is colder and does not count
             self._turn(name, benchmark)
         began = time.monotonic()
         for index in range(pairs):
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
                 break
-            order = self.order[:: 1 if index % 2 == 0 else -1]
-            took = {name: self._turn(name, benchmark) for name in order}
-            for name, pace in paces.items():
-                if max(took[name].values()) * TURN_RATIO < pace:
+            for name in self.order[:: 1 if index % 2 == 0 else -1]:
+                took = self._turn(name, benchmark)
+                longest = max(took[metric] for metric in benchmark.slowdowns)
+                if longest * TURN_RATIO < paces.get(name, 0.0):
                     raise ValueError(
-                        f"a turn of the {name} says {max(took[name].values()):.3g} s for a call, "
-                        f"which took {pace:.3g} s by the judge's clock: its clock is wrong"
+                        f"a turn of the {name} says {longest:.3g} s for a call, which took "
+                        f"{paces[name]:.3g} s by the judge's clock: its clock is wrong"
                     )
-            for metric, ratios in logs.items():
-                ratios.append(log(took[CANDIDATE][metric] / took[BASE][metric]))
-        return logs
+                found[name].append(took)
+        return found
 
-    def _turn(self, name: str, benchmark: Benchmark) -> dict[str, float]:
-        """The seconds of a turn of one side. Raises ValueError for anything else."""
-        seconds: dict[str, float] = self.ask(name, "turn", benchmark.name)
-        if seconds.keys() != benchmark.slowdowns.keys():
+    def _turn(self, name: str, benchmark: Benchmark, *seed: int) -> dict[str, float]:
+        """The seconds of a turn of one side, and perhaps the means of its calls. seed: of new
+        values. Raises ValueError for anything else."""
+        seconds: dict[str, float] = self.ask(name, "turn", benchmark.name, *seed)
+        if seconds.keys() - {f"{turns.MEAN}{m}" for m in seconds} != benchmark.slowdowns.keys():
             given = ", ".join(seconds) or "nothing"
             wanted = ", ".join(benchmark.slowdowns)
             raise ValueError(f"a turn of the {name} gave {given}, not {wanted}")

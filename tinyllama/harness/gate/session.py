@@ -41,6 +41,7 @@ from tinyllama.harness.gate.pair import (
     CANDIDATE,
     READY,
     WARM_UP,
+    Block,
     Effort,
     Pair,
     SideError,
@@ -58,9 +59,9 @@ MAX_DISCARDED = 2  # blocks on a disturbed device; one more, and the verdict is 
 
 
 class _Timed(NamedTuple):
-    """What a block gives a benchmark: by metric a statistic; by side a call's seconds; figures."""
+    """What a block gives a benchmark: its turns; by side a call's seconds; figures."""
 
-    statistics: dict[str, float]
+    block: Block
     paces: dict[str, float]
     layouts: list[Figure]
 
@@ -308,8 +309,11 @@ class Session:
                 if (timed := found.get(one.name)) is not None:
                     one.paces = timed.paces
                     one.figures += timed.layouts
-                    for metric, value in timed.statistics.items():
-                        of(self._series(one, metric)).append(value)
+                    for metric, value in timed.block.statistics.items():
+                        series = self._series(one, metric)
+                        of(series).append(value)
+                        if of(series) is series.statistics:
+                            series.excesses.append(timed.block.excesses[metric])
 
     def _make_ready(self, pair: Pair, one: BenchmarkState, warm_up: float) -> bool:
         """Whether a benchmark is ready to be timed; an error is its verdict."""
@@ -321,20 +325,24 @@ class Session:
 
     def _timed_once(self, pair: Pair, one: BenchmarkState) -> _Timed:
         """The statistics of a benchmark that is ready. In its first block also the seconds of a
-        call by this process's clock, and the times on other layouts."""
-        paces, layouts = one.paces, []
-        if not one.series:
+        call by this process's clock, the times on other layouts, and a turn on new values."""
+        paces, layouts, first = one.paces, [], not one.series
+        if first:
             if not one.benchmark.factory:
                 paces = {side: pair.pace(side, one.benchmark) for side in (BASE, CANDIDATE)}
             layouts = self._layouts(one, pair.layouts(one.benchmark))
         pairs = self.effort.of(one.benchmark)
-        return _Timed(pair.statistics(one.benchmark, pairs, paces), paces, layouts)
+        block = pair.block(one.benchmark, pairs, paces, new_values=first)
+        return _Timed(block, paces, layouts)
 
     def _look(self, one: BenchmarkState, *, last: bool) -> None:
         for metric, series in one.series.items():
             if one.settled(metric) is None:
                 call = series.look()
-                if call is not Call.MORE or last:
+                slow = series.slow_turns(metric)
+                one.figures += [slow] if slow else []
+                waits = call is Call.MORE or (series.suspect and call is not Call.SLOWER)
+                if slow or last or not waits:
                     one.figures.append(series.figure(metric, call))
         if all(one.settled(metric) for metric in one.series):
             self._conclude(one)

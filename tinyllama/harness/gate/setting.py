@@ -112,6 +112,7 @@ class BenchmarkState:
             "text": self.verdict.text if self.verdict else None,
             "figures": [{**asdict(one), "outcome": one.outcome.title} for one in self.figures],
             "blocks": {metric: series.statistics for metric, series in self.series.items()},
+            "slow_turns": {metric: series.excesses for metric, series in self.series.items()},
             "confirmation": {metric: series.again for metric, series in self.series.items()},
             "moved": self.moved,
             "seconds": self.seconds,
