@@ -9,6 +9,9 @@ comparison.py   prepares both sides, from a revision or an interpreter
 session.py      the whole comparison; setting.py: its input and its state
 listing.py      which benchmarks both sides have
 revision.py     a revision's tree; sources.py: what of a tree a benchmark runs
+identity.py     whether equal source is the same code; opened.py: what an op opens, seen in a fork
+process_state.py  what an import may change for every op
+turns.py        a share of slow turns; turns on values that no process has seen
 pair.py         two workers, one of each side, take turns: a block
 side.py         one side, inside its worker; subject.py: an op's provider there
 digests.py      how a verified result is recognised
