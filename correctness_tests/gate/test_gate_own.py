@@ -197,3 +197,21 @@ def test_equal_files_are_identical(tree: Path, quiet: None) -> None:
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 IDENTICAL" in done.stdout
+
+
+@pytest.mark.slow("it starts a gate, which times two benchmarks")
+def test_a_table_elsewhere_that_changed_is_named_and_its_op_is_measured(
+    tree: Path, quiet: None
+) -> None:
+    read = "import pathlib\npathlib.Path(__file__).parent.parent.joinpath('t/x.json').read_text()\n"
+    (tree / "t").mkdir()
+    (tree / "t/x.json").write_text("[1]")
+    (tree / "kernels/once.py").write_text(read + (tree / "kernels/once.py").read_text())
+    git("add", "--all")
+    git("commit", "--quiet", "--message=a table")
+    (tree / "t/x.json").write_text("[2]")
+    argv = ["-m", "tinyllama", "gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"]
+    argv.append("--op=once")
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
+    assert " IDENTICAL," not in done.stdout, done.stdout + done.stderr
+    assert "not IDENTICAL: 2 benchmarks: it opens t/x.json, which differs" in done.stdout

@@ -18,7 +18,6 @@ import torch
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import CANDIDATE, READY, Tree
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, module_file, modules_of, roots
 from tinyllama.harness.machine.worker import Worker, WorkerError
@@ -124,23 +123,13 @@ def _global(sides: Sequence[_Side]) -> Iterable[str]:
             if not seen.changed:
                 continue
             twin = other.seen.get(modules)
-            if twin is not None and twin.changed == seen.changed:
-                if not _why(sides, modules, every=False) and _alike(sides, modules):
-                    continue
-                if side.name == CANDIDATE:
-                    continue  # said of the base
+            both = twin is not None and twin.changed == seen.changed
+            if both and (side.name == CANDIDATE or not _why(sides, modules, every=False)):
+                continue  # said of the base already, or the same
             named = [f"{name} ({value:.60})" for name, value in seen.changed.items()]
             more = [f"{len(named) - SHOWN} more"] if len(named) > SHOWN else []
             what = ", ".join([*named[:SHOWN], *more])
             yield f"{' and '.join(modules)} of the {side.name} changes for every op: {what}"
-
-
-def _alike(sides: Sequence[_Side], modules: Sequence[str]) -> bool:
-    try:
-        base, candidate = (side.sources.of(*modules)[0] for side in sides)
-    except RevisionError:
-        return False
-    return base == candidate
 
 
 def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> str:
