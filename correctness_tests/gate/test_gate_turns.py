@@ -107,6 +107,22 @@ def test_a_share_of_slow_turns_is_slower_though_the_median_is_the_same(share: fl
     assert script.session.report()["benchmarks"]["a"]["slow_turns"][DEVICE]
 
 
+def test_a_suspect_benchmark_takes_more_blocks_before_it_is_the_same() -> None:
+    """A few slow turns in each of the first four blocks, and none later."""
+    script, calls = Script("a", noise=0.0), [0]
+
+    def turn(name: str) -> dict[str, float]:
+        calls[0] += 1
+        by = {2: 1.1, 3: 1.6, 4: 1.3, 5: 1.7}.get(script.launches, 1.0)
+        slow = by if calls[0] % 5 == 0 else 1.0
+        return {metric: seconds * slow for metric, seconds in SECONDS.items()}
+
+    script.on(CANDIDATE, "turn", turn)
+    found = script.run(effort=EFFORT)["a"]
+    assert found.outcome is Outcome.SAME
+    assert "in 4 blocks" not in found.text
+
+
 # -- values that no process has seen -------------------------------------------------------------
 
 
