@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyllama.harness.kernels.configs import Config, asked
+from tinyllama.harness.kernels.configs import FORCED, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear as linear_file
 from tinyllama.ops.linear import (
@@ -25,8 +25,8 @@ TURN = Config(TURN=1)
 def turning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products count as tf32, and every operand that may be transposed is."""
     monkeypatch.setattr(linear_file, "input_precision", lambda x: "tf32")
-    monkeypatch.setitem(WEIGHT_GRADIENT.forced, "longer=64", TURN)
-    monkeypatch.setitem(INPUT_GRADIENT.forced, "inner=64,rows=128", TURN)
+    monkeypatch.setitem(FORCED, (WEIGHT_GRADIENT.name, "longer=64"), TURN)
+    monkeypatch.setitem(FORCED, (INPUT_GRADIENT.name, "inner=64,rows=128"), TURN)
 
 
 def random(*shape: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -121,6 +121,7 @@ def add_norm_forward(
         "like_residual": Tensor("0"),
     },
     requires=("triton",),
+    replays=True,
     large=(Large("B", "T*D", {"T": 3, "D": 1000}),),
     supports=too_wide,
 )

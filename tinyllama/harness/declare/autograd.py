@@ -21,6 +21,10 @@ wanted. ``reads={"x": contiguous}`` says by which function an input gets a layou
 kernels read: both passes get its result, and where it is a copy, the copy is what is kept, so
 that an input is copied once. (A compiled call keeps its inputs, and copies in both passes.)
 
+``replays=True`` says that what forward and backward allocate and launch follows from the
+layouts of their tensors and from the parameters alone. On a GPU they are then run twice for each
+signature, and repeated after that by a plan (`tinyllama.harness.kernels.plans`).
+
 In eager mode the autograd function is called directly (a custom op's dispatch
 costs microseconds a call); under torch.compile the custom op is called, which the compiler sees
 as one opaque node with declared shapes. A second derivative raises an error, because a gradient
@@ -30,6 +34,7 @@ that is silently detached would be wrong and nobody would notice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +44,9 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
+from tinyllama.harness.declare.checked import MOST_ACCEPTED, Check, named, signature
 from tinyllama.harness.declare.specs import DeclarationError, Signature, flat
+from tinyllama.harness.kernels.plans import Repeated
 from tinyllama.harness.kernels.precision import compute_dtype
 
 # What a backward takes and returns; gradients of several outputs are `SomeGrads`.
@@ -47,6 +54,8 @@ Grads = Sequence[torch.Tensor]
 SomeGrads = Sequence[torch.Tensor | None]
 Named = Mapping[str, torch.Tensor]
 Needs = set[str]
+
+MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
 
 
 @dataclass(frozen=True)
@@ -60,34 +69,51 @@ class Derived:
     keep: tuple[str, ...]
     saved: dict[str, Any]
     reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
+    replays: bool = False
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot
 
-    def call(self, *args: Any, **params: Any) -> Any:
-        params = {**self.op.params, **params}
-        if torch.compiler.is_compiling():
-            outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
-            outputs = outputs[: len(self.op.outputs)]
-        else:
-            outputs = self.function.apply(*args, *params.values())
-        return outputs[0] if len(self.op.outputs) == 1 else tuple(outputs)
+    def caller(self, check: Check = lambda args, params: None) -> Callable[..., Any]:
+        """The provider as a function of the inputs in order and the parameters by name. check: is
+        called for each new signature before anything else, and raises an error for a wrong one."""
+        known: dict[tuple[Any, ...], _Calls] = {}
+        apply, defaults, single = self.function.apply, self.op.params, len(self.op.outputs) == 1
+
+        def call(*args: Any, **params: Any) -> Any:
+            if torch.compiler.is_compiling():  # once, when the call is traced
+                check(args, params)
+                params = {**defaults, **params}
+                outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
+                return outputs[0] if single else outputs[: len(self.op.outputs)]
+            key = signature(args, params)
+            calls = known.get(key) if key is not None else None
+            if calls is None:
+                check(args, params)
+                calls = _Calls(self, {**defaults, **params})
+                if key is not None:
+                    if len(known) >= MOST_ACCEPTED:
+                        known.clear()
+                    known[key] = calls
+            return apply(*args, calls)
+
+        return named(call, f"{self.op.name}_{self.name}")
 
     @cached_property
     def function(self) -> type[torch.autograd.Function]:
-        """The autograd function; tensors first, then the parameters in declared order."""
-        derived, n_inputs, n_outputs = self, len(self.op.inputs), len(self.op.outputs)
+        """The autograd function: the inputs in order, and last what is known of such calls."""
+        derived, n_outputs, kept = self, len(self.op.outputs), self._kept_places
 
         class Function(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *args: Any) -> Any:
                 ctx.set_materialize_grads(False)
-                args = derived.as_read(args)
-                results = derived.run_forward(*args)
-                outputs = results[:n_outputs]
-                ctx.params = args[n_inputs:]
-                ctx.save_for_backward(*derived.kept(args, outputs), *results[n_outputs:])
-                return outputs
+                ctx.calls = calls = args[-1]
+                inputs = derived.as_read(args[:-1])
+                results = calls.forward(*inputs)
+                named = inputs + results
+                ctx.save_for_backward(*[named[i] for i in kept], *results[n_outputs:])
+                return results[0] if n_outputs == 1 else results[:n_outputs]
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
@@ -98,9 +124,7 @@ class Derived:
                         f"{derived.op.name}-{derived.name} has no second derivative: "
                         "leave create_graph out, or use the provider 'eager'"
                     )
-                return derived.run_backward(
-                    grads, ctx.saved_tensors, ctx.params, ctx.needs_input_grad
-                )
+                return ctx.calls.backward(ctx.needs_input_grad, (*grads, *ctx.saved_tensors))
 
         Function.__name__ = f"{self.op.name}_{self.name}"
         return Function
@@ -150,8 +174,9 @@ class Derived:
             ctx.params = inputs[len(self.op.inputs) :]
             ctx.set_materialize_grads(False)
             results = several(output)
-            outputs = results[: len(self.op.outputs)]
-            ctx.save_for_backward(*self.kept(inputs, outputs), *results[len(outputs) :])
+            named = (*inputs[: len(self.op.inputs)], *results)
+            kept = [named[i] for i in self._kept_places]
+            ctx.save_for_backward(*kept, *results[len(self.op.outputs) :])
 
         def autograd_backward(ctx: Any, *grads: Any) -> Any:
             used = grads[: len(self.op.outputs)]
@@ -196,7 +221,7 @@ class Derived:
             raise RuntimeError(
                 f"{self.op.name}-{self.name}: backward returned no gradient for {sorted(lost)}"
             )
-        return (*map(found.get, self.op.inputs), *[None] * len(params))
+        return tuple(map(found.get, self.op.inputs))
 
     def split_backward(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         n_grads, n_saved = len(self.op.outputs), len(self.keep) + len(self.saved)
@@ -277,15 +302,41 @@ class Derived:
         n = len(self.op.inputs)
         return args[:n], dict(zip(self.op.params, args[n:], strict=True))
 
-    def kept(self, args: Any, outputs: Any) -> list[torch.Tensor]:
-        everything = (*args[: len(self.op.inputs)], *outputs)
-        return [everything[place] for place in self._kept_places]
-
     @cached_property
     def _kept_places(self) -> list[int]:
         """Where the kept tensors are among inputs and outputs."""
         names = (*self.op.inputs, *self.op.outputs)
         return [names.index(name) for name in self.keep]
+
+
+class _Calls:
+    """What is known of calls of one signature: their parameters, and what repeats their passes."""
+
+    def __init__(self, derived: Derived, params: dict[str, Any]) -> None:
+        self._derived, self._params = derived, tuple(params.values())
+        self.forward = self._repeated(lambda *inputs: derived.run_forward(*inputs, *self._params))
+        self._backward: dict[Any, Callable[..., Any]] = {}
+
+    def _repeated(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        return Repeated(run) if self._derived.replays else run
+
+    def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
+        """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
+        layouts = signature(given, {}) if self._derived.replays else None
+        if layouts is None:
+            return self._run_backward(needs, *given)
+        run = self._backward.get((needs, layouts))
+        if run is None:
+            if len(self._backward) >= MOST_LAYOUTS:
+                self._backward.clear()
+            run = self._repeated(functools.partial(self._run_backward, needs))
+            self._backward[needs, layouts] = run
+        return run(*given)
+
+    def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
+        n_grads = len(self._derived.op.outputs)
+        grads, saved = given[:n_grads], given[n_grads:]
+        return (*self._derived.run_backward(grads, saved, self._params, needs), None)
 
 
 def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]) -> Derived | None:
@@ -294,13 +345,13 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
         return None
     saved = traits.pop("saved", {})
     keep = tuple(traits.pop("keep", ()))
-    reads = traits.pop("reads", {})
+    reads, replays = traits.pop("reads", {}), traits.pop("replays", False)
     if unknown := sorted(set(reads) - set(op.inputs)):
         raise DeclarationError(
             f"op {op.name!r}: {name!r} reads unknown inputs {unknown}: use {', '.join(op.inputs)}"
         )
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
-    return Derived(op, name, spread(forward), backward, keep, saved, reads)
+    return Derived(op, name, spread(forward), backward, keep, saved, reads, replays)
 
 
 def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:

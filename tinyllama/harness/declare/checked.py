@@ -1,4 +1,7 @@
-"""Calls of providers with kernels are checked before a launch: kernels check no address."""
+"""Calls of providers with kernels are checked before a launch: kernels check no address.
+
+What a check says depends only on what `signature` returns, so that it is made once for each.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,39 @@ from typing import Any
 
 import torch
 
-MOST_ACCEPTED = 4096  # calls of different shapes that a provider remembers
+from tinyllama.harness.kernels.precision import autocast_kind
+
+MOST_ACCEPTED = 4096  # signatures of calls that a provider remembers
+Check = Callable[[Sequence[Any], Mapping[str, Any]], None]
 
 
-def checked(
-    check: Callable[[Sequence[Any], Mapping[str, Any]], None], call: Callable[..., Any]
-) -> Callable[..., Any]:
-    """``call``, once ``check`` has raised no ValueError for its arguments.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-    The result of the check depends only on the parameters and on the shapes, dtypes and devices of
-    the tensors. It is cached: an eager call like an earlier one costs one look-up.
-    """
+
+def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """All of a call but values and addresses: the layouts of its tensors, its parameters, and the
+    precision that is asked for. None where an argument is something else than a tensor or None, or a
+    tensor of a class of its own, which may hold its memory elsewhere."""
+    parts: list[Any] = [torch.get_float32_matmul_precision()]
+    first = None
+    for x in args:
+        if type(x) in _PLAIN:
+            parts += (x.shape, x.stride(), x.dtype, x.device)
+            first = x if first is None else first
+        elif x is None:
+            parts.append(None)
+        else:
+            return None
+    if first is not None and torch.is_autocast_enabled(kind := autocast_kind(first)):
+        parts.append(torch.get_autocast_dtype(kind))
+    if params:  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+        parts += (*params, *map(repr, params.values()))
+    return tuple(parts)
+
+
+def checked(check: Check, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, once ``check`` has raised no ValueError for its arguments. An eager call like an
+    earlier one costs one look-up."""
     accepted: set[Any] = set()
 
     @functools.wraps(call)
@@ -26,19 +51,22 @@ def checked(
         if torch.compiler.is_compiling():  # once, when the call is traced
             check(args, params)
             return call(*args, **params)
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        key = (len(args), *params.items(), *[(x.shape, x.dtype, x.device) for x in tensors])
-        if key not in accepted:
+        key = signature(args, params)
+        if key is None or key not in accepted:
             check(args, params)
             if len(accepted) >= MOST_ACCEPTED:
                 accepted.clear()
             accepted.add(key)
         return call(*args, **params)
 
-    # The compiler limits how often one code object is compiled: each provider has its own.
-    own: Any = with_check
-    own.__code__ = own.__code__.replace(co_name=call.__name__)
-    return with_check
+    return named(with_check, call.__name__)
+
+
+def named(function: Any, name: str) -> Any:
+    """The function with a code object of its own: the compiler limits how often one is compiled,
+    and each provider is to have its own."""
+    function.__code__ = function.__code__.replace(co_name=name)
+    return function
 
 
 def on_one_device(op: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

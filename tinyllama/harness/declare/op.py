@@ -204,13 +204,18 @@ class Op(Signature):
                 text = f"slack of {name!r} is {slack} for {dtype}: use 0 to {MOST_SLACK:.0f}"
                 _require(0 < slack <= MOST_SLACK, self.name, text)
             derived = derive(self, name, implementation, traits)
-            call = spread(implementation, self.params) if derived is None else derived.call
-            if derived is not None:
+            if derived is None:
+                call = spread(implementation, self.params)
+                _check_signature(self, name, call)
+            else:
                 traits.setdefault("double_backward", False)
-            _check_signature(self, name, call if derived is None else derived.forward)
+                _check_signature(self, name, derived.forward)
             # An op in place takes lists of any shape, and its provider checks them.
-            if not self.mutated and (derived or "triton" in traits.get("requires", ())):
-                call = checked(functools.partial(self.check, provider=name), call)
+            check = functools.partial(self.check, provider=name)
+            if derived is not None:
+                call = derived.caller(check)
+            elif not self.mutated and "triton" in traits.get("requires", ()):
+                call = checked(check, call)
             self.providers[name] = Provider(
                 self.name, name, call, derived=derived, module=module, **traits
             )

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.kernels.known import AFFECTING
 from tinyllama.harness.kernels.launch import chip_of
 
 Key = int | str | bool
@@ -84,18 +85,17 @@ class Space:
         self.default = default
         self.configs = configs
         self.tables = Path(inspect.getfile(default)).parent / "tuned"
-        self.forced: dict[str, Config] = {}
         self._chosen: dict[tuple[Any, ...], Config] = {}
         SPACES[name] = self
 
     def choose(self, device: torch.device, **key: Key) -> Config:
         """The configuration for a key: the chip's choice where its table has one."""
-        if self.forced or _ASKED:
+        if FORCED or _ASKED:
             text = key_text(key)
             for asked in _ASKED:
                 asked[self.name, text] = key
-            if text in self.forced:
-                return self.forced[text]
+            if (self.name, text) in FORCED:
+                return FORCED[self.name, text]
         chip = chip_of(device)
         known = (chip, *key.items())
         if known not in self._chosen:
@@ -129,18 +129,20 @@ class Space:
     @contextlib.contextmanager
     def force(self, config: Config, **key: Key) -> Iterator[None]:
         """Use this configuration for a key meanwhile: for a search, or a test of each one."""
-        text = key_text(key)
-        before = self.forced.get(text)
-        self.forced[text] = config
+        place = self.name, key_text(key)
+        before = FORCED.get(place)
+        FORCED[place] = config
         try:
             yield
         finally:
-            del self.forced[text]
+            del FORCED[place]
             if before is not None:
-                self.forced[text] = before
+                FORCED[place] = before
 
 
+FORCED: dict[tuple[str, str], Config] = {}  # by space and key's text
 _ASKED: list[dict[tuple[str, str], dict[str, Key]]] = []
+AFFECTING += [FORCED, _ASKED]
 
 
 @contextlib.contextmanager

@@ -26,6 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tinyllama.harness.kernels.known import (
+    AFFECTING,
+    MOST_KNOWN,
+    Known,
+    Ready,
+    launch_key,
+    show,
+    takes_stream,
+)
 from tinyllama.harness.machine.distribution import install
 
 # Options whose default differs between triton's versions.
@@ -144,6 +153,7 @@ def _gpu_processors(device: torch.device) -> int:
 
 
 _PROCESSORS: list[int] = []
+AFFECTING += [CHOOSING, _RECORDS, _LAUNCHED, _PROCESSORS]
 
 
 @contextlib.contextmanager
@@ -206,51 +216,6 @@ def dependent(device: torch.device) -> dict[str, Any]:
 
 
 _HERE = contextlib.nullcontext()
-
-# Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
-# specialised by; None where another type is among them.
-_Types = tuple[type, ...]
-_PLACES: dict[tuple[_Types, _Types], tuple[list[int], list[int]] | None] = {}
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_HELD = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
-MOST_KNOWN = 4096  # launches of one kernel that are remembered
-
-
-def _places(types: _Types, named: _Types) -> tuple[list[int], list[int]] | None:
-    if (types, named) not in _PLACES:
-        tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
-        values = [i for i, kind in enumerate(types) if kind in (int, bool)]
-        others = {*types} - {*_TENSORS, int, bool, float, type(None)}
-        known = tensors and not others and not any(issubclass(kind, _HELD) for kind in named)
-        _PLACES[types, named] = (tensors, values) if known else None
-    return _PLACES[types, named]
-
-
-@functools.cache
-def _knows(index: int) -> bool:
-    """Whether what a kernel is specialised by on this GPU is what `_launch_key` holds."""
-    return _gpu_chip(torch.device("cuda", index)).startswith("sm_")
-
-
-def _launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """All that decides which compiled kernel a launch on a GPU takes: types and dtypes, whether
-    addresses are multiples of 16, whole numbers, constants and options. None where a launch has
-    something else, or is not on one GPU: Triton then decides."""
-    types, named = tuple(map(type, args)), tuple(map(type, kwargs.values()))
-    places = _PLACES[types, named] if (types, named) in _PLACES else _places(types, named)
-    if places is None:
-        return None
-    tensors = [args[i] for i in places[0]]
-    index = tensors[0].get_device()
-    if index < 0 or not _knows(index):
-        return None
-    traits: list[Any] = []
-    for tensor in tensors:
-        if tensor.get_device() != index:
-            return None
-        traits += (tensor.dtype, tensor.data_ptr() % 16)
-    values = [args[i] for i in places[1]]
-    return (index, types, named, *traits, *values, *kwargs, *kwargs.values())
 
 
 def device_of(arguments: Iterable[Any]) -> torch.device | None:
@@ -351,9 +316,10 @@ if HAS_TRITON and not TYPE_CHECKING:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
-            key = None if warmup or callable(grid) else _launch_key(args, kwargs)
+            key = None if warmup or callable(grid) else launch_key(args, kwargs)
             if key is not None:
-                return self._run_known(key, args, grid, kwargs)
+                return self._run_known(key, args, tuple(grid), kwargs)
+            show(None)
             device = device_of((*args, *kwargs.values()))
             if device is None or device.type == "cuda":
                 with current(device):
@@ -374,27 +340,34 @@ if HAS_TRITON and not TYPE_CHECKING:
             )
 
         @functools.cached_property
-        def _ready(self) -> dict[tuple[Any, ...], tuple[Any, list[tuple[str, Any]]]]:
-            """Compiled kernels of earlier launches, each with the names and defaults of the
-            parameters that a launch gives by name."""
+        def _ready(self) -> dict[tuple[Any, ...], Ready]:
+            """Compiled kernels of earlier launches."""
             return {}
 
         def _run_known(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Any:
             other = key[0] != torch.cuda.current_device()
             with torch.cuda.device(key[0]) if other else _HERE:
-                if key in self._ready:
-                    (kernel, rest), whole = self._ready[key], (*grid, 1, 1)
-                    named = [kwargs.get(name, default) for name, default in rest]
-                    kernel[whole](*args, *named)
+                ready = self._ready.get(key)
+                if ready is None:
+                    ready = self._specialised(key, args, grid, kwargs)
+                    made = ready.known(key[0], grid, args, kwargs)
                 else:
-                    kernel = super().run(*args, grid=grid, warmup=False, **STATED, **kwargs)
-                    if len(self._ready) >= MOST_KNOWN:
-                        self._ready.clear()
-                    rest = list(self.signature.parameters.values())[len(args) :]
-                    self._ready[key] = kernel, [(one.name, one.default) for one in rest]
+                    made = ready.known(key[0], grid, args, kwargs)
+                    ready.launch(made)
             for seen in _LAUNCHED:
-                seen.append(Launched(kernel, tuple(grid)))
-            return kernel
+                seen.append(Launched(ready.kernel, grid))
+            show(made)
+            return ready.kernel
+
+        def _specialised(self, key: Any, args: Any, grid: Any, kwargs: Any) -> Ready:
+            """Launched by Triton, which compiles where it has to."""
+            kernel = super().run(*args, grid=grid, warmup=False, **STATED, **kwargs)
+            if len(self._ready) >= MOST_KNOWN:
+                self._ready.clear()
+            rest = list(self.signature.parameters.values())[len(args) :]
+            names = [(one.name, one.default) for one in rest]
+            self._ready[key] = ready = Ready(kernel, names, takes_stream(kernel))
+            return ready
 
     def jit(function: Callable[..., Any]) -> Kernel:
         """Make a kernel of a function (or of one that kernels call). Profilers show it by its

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.kernels.known import AFFECTING
 from tinyllama.harness.kernels.launch import chip_of, dot_precisions
 
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -32,13 +33,18 @@ def input_precision(x: torch.Tensor) -> str:
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype of products of x: autocast's where it is on, else x's own."""
-    kind = "cpu" if x.device.type == "cpu" else "cuda"
-    if x.dtype is torch.float32 and torch.is_autocast_enabled(kind):
+    if x.dtype is torch.float32 and torch.is_autocast_enabled(kind := autocast_kind(x)):
         return torch.get_autocast_dtype(kind)
     return x.dtype
 
 
+def autocast_kind(x: torch.Tensor) -> str:
+    """The device type whose autocast holds for x; a tensor without memory counts as a GPU's."""
+    return "cpu" if x.device.type == "cpu" else "cuda"
+
+
 _ROUNDED: list[tuple[torch.Tensor, torch.Tensor]] = []
+AFFECTING.append(_ROUNDED)
 
 
 @contextlib.contextmanager

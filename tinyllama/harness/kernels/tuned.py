@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from tinyllama.harness.kernels.known import AFFECTING
 from tinyllama.harness.kernels.launch import (
     CHOOSING,
     HAS_TRITON,
@@ -56,6 +57,7 @@ class Tuned(NamedTuple):
 
 _FORCED: dict[AutoTuned, Any] = {}
 _SEEN: list[dict[AutoTuned, Tuned]] = []
+AFFECTING += [_FORCED, _SEEN]
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ import torch
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.autograd import several
-from tinyllama.harness.kernels.configs import SPACES, Config, Key, Space, asked, key_text
+from tinyllama.harness.kernels.configs import FORCED, SPACES, Config, Key, Space, asked, key_text
 from tinyllama.harness.kernels.launch import launched
 from tinyllama.harness.measure.cache import Flush
 from tinyllama.harness.measure.clock import Clock, queue_of
@@ -129,7 +129,7 @@ def search(case: OpCase, device: torch.device) -> Iterator[Search]:
         space = SPACES[name]
         found = Search(name, key, space.choose(device, **key))
         _search(space, found, subject)
-        space.forced[key_text(key)] = found.best
+        FORCED[space.name, key_text(key)] = found.best
         yield found
 
 

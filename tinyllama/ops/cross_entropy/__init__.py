@@ -443,6 +443,7 @@ def _certain(ends_NV: torch.Tensor) -> torch.Tensor:
 @cross_entropy.provider(
     "triton",
     requires=("triton",),
+    replays=True,
     keep=("logits", "targets"),
     reads={"logits": dense_rows},
     saved={"statistics": Tensor("2 N", dtype=torch.float32)},

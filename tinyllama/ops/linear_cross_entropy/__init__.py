@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tinyllama.harness import Case, Large, Op, Tensor
-from tinyllama.harness.declare.autograd import Derived, Grads, Named, Needs, derive
+from tinyllama.harness.declare.autograd import Grads, Named, Needs, derive
 from tinyllama.harness.declare.offsets import zero
 from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, tl
@@ -207,7 +208,7 @@ def _graph_is_kept() -> bool:
     return ask()
 
 
-def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Derived:
+def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Callable[..., Any]:
     """The loss in chunks as an autograd function that computes these gradients.
 
     owned: what forward saved may be scaled in place and handed out, if the graph is not kept: it
@@ -241,7 +242,7 @@ def _chunked(name: str, wanted: tuple[str, ...], *, owned: bool) -> Derived:
         traits["keep"] = wanted  # for the dtypes of the gradients
     derived = derive(linear_cross_entropy, name, Chunked, traits)
     assert derived is not None
-    return derived
+    return derived.caller()
 
 
 _CHUNKED = {
@@ -299,9 +300,9 @@ def chunked_or_not(
         logits_NV = F.linear(x_ND, weight_VD)
         return cross_entropy_file.cross_entropy["triton"](logits_NV, targets_N, **params)
     if torch.compiler.is_compiling():
-        return _CHUNKED_COMPILED.call(x_ND, weight_VD, targets_N, **params)
+        return _CHUNKED_COMPILED(x_ND, weight_VD, targets_N, **params)
     inputs = {"x": x_ND, "weight": weight_VD}
     wanted = tuple(name for name, tensor in inputs.items() if tensor.requires_grad)
     if not wanted or not torch.is_grad_enabled():
         return chunked_loss(x_ND, weight_VD, targets_N, (), **params)[0]
-    return _CHUNKED[wanted].call(x_ND, weight_VD, targets_N, **params)
+    return _CHUNKED[wanted](x_ND, weight_VD, targets_N, **params)

@@ -105,6 +105,7 @@ def terms(
     reads={"x": contiguous, "weight": contiguous},
     saved={"rstd": Tensor("B*T", dtype=torch.float32)},
     requires=("triton",),
+    replays=True,
     large=(Large("B", "T*D", {"T": 3, "D": 1000}),),
     supports=too_wide,
     slowdowns=HOST_SLOWDOWN,

@@ -283,6 +283,7 @@ def _rows(x: torch.Tensor | None, out: torch.Tensor | None) -> Rows:
     keep=("cos", "sin"),
     saved={"heads": Tensor("H G 0")},
     requires=("triton",),
+    replays=True,
     large=(Large("B", "T*G*K", {"T": 3, "H": 2, "G": 2, "K": 64, "C": 32}),),
 )
 class Triton:

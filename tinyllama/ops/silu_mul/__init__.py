@@ -188,6 +188,7 @@ def activate_backward(
     keep=("gate", "up"),
     reads={"gate": dense_rows, "up": dense_rows},
     requires=("triton",),
+    replays=True,
     large=(Large("N", "F", {"F": 1000}),),
 )
 class Triton:

@@ -1,0 +1,194 @@
+"""Launches like earlier ones: which compiled kernel they take, found without Triton's help.
+
+A launch by `tinyllama.harness.kernels.launch` is specialised by Triton once. One with the same types,
+whole numbers, alignments, constants and options on the same GPU takes the same compiled kernel, and
+goes straight to its launcher. Whatever watches or changes launches is listed in `AFFECTING`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+AFFECTING: list[Sized] = []  # collections in which something is while launches are affected
+MOST_KNOWN = 4096  # launches of one kernel that are remembered
+
+
+class Known(NamedTuple):
+    """A launch of a compiled kernel: its arguments in the order of the signature, and the GPU."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    index: int
+
+
+# -- who watches ------------------------------------------------------------------------------
+
+
+def _hooks() -> Callable[[], tuple[Any, Any]]:
+    """What returns Triton's hooks around launches."""
+    if importlib.util.find_spec("triton.knobs") is not None:
+        from triton import knobs
+
+        runtime = knobs.runtime
+        return lambda: (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    from triton.compiler import CompiledKernel
+
+    return lambda: (CompiledKernel.launch_enter_hook, CompiledKernel.launch_exit_hook)
+
+
+hooks: Callable[[], tuple[Any, Any]] = lambda: (None, None)  # noqa: E731
+if importlib.util.find_spec("triton") is not None:
+    hooks = _hooks()
+
+
+def hooked() -> bool:
+    """Whether Triton is to call someone at launches: a profiler."""
+    enter, leave = hooks()
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def disturbed() -> bool:
+    """Whether someone watches or changes launches, so that each has to be made as it is written."""
+    return any(AFFECTING) or hooked()
+
+
+_TRACES = threading.local()
+
+
+@contextlib.contextmanager
+def traced(see: Callable[[Known | None], None]) -> Iterator[None]:
+    """Show each launch that this thread makes on a GPU; None stands for one that Triton
+    specialises every time."""
+    before = getattr(_TRACES, "see", None)
+    _TRACES.see = see
+    try:
+        yield
+    finally:
+        _TRACES.see = before
+
+
+def show(made: Known | None) -> None:
+    """A launch was made."""
+    see = getattr(_TRACES, "see", None)
+    if see is not None:
+        see(made)
+
+
+# -- the key ----------------------------------------------------------------------------------
+
+# Of the arguments of a launch, by their types: where tensors are, and values that a kernel is
+# specialised by; None where another type is among them.
+_Types = tuple[type, ...]
+_PLACES: dict[tuple[_Types, _Types], tuple[list[int], list[int]] | None] = {}
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_HELD = (torch.Tensor, tuple, list, dict, set)  # by name: a key would keep what is in them alive
+
+
+def _places(types: _Types, named: _Types) -> tuple[list[int], list[int]] | None:
+    if (types, named) not in _PLACES:
+        tensors = [i for i, kind in enumerate(types) if kind in _TENSORS]
+        values = [i for i, kind in enumerate(types) if kind in (int, bool)]
+        others = {*types} - {*_TENSORS, int, bool, float, type(None)}
+        known = tensors and not others and not any(issubclass(kind, _HELD) for kind in named)
+        _PLACES[types, named] = (tensors, values) if known else None
+    return _PLACES[types, named]
+
+
+@functools.cache
+def knows(index: int) -> bool:
+    """Whether what a kernel is specialised by on this GPU is what `launch_key` holds: where the
+    backend of Triton asks for nothing else of a tensor."""
+    from triton.backends.compiler import BaseBackend
+    from triton.compiler import make_backend
+    from triton.runtime import driver
+
+    with torch.cuda.device(index):
+        backend: Any = type(make_backend(driver.active.get_current_target()))
+    base: Any = BaseBackend
+    for name in ("get_tensor_specialization", "get_arg_specialization"):
+        if hasattr(base, name):
+            return getattr(backend, name) is getattr(base, name)
+    return False
+
+
+def launch_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """All that decides which compiled kernel a launch on a GPU takes: types and dtypes, whether
+    addresses are multiples of 16, whole numbers, constants and options. None where a launch has
+    something else, or is not on one GPU: Triton then decides."""
+    types, named = tuple(map(type, args)), tuple(map(type, kwargs.values()))
+    places = _PLACES[types, named] if (types, named) in _PLACES else _places(types, named)
+    if places is None:
+        return None
+    tensors = [args[i] for i in places[0]]
+    index = tensors[0].get_device()
+    if index < 0 or not knows(index):
+        return None
+    traits: list[Any] = []
+    for tensor in tensors:
+        if tensor.get_device() != index:
+            return None
+        traits += (tensor.dtype, tensor.data_ptr() % 16)
+    values = [args[i] for i in places[1]]
+    return (index, types, named, *traits, *values, *kwargs, *kwargs.values())
+
+
+# -- the launch -------------------------------------------------------------------------------
+
+_HEAD = ["gridX", "gridY", "gridZ", "stream", "function"]
+_HOOKS = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook"]
+
+
+@functools.cache
+def _takes_stream(launcher: type) -> bool:
+    found = list(inspect.signature(launcher.__call__).parameters)[1:]
+    return found in ([*_HEAD, "args"], [*_HEAD, *_HOOKS, "args"])
+
+
+def takes_stream(kernel: Any) -> bool:
+    """Whether the launcher of a compiled kernel takes the grid, a stream, the function, its
+    metadata, those of the launch, the hooks, and the arguments: as in triton 3.3 to 3.9. Any
+    other is launched by ``kernel[grid](*arguments)``, which costs some microseconds more."""
+    return _takes_stream(type(kernel.run))
+
+
+@functools.cache
+def stream_of() -> Callable[[int], int]:
+    """Triton's function from a GPU's index to its current stream."""
+    from triton.runtime import driver
+
+    of: Callable[[int], int] = driver.active.get_current_stream
+    return of
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A compiled kernel, and names and defaults of parameters that a launch gives by name.
+    direct: its launcher takes a stream."""
+
+    kernel: Any
+    rest: list[tuple[str, Any]]
+    direct: bool
+
+    def known(self, index: int, grid: tuple[int, ...], args: Any, named: dict[str, Any]) -> Known:
+        """A launch of it with these arguments."""
+        rest = [named.get(name, default) for name, default in self.rest]
+        return Known(self.kernel, grid, (*args, *rest), index)
+
+    def launch(self, made: Known) -> None:
+        """Launch on the current stream of the current GPU, the one of the tensors."""
+        kernel, (x, y, z) = self.kernel, (*made.grid, 1, 1)[:3]
+        if self.direct and not hooked():
+            start, stream = kernel.run, stream_of()(made.index)
+            start(x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *made.arguments)  # fmt: skip
+        else:
+            kernel[x, y, z](*made.arguments)
