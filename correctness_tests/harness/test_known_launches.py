@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import jit, launch, tl
+from tinyllama.harness.kernels import jit, known, tl
 
 
 class Compiled:
@@ -39,7 +39,8 @@ def specialised(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
         return asked[-1]
 
     monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(launch, "_knows", lambda index: True)
+    monkeypatch.setattr(known, "knows", lambda index: True)
+    monkeypatch.setattr(known, "takes_stream", lambda kernel: False)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: int(self.is_sparse))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return asked
@@ -145,12 +146,12 @@ class Odd(torch.Tensor):
 def test_what_is_not_known_is_left_to_triton(
     odd: tuple[Any, ...], specialised: list[Compiled]
 ) -> None:
-    assert launch._launch_key((X, 2.0), {}) is not None
-    assert launch._launch_key(odd, {}) is None
+    assert known.launch_key((X, 2.0), {}) is not None
+    assert known.launch_key(odd, {}) is None
 
 
 @pytest.mark.parametrize("named", [X, (X,), [64]], ids=["tensor", "tuple", "list"])
 def test_a_tensor_given_by_name_is_not_kept(named: Any, specialised: list[Compiled]) -> None:
     """A key that held it would keep its memory."""
-    assert launch._launch_key((X, 2.0), {"BLOCK": 16}) is not None
-    assert launch._launch_key((X, 2.0), {"y": named}) is None
+    assert known.launch_key((X, 2.0), {"BLOCK": 16}) is not None
+    assert known.launch_key((X, 2.0), {"y": named}) is None

@@ -158,7 +158,8 @@ class Triton:
             return {**found, "weight": torch.zeros_like(weight)}
         dy_ND, sum_ND = as_rows(contiguous(dy)), as_rows(total)
         dsum_ND = None if dsum is None else as_rows(contiguous(dsum))
-        made = {dtype: torch.empty_like(total, dtype=dtype) for dtype in dtypes.values()}
+        wanted = dict.fromkeys(dtypes.values())
+        made = {dtype: torch.empty_like(total, dtype=dtype) for dtype in wanted}
         dx_ND, low_ND = [*map(as_rows, made.values()), None, None][:2]
         partials = new_partials(sum_ND) if "weight" in needs else None
         launch_backward(dy_ND, sum_ND, weight, saved["rstd"], dsum_ND, dx_ND, low_ND, partials)

@@ -70,6 +70,7 @@ class Derived:
     saved: dict[str, Any]
     reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     replays: bool = False
+    known: dict[tuple[Any, ...], _Calls] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot
@@ -77,8 +78,8 @@ class Derived:
     def caller(self, check: Check = lambda args, params: None) -> Callable[..., Any]:
         """The provider as a function of the inputs in order and the parameters by name. check: is
         called for each new signature before anything else, and raises an error for a wrong one."""
-        known: dict[tuple[Any, ...], _Calls] = {}
-        apply, defaults, single = self.function.apply, self.op.params, len(self.op.outputs) == 1
+        apply, defaults, known = self.function.apply, self.op.params, self.known
+        single = len(self.op.outputs) == 1
 
         def call(*args: Any, **params: Any) -> Any:
             if torch.compiler.is_compiling():  # once, when the call is traced
@@ -102,7 +103,7 @@ class Derived:
     @cached_property
     def function(self) -> type[torch.autograd.Function]:
         """The autograd function: the inputs in order, and last what is known of such calls."""
-        derived, n_outputs, kept = self, len(self.op.outputs), self._kept_places
+        derived, n_outputs = self, len(self.op.outputs)
 
         class Function(torch.autograd.Function):
             @staticmethod
@@ -111,8 +112,7 @@ class Derived:
                 ctx.calls = calls = args[-1]
                 inputs = derived.as_read(args[:-1])
                 results = calls.forward(*inputs)
-                named = inputs + results
-                ctx.save_for_backward(*[named[i] for i in kept], *results[n_outputs:])
+                ctx.save_for_backward(*derived.kept(inputs, results), *results[n_outputs:])
                 return results[0] if n_outputs == 1 else results[:n_outputs]
 
             @staticmethod
@@ -174,8 +174,7 @@ class Derived:
             ctx.params = inputs[len(self.op.inputs) :]
             ctx.set_materialize_grads(False)
             results = several(output)
-            named = (*inputs[: len(self.op.inputs)], *results)
-            kept = [named[i] for i in self._kept_places]
+            kept = self.kept(inputs[: len(self.op.inputs)], results)
             ctx.save_for_backward(*kept, *results[len(self.op.outputs) :])
 
         def autograd_backward(ctx: Any, *grads: Any) -> Any:
@@ -194,10 +193,15 @@ class Derived:
         if not self.reads:
             return args
         read = list(args)
-        for place, name in enumerate(self.op.inputs):
-            if name in self.reads:
-                read[place] = self.reads[name](read[place])
+        for place, function in self._reads:
+            read[place] = function(read[place])
         return tuple(read)
+
+    @cached_property
+    def _reads(self) -> list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
+        """Where the inputs are that have to be in some layout, and what gives it."""
+        names = list(self.op.inputs)
+        return [(names.index(name), function) for name, function in self.reads.items()]
 
     def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]:
         inputs, params = self.split(args)
@@ -302,6 +306,11 @@ class Derived:
         n = len(self.op.inputs)
         return args[:n], dict(zip(self.op.params, args[n:], strict=True))
 
+    def kept(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors of ``keep``, among the inputs, and the outputs that come after them."""
+        named = inputs + results
+        return [named[place] for place in self._kept_places]
+
     @cached_property
     def _kept_places(self) -> list[int]:
         """Where the kept tensors are among inputs and outputs."""
@@ -310,27 +319,26 @@ class Derived:
 
 
 class _Calls:
-    """What is known of calls of one signature: their parameters, and what repeats their passes."""
+    """What is known of calls of one signature: their parameters, and how their passes are run."""
 
     def __init__(self, derived: Derived, params: dict[str, Any]) -> None:
         self._derived, self._params = derived, tuple(params.values())
-        self.forward = self._repeated(lambda *inputs: derived.run_forward(*inputs, *self._params))
         self._backward: dict[Any, Callable[..., Any]] = {}
-
-    def _repeated(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        return Repeated(run) if self._derived.replays else run
+        self.forward: Callable[..., Any] = lambda *inputs: derived.run_forward(*inputs, *self._params)
+        if derived.replays:
+            self.forward = Repeated(self.forward, functools.partial(setattr, self, "forward"))
 
     def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
         """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
-        layouts = signature(given, {}) if self._derived.replays else None
-        if layouts is None:
-            return self._run_backward(needs, *given)
-        run = self._backward.get((needs, layouts))
+        key = (needs, signature(given, {})) if self._derived.replays else (needs, None)
+        run = self._backward.get(key)
         if run is None:
             if len(self._backward) >= MOST_LAYOUTS:
                 self._backward.clear()
-            run = self._repeated(functools.partial(self._run_backward, needs))
-            self._backward[needs, layouts] = run
+            run = functools.partial(self._run_backward, needs)
+            if key[1] is not None:
+                run = Repeated(run, functools.partial(self._backward.__setitem__, key))
+            self._backward[key] = run
         return run(*given)
 
     def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:

@@ -13,7 +13,6 @@ import importlib.util
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -170,14 +169,11 @@ def stream_of() -> Callable[[int], int]:
     return of
 
 
-@dataclass(frozen=True)
 class Ready:
-    """A compiled kernel, and names and defaults of parameters that a launch gives by name.
-    direct: its launcher takes a stream."""
+    """A compiled kernel. rest: names and defaults of parameters that a launch gives by name."""
 
-    kernel: Any
-    rest: list[tuple[str, Any]]
-    direct: bool
+    def __init__(self, kernel: Any, rest: list[tuple[str, Any]]) -> None:
+        self.kernel, self.rest, self._direct = kernel, rest, takes_stream(kernel)
 
     def known(self, index: int, grid: tuple[int, ...], args: Any, named: dict[str, Any]) -> Known:
         """A launch of it with these arguments."""
@@ -187,7 +183,7 @@ class Ready:
     def launch(self, made: Known) -> None:
         """Launch on the current stream of the current GPU, the one of the tensors."""
         kernel, (x, y, z) = self.kernel, (*made.grid, 1, 1)[:3]
-        if self.direct and not hooked():
+        if self._direct and not hooked():
             start, stream = kernel.run, stream_of()(made.index)
             start(x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *made.arguments)  # fmt: skip
         else:

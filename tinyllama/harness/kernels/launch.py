@@ -33,7 +33,6 @@ from tinyllama.harness.kernels.known import (
     Ready,
     launch_key,
     show,
-    takes_stream,
 )
 from tinyllama.harness.machine.distribution import install
 
@@ -366,7 +365,7 @@ if HAS_TRITON and not TYPE_CHECKING:
                 self._ready.clear()
             rest = list(self.signature.parameters.values())[len(args) :]
             names = [(one.name, one.default) for one in rest]
-            self._ready[key] = ready = Ready(kernel, names, takes_stream(kernel))
+            self._ready[key] = ready = Ready(kernel, names)
             return ready
 
     def jit(function: Callable[..., Any]) -> Kernel:

@@ -6,7 +6,7 @@ torch, and writes a Python function that repeats these alone:
 
     results, plan = planned(function, (x, weight))
     print(plan.source)
-    plan(x2, weight2)     # the results for other tensors of the same layout, or None: call function
+    plan.call(x2, weight2)     # the results for other tensors of the same layout
 
 It is for functions whose steps depend on nothing but the layouts of their tensors: shapes, strides,
 dtypes and the device. Whoever calls a plan must see to that; what the plan sees to is
@@ -15,7 +15,7 @@ dtypes and the device. Whoever calls a plan must see to that; what the plan sees
 - the device and the stream, which are those of the tensors and the current one at each call;
 - whatever watches or changes launches (`tinyllama.harness.kernels.known.disturbed`).
 
-In these cases None says that nothing was done. There is no plan of a function that reads a value back
+In these cases the plan calls the function. There is no plan of a function that reads a value back
 from the device, that copies an input to another layout, whose tensors share memory with each other,
 or that launches a kernel which is not known for this chip.
 """
@@ -40,17 +40,12 @@ class _Unplanned(Exception):
     """Why there is no plan of a function."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The steps of a function as a function of its own. reason: why there is none."""
+class Plan(NamedTuple):
+    """The steps of a function as a function of its own; None where there is none, and why."""
 
     call: Callable[..., Any] | None
     source: str = ""
     reason: str = ""
-
-    def __call__(self, *tensors: torch.Tensor | None) -> Any:
-        """The results; None where this call is to be made by the function itself."""
-        return None if self.call is None else self.call(*tensors)
 
 
 def planned(
@@ -63,41 +58,34 @@ def planned(
     try:
         if layout.copies != before:
             raise _Unplanned("an input is copied to another layout")
-        return results, watch.plan(results)
+        return results, watch.plan(results, function)
     except _Unplanned as reason:
         return results, Plan(None, reason=str(reason))
 
 
 class Repeated:
-    """A function of tensors of one layout, which is planned at its second call (many layouts are
-    seen once) and repeated by the plan after it. Elsewhere than on a GPU it is called as it is."""
+    """A function of tensors of one layout. On a GPU it is planned at its second call, since many
+    layouts are seen once, and then the plan is put in its place; elsewhere it is called as it is.
 
-    __slots__ = ("_call", "_function", "_met")
+    put: puts what is to be called from now on where this object was.
+    """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self._call, self._met = function, None, False
+    def __init__(
+        self, function: Callable[..., Any], put: Callable[[Callable[..., Any]], None]
+    ) -> None:
+        self._function, self._put, self._met = function, put, False
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
-        call = self._call
-        results = None if call is None else call(*tensors)
-        if results is None:
-            results = self._function(*tensors) if call or not self._met else self._plan(tensors)
+        if not self._met or known.disturbed():
             self._met = True
-        return results
-
-    def _plan(self, tensors: Sequence[torch.Tensor | None]) -> Any:
-        given = [tensor for tensor in tensors if tensor is not None]
-        if known.disturbed():
             return self._function(*tensors)
-        if not given or given[0].get_device() < 0 or not known.knows(given[0].get_device()):
+        index = next((tensor.get_device() for tensor in tensors if tensor is not None), -1)
+        if index < 0 or not known.knows(index):
+            self._put(self._function)
             return self._function(*tensors)
         results, plan = planned(self._function, tensors)
-        self._call = plan.call or _never
+        self._put(self._function if plan.call is None else plan.call)
         return results
-
-
-def _never(*tensors: torch.Tensor | None) -> None:
-    """The plan of a function that has none."""
 
 
 class _Called(NamedTuple):
@@ -153,7 +141,8 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._alive.append(result)
         if not isinstance(result, torch.Tensor):
-            self._wrong = f"{func} gives no tensor"
+            if any(isinstance(one, torch.Tensor) for one in (*args, *(kwargs or {}).values())):
+                self._wrong = f"{func} gives no tensor"  # else it is of types alone
         elif _memory(result) in self._places:
             place = self._places[_memory(result)]
             if not func.is_view and func is not torch.ops.aten.detach.default:
@@ -170,21 +159,25 @@ class _Watch(TorchDispatchMode):
 
     # -- what is written ------------------------------------------------------------------------
 
-    def plan(self, results: Sequence[torch.Tensor | None]) -> Plan:
+    def plan(
+        self, results: Sequence[torch.Tensor | None], function: Callable[..., Any]
+    ) -> Plan:
         if self._wrong:
             raise _Unplanned(self._wrong)
-        writer = _Writer()
+        writer = _Writer(function)
         for result in results:
             if result is not None:
                 self._at(result).results.append(result)
-        calls = [step for step in self._steps if isinstance(step, _Called) and not step.empty]
-        for one in calls:
-            for value in (*one.args, *one.kwargs.values(), one.result):
-                if isinstance(value, torch.Tensor):
-                    self._at(value).whole = True
+        for step in self._steps:
+            if isinstance(step, _Called) and not step.empty:
+                for one in (*_tensors_of(step), step.result):
+                    self._at(one).whole = True
+        used = {id(self._at(one)) for step in self._steps for one in _tensors_of(step)}
+        used |= {id(place) for place in self._places.values() if place.results}
         body = [
             self._torch(writer, step) if isinstance(step, _Called) else self._launch(writer, step)
             for step in self._steps
+            if not isinstance(step, _Called) or id(self._at(step.result)) in used
         ]
         given = ", ".join(self._given(writer, result) for result in results)
         return writer.plan(self._count, body, f"return ({given},)")
@@ -258,8 +251,9 @@ class _Watch(TorchDispatchMode):
 class _Writer:
     """Writes a plan's source. Addresses are taken once, where a place is first used."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._names: dict[str, Any] = {
+            "function": function,
             "disturbed": known.disturbed,
             "empty_like": torch.empty_like,
             "empty_strided": torch.empty_strided,
@@ -286,6 +280,7 @@ class _Writer:
         self._index = index
         if not known.takes_stream(made.kernel):
             return f"{self.constant(made.kernel[grid])}({', '.join(given)})"
+        self.constant(made.kernel)  # which unloads its code when nobody holds it
         run, function = self.constant(made.kernel.run), self.constant(made.kernel.function)
         packed = self.constant(made.kernel.packed_metadata)
         head = (*map(str, grid), "stream", function, packed, "None", "None", "None")
@@ -293,10 +288,12 @@ class _Writer:
 
     def plan(self, count: int, body: list[str], last: str) -> Plan:
         arguments = ", ".join(f"t{i}" for i in range(count))
-        lines = ["if disturbed(): return None"]
+        itself = f"return function({arguments})"
+        lines = [f"if disturbed(): {itself}"]
         lines += [f"{name}_at = {name}.data_ptr()" for name in self._given]
         if self._given:
-            lines.append(f"if ({' | '.join(f'{name}_at' for name in self._given)}) & 15: return None")
+            addresses = " | ".join(f"{name}_at" for name in self._given)
+            lines.append(f"if ({addresses}) & 15: {itself}")
         if self._index is not None:
             self._names.update(
                 current_device=torch.cuda.current_device,
@@ -314,6 +311,14 @@ class _Writer:
         source = "\n    ".join([f"def plan({arguments}):", *lines, last])
         exec(compile(source, "<plan>", "exec"), self._names)
         return Plan(self._names["plan"], source)
+
+
+def _tensors_of(step: _Called | known.Known | None) -> list[torch.Tensor]:
+    """The tensors that a step takes; one that only takes memory reads none."""
+    if step is None or (isinstance(step, _Called) and step.empty):
+        return []
+    given = (*step.args, *step.kwargs.values()) if isinstance(step, _Called) else step.arguments
+    return [one for one in given if isinstance(one, torch.Tensor)]
 
 
 def _memory(tensor: torch.Tensor) -> int:

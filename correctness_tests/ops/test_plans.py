@@ -1,0 +1,136 @@
+"""Providers that say that they may be repeated by plans give the same results so, bit for bit.
+
+Without a GPU: tensors of the CPU pass for a GPU's, and what a compiled kernel would do is interpreted
+(`correctness_tests.support.posed`). On a GPU: the compiled kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.posed import Posed, posed  # noqa: F401
+from tinyllama.harness import Case, Op
+from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.op import Provider
+from tinyllama.harness.kernels import known
+from tinyllama.ops import OPS
+
+REPEATED = [
+    (op, provider)
+    for op in OPS.values()
+    for provider in op.providers.values()
+    if provider.derived is not None and provider.derived.replays
+]
+
+
+CASES = [
+    pytest.param(op, provider, case, id=f"{provider}-{case}")
+    for op, provider in REPEATED
+    for case in op.cases
+]
+
+
+def results_of(
+    op: Op, provider: Provider, inputs: Any, wanted: tuple[str, ...] = ()
+) -> list[torch.Tensor]:
+    """Outputs, then the gradients of wanted inputs, by default of all."""
+    wanted = wanted or op.differentiable
+    args = {
+        name: x.detach().requires_grad_(name in wanted) for name, x in inputs.args.items()
+    }
+    outputs = several(provider.call(*args.values(), **inputs.params))
+    torch.autograd.backward(outputs, list(inputs.upstream.values()))
+    gradients = [args[name].grad for name in wanted]
+    assert all(gradient is not None for gradient in gradients)
+    return [*outputs, *gradients]
+
+
+def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return all(
+        (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        and torch.equal(one, other)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Meanwhile no plan is used."""
+    known.AFFECTING.append([None])
+    try:
+        yield
+    finally:
+        known.AFFECTING.pop()
+
+
+def repeated_and_written(
+    op: Op, provider: Provider, case: Case, dtype: torch.dtype, device: str, **laid_out: str
+) -> None:
+    """The first call is planned, and others are made by the plan, with the results of the code."""
+    for seed in range(4):
+        inputs = make_inputs(op, case, dtype, device, seed=seed, **laid_out)
+        with as_written():
+            expected = results_of(op, provider, inputs)
+        assert same(results_of(op, provider, inputs), expected), f"call {seed + 1}"
+
+
+@pytest.mark.parametrize(("op", "provider", "case"), CASES)
+def test_repeated_calls_give_the_same_bits(
+    op: Op, provider: Provider, case: Case, posed: Posed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    for which in ("forward", "backward"):
+        written = getattr(provider.derived, which)
+        record = lambda *args, which=which, written=written, **named: (  # noqa: E731
+            ran.append(which),
+            written(*args, **named),
+        )[1]
+        monkeypatch.setitem(vars(provider.derived), which, record)
+    repeated_and_written(op, provider, case, torch.float32, "cpu")
+    assert [plan.reason for plan in posed.plans] == ["", ""]
+    # Four times as written, and the one that is planned.
+    assert sorted(ran) == 5 * ["backward"] + 5 * ["forward"]
+
+
+VARIED = [
+    pytest.param(op, provider, dtype, laid_out, id=f"{provider}-{dtype}-{laid_out}")
+    for op, provider in REPEATED
+    for dtype, laid_out in [
+        (torch.bfloat16, {}),
+        (torch.float16, {}),
+        *((torch.float32, {"layout": layout}) for layout in LAYOUTS if layout != "contiguous"),
+        *((torch.float32, {"upstream": layout}) for layout in UPSTREAMS if layout != "contiguous"),
+    ]
+]
+
+
+@pytest.mark.parametrize(("op", "provider", "dtype", "laid_out"), VARIED)
+def test_so_do_calls_of_other_dtypes_and_layouts(
+    op: Op, provider: Provider, dtype: torch.dtype, laid_out: dict[str, str], posed: Posed
+) -> None:
+    repeated_and_written(op, provider, op.cases[0], dtype, "cpu", **laid_out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "provider", "case"), CASES)
+def test_so_do_compiled_kernels(
+    op: Op, provider: Provider, case: Case, device: torch.device
+) -> None:
+    if device.type == "cpu":
+        pytest.skip("needs a GPU")
+    for dtype in (torch.float32, torch.bfloat16):
+        repeated_and_written(op, provider, case, dtype, str(device))
+
+
+def test_some_providers_are_repeated() -> None:
+    assert {"rms_norm", "add_rms_norm", "silu_mul", "rope", "cross_entropy"} <= {
+        op.name for op, _ in REPEATED
+    }
