@@ -28,7 +28,15 @@ from typing import Any
 import torch
 
 CHIP = "sm_90"
-OPS = ("rms_norm", "silu_mul", "cross_entropy", "linear_cross_entropy", "add_rms_norm", "rope")
+OPS = (
+    "rms_norm",
+    "silu_mul",
+    "cross_entropy",
+    "linear_cross_entropy",
+    "add_rms_norm",
+    "rope",
+    "attention",
+)
 TURN = 10  # calls of a provider after each other
 PROVIDERS = ("torch", "triton", "liger")
 

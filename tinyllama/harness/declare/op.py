@@ -67,6 +67,7 @@ class Provider:
         does no harm.
     random_dims: as `Op.random_dims`, where this provider needs smaller ones.
     module: of the file that registered it, which need not be the op's.
+    checks: its calls are checked against the declaration.
     """
 
     op: str
@@ -91,6 +92,7 @@ class Provider:
     random_dims: RandomDims | None = None
     derived: Derived | None = None
     module: str = ""
+    checks: bool = False
 
     def __call__(self, *args: Any, **params: Any) -> Any:
         return self.call(*args, **params)
@@ -212,12 +214,13 @@ class Op(Signature):
                 _check_signature(self, name, derived.forward)
             # An op in place takes lists of any shape, and its provider checks them.
             check = functools.partial(self.check, provider=name)
+            checks = not self.mutated and bool(derived or "triton" in traits.get("requires", ()))
             if derived is not None:
-                call = derived.caller(check)
-            elif not self.mutated and "triton" in traits.get("requires", ()):
+                call = derived.caller(check) if checks else derived.caller()
+            elif checks:
                 call = checked(check, call)
             self.providers[name] = Provider(
-                self.name, name, call, derived=derived, module=module, **traits
+                self.name, name, call, derived=derived, module=module, checks=checks, **traits
             )
             return implementation
 
@@ -296,8 +299,10 @@ class Op(Signature):
         Raises ValueError when a shape, a dtype, a device or a parameter contradicts the
         declaration.
         """
-        self.check(args, params)
-        return self[provider](*args, **params)
+        chosen = self[provider]
+        if not chosen.checks:
+            self.check(args, params)
+        return chosen.call(*args, **params)
 
     def check(
         self, args: Sequence[Any], params: Mapping[str, Any], provider: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -86,7 +87,7 @@ def placed_alike(
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """x (... D), contiguous, as one matrix (N D): a view. A vector is one row."""
+    """x (... D), contiguous or of `even_rows`, as one matrix (N D): a view. A vector is one row."""
     return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
@@ -94,3 +95,15 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
     """x itself where its last axis is dense, whatever its other strides; else a copy, which
     counts. For kernels that take the strides of the other axes."""
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else contiguous(x)
+
+
+def even_rows(x: torch.Tensor) -> torch.Tensor:
+    """x (... D) itself where its rows are dense and equally far apart, so that `as_rows` is a view;
+    else a copy, which counts."""
+    if x.dim() <= 2:
+        return dense_rows(x) if x.dim() == 2 else contiguous(x)
+    if x.is_contiguous():
+        return x
+    axes = [axis for axis in zip(x.shape[:-1], x.stride()[:-1], strict=True) if axis[0] != 1]
+    even = all(a[1] == b[0] * b[1] for a, b in itertools.pairwise(axes))
+    return dense_rows(x) if even else contiguous(x)

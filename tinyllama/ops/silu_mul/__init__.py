@@ -13,18 +13,21 @@ from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
-from tinyllama.harness.kernels.layout import dense_rows
+from tinyllama.harness.kernels.layout import as_rows, dense_rows, even_rows
 from tinyllama.harness.kernels.precision import SHORT
 
 silu_mul = Op(
     "silu_mul",
     inputs={"gate": Tensor("N F", grad=True), "up": Tensor("N F", grad=True)},
     outputs={"h": "N F"},
+    leading=("N",),
     cases=[
         Case(N=6, F=24),
         Case(N=1, F=1, why="one element"),
         Case(N=3, F=1025, why="a row that ends beside a block"),
         Case(N=130, F=33, why="several rows of a block, ragged everywhere"),
+        Case(N=(2, 3), F=20, why="more leading axes"),
+        Case(N=(), F=40, why="a vector"),
     ],
     timed=[Case(N=256, F=256), Case(N=1024, F=2048), Case(N=16384, F=11008)],
     extremes={
@@ -42,7 +45,7 @@ silu_mul = Op(
 
 @silu_mul.reference
 def eager(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> torch.Tensor:
-    """gate and up (N F) -> h (N F) in gate's dtype; computed in float32 or wider."""
+    """gate and up (... F) -> h (... F) in gate's dtype; computed in float32 or wider."""
     wide_NF = gate_NF.to(torch.promote_types(gate_NF.dtype, torch.float32))
     return (wide_NF * torch.sigmoid(wide_NF) * up_NF).to(gate_NF.dtype)
 
@@ -186,7 +189,7 @@ def activate_backward(
 @silu_mul.provider(
     "triton",
     keep=("gate", "up"),
-    reads={"gate": dense_rows, "up": dense_rows},
+    reads={"gate": even_rows, "up": even_rows},
     requires=("triton",),
     replays=True,
     large=(Large("N", "F", {"F": 1000}),),
@@ -197,11 +200,12 @@ class Triton:
 
     @staticmethod
     def forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return activate(gate, up)
+        return activate(as_rows(gate), as_rows(up)).view(gate.shape)
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs) -> Named:
         gate, up = kept["gate"], kept["up"]
         found = {"gate": gate.new_empty(gate.shape), "up": up.new_empty(up.shape)}
-        activate_backward(grads[0], gate, up, found["gate"], found["up"])
+        dh = even_rows(grads[0])
+        activate_backward(*map(as_rows, (dh, gate, up, found["gate"], found["up"])))
         return found
