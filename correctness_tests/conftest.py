@@ -12,6 +12,7 @@ from correctness_tests.support.commands import ROOT
 from correctness_tests.support.forked import forked  # noqa: F401 (a fixture)
 from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
 from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture)
+from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
 from tinyllama.harness.declare.op import Provider
 from tinyllama.ops import OPS

@@ -1,19 +1,21 @@
-"""What a call costs the host: forward and backward of each op's smallest timed case, in microseconds.
+"""What forward and backward of each op's smallest timed case cost the host, in microseconds.
 
     python -m tools.host_time                       # on a GPU, or on a stand-in where there is none
     python -m tools.host_time --ops rms_norm --profile triton    # where a provider's time goes
 
-The stand-in has everything but the device: kernels are compiled for sm_90 and launched by Triton's own
-launcher, on a driver library that does nothing (``no_device.c``, compiled with ``cc``); tensors of the
-CPU pass for those of a GPU. Missing are what a driver takes for a launch, CUDA's allocator, and the
-thread that autograd has for a GPU; torch's own op computes on the CPU. Figures are medians over calls, providers
-alternately. On a GPU each call begins on an idle device, and ends before the device is waited for.
+The stand-in has everything but the device: kernels are compiled for sm_90 and launched by Triton's
+own launcher, on a driver library that does nothing (``no_device.c``, compiled with ``cc``); tensors
+of the CPU pass for those of a GPU. Missing are what a driver takes for a launch, CUDA's allocator,
+and the thread that autograd has for a GPU; torch's own op computes on the CPU. Figures are medians
+over calls, providers alternately. On a GPU each call begins on an idle device, and ends before the
+device is waited for.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import functools
 import os
 import pstats
 import subprocess
@@ -26,6 +28,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+from tinyllama.harness.machine.device import synchronize
 
 CHIP = "sm_90"
 OPS = (
@@ -64,16 +68,16 @@ def pretend() -> None:
     """Make Triton's driver active on that library, and let tensors of the CPU pass for a GPU's."""
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    torch._C._cuda_getCurrentRawStream = lambda index: 0
-    torch.Tensor.get_device = lambda self: 0  # type: ignore[assignment,method-assign]
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
+    torch.Tensor.get_device = lambda self: 0  # type: ignore[method-assign]
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime import driver
 
     from tinyllama.harness.kernels import known, launch
 
     driver.set_active(CudaDriver())
-    known.knows = lambda index: True
-    launch._gpu_chip = lambda device: CHIP
+    known.knows = functools.cache(lambda index: True)
+    launch._gpu_chip = functools.cache(lambda device: CHIP)
     launch._CHIPS.append(CHIP)
 
 
@@ -96,7 +100,6 @@ def step(call: Callable[..., Any], inputs: Any) -> Callable[[], None]:
 
 def steps_of(name: str, device: str) -> dict[str, Callable[[], None]]:
     """By provider, a step of an op's smallest timed case."""
-    import tinyllama.bench.peers.liger
     from tinyllama.harness.correct.evaluate import make_inputs
     from tinyllama.ops import OPS as ALL
 
@@ -114,7 +117,9 @@ def steps_of(name: str, device: str) -> dict[str, Callable[[], None]]:
     return found
 
 
-def timed(steps: dict[str, Callable[[], None]], calls: int, wait: Callable[[], Any]) -> dict[str, float]:
+def timed(
+    steps: dict[str, Callable[[], None]], calls: int, wait: Callable[[], Any]
+) -> dict[str, float]:
     """Microseconds of a step by name: the median of calls, in turns of `TURN`."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(20):
@@ -142,25 +147,29 @@ def profiled(once: Callable[[], None], calls: int) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     options.add_argument("--ops", nargs="+", default=OPS)
     options.add_argument("--calls", type=int, default=400)
     options.add_argument("--profile", metavar="PROVIDER")
     given = options.parse_args()
-    if torch.cuda.is_available():
-        device, wait = "cuda", torch.cuda.synchronize
-    else:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
         if "TRITON_LIBCUDA_PATH" not in os.environ:
             stand_in(Path(tempfile.mkdtemp()))
         pretend()
-        device, wait = "cpu", lambda: None
     for name in given.ops:
         steps = steps_of(name, device)
         if given.profile:
             profiled(steps[given.profile], given.calls)
             continue
-        found = timed(steps, given.calls, wait)
-        print(f"{name:22}", *(f"{provider} {micros:7.1f}" for provider, micros in found.items()), flush=True)
+        found = timed(steps, given.calls, functools.partial(synchronize, torch.device(device)))
+        print(
+            f"{name:22}",
+            *(f"{provider} {micros:7.1f}" for provider, micros in found.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Providers that say that they may be repeated by plans give the same results so, bit for bit.
 
-Without a GPU: tensors of the CPU pass for a GPU's, and what a compiled kernel would do is interpreted
-(`correctness_tests.support.posed`). On a GPU: the compiled kernels.
+Without a GPU: tensors of the CPU pass for a GPU's, and what a compiled kernel would do is
+interpreted (`correctness_tests.support.posed`). On a GPU: the compiled kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.posed import Posed, posed  # noqa: F401
+from correctness_tests.support.posed import Posed
 from tinyllama.harness import Case, Op
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
 from tinyllama.harness.declare.autograd import several
@@ -43,9 +43,7 @@ def results_of(
 ) -> list[torch.Tensor]:
     """Outputs, then the gradients of wanted inputs, by default of all."""
     wanted = wanted or op.differentiable
-    args = {
-        name: x.detach().requires_grad_(name in wanted) for name, x in inputs.args.items()
-    }
+    args = {name: x.detach().requires_grad_(name in wanted) for name, x in inputs.args.items()}
     outputs = several(provider.call(*args.values(), **inputs.params))
     torch.autograd.backward(outputs, list(inputs.upstream.values()))
     gradients = [args[name].grad for name in wanted]
@@ -86,14 +84,18 @@ def repeated_and_written(
 def test_repeated_calls_give_the_same_bits(
     op: Op, provider: Provider, case: Case, posed: Posed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = []
+    ran: list[str] = []
+
+    def counted(which: str, written: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **named: Any) -> Any:
+            ran.append(which)
+            return written(*args, **named)
+
+        return run
+
     for which in ("forward", "backward"):
         written = getattr(provider.derived, which)
-        record = lambda *args, which=which, written=written, **named: (  # noqa: E731
-            ran.append(which),
-            written(*args, **named),
-        )[1]
-        monkeypatch.setitem(vars(provider.derived), which, record)
+        monkeypatch.setitem(vars(provider.derived), which, counted(which, written))
     repeated_and_written(op, provider, case, torch.float32, "cpu")
     assert [plan.reason for plan in posed.plans] == ["", ""]
     # Four times as written, and the one that is planned.

@@ -1,8 +1,8 @@
 """Tensors of the CPU that pass for a GPU's, so that launches are remembered and calls are planned.
 
 Triton's part of a launch is a stand-in: what it gives for a compiled kernel interprets the kernel
-on the memory at the addresses that it is launched with. It raises an error where an argument is not what
-the kernel was specialised for.
+on the memory at the addresses that it is launched with. It raises an error where an argument is not
+what the kernel was specialised for.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import interpreter, known, plans
-from tinyllama.harness.kernels.launch import Kernel, identity
+from tinyllama.harness.kernels import known, plans
+from tinyllama.harness.kernels.launch import identity
 from tinyllama.ops import OPS
 
 STREAM, FUNCTION, METADATA = 5, 7, (4, 1, 0)
@@ -38,7 +37,9 @@ class Launcher:
     def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
         self.kernel, self.given = kernel, args
         self.like = {
-            i: (one.dtype, _span(one)) for i, one in enumerate(args) if isinstance(one, torch.Tensor)
+            i: (one.dtype, _span(one))
+            for i, one in enumerate(args)
+            if isinstance(one, torch.Tensor)
         }
         self.traits = [traits(one) for one in args]
 
@@ -60,6 +61,8 @@ class Launcher:
             _at(value, *self.like[i]) if type(value) is int and i in self.like else value
             for i, value in enumerate(args)
         ]
+        from tinyllama.harness.kernels import interpreter
+
         kernel = self.kernel
         with _disable_current_modes():  # the interpreter copies tensors; a launch calls no torch
             interpreter.run(kernel.fn, kernel.arg_names, grid, read, {}, identity(kernel))
@@ -101,6 +104,10 @@ class Posed:
 @pytest.fixture
 def posed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posed]:
     """Meanwhile every tensor is on GPU 0, which is the current one."""
+    from triton.runtime.jit import JITFunction
+
+    from tinyllama.harness.kernels.launch import Kernel
+
     found = Posed()
     plan: Any = plans.planned
     ready: dict[int, Any] = {}
@@ -137,5 +144,3 @@ def _forget() -> None:
         for provider in op.providers.values():
             if provider.derived is not None:
                 provider.derived.known.clear()
-
-

@@ -324,7 +324,9 @@ class _Calls:
     def __init__(self, derived: Derived, params: dict[str, Any]) -> None:
         self._derived, self._params = derived, tuple(params.values())
         self._backward: dict[Any, Callable[..., Any]] = {}
-        self.forward: Callable[..., Any] = lambda *inputs: derived.run_forward(*inputs, *self._params)
+        self.forward: Callable[..., Any] = lambda *inputs: derived.run_forward(
+            *inputs, *self._params
+        )
         if derived.replays:
             self.forward = Repeated(self.forward, functools.partial(setattr, self, "forward"))
 

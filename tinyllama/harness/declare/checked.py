@@ -22,8 +22,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """All of a call but values and addresses: the layouts of its tensors, its parameters, and the
-    precision that is asked for. None where an argument is something else than a tensor or None, or a
-    tensor of a class of its own, which may hold its memory elsewhere."""
+    precision that is asked for. None where an argument is neither a tensor nor None, or a tensor of
+    a class of its own, which may hold its memory elsewhere."""
     parts: list[Any] = [torch.get_float32_matmul_precision()]
     first = None
     for x in args:

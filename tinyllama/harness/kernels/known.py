@@ -1,8 +1,8 @@
 """Launches like earlier ones: which compiled kernel they take, found without Triton's help.
 
-A launch by `tinyllama.harness.kernels.launch` is specialised by Triton once. One with the same types,
-whole numbers, alignments, constants and options on the same GPU takes the same compiled kernel, and
-goes straight to its launcher. Whatever watches or changes launches is listed in `AFFECTING`.
+A launch by `tinyllama.harness.kernels.launch` is specialised by Triton once. One with the same
+types, whole numbers, alignments, constants and options on the same GPU takes the same compiled
+kernel, and goes straight to its launcher.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Known(NamedTuple):
     kernel: Any
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
-    index: int
+    gpu: int
 
 
 # -- who watches ------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ _HOOKS = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exi
 
 
 @functools.cache
-def _takes_stream(launcher: type) -> bool:
+def _takes_stream(launcher: Any) -> bool:
     found = list(inspect.signature(launcher.__call__).parameters)[1:]
     return found in ([*_HEAD, "args"], [*_HEAD, *_HOOKS, "args"])
 
@@ -157,7 +157,8 @@ def takes_stream(kernel: Any) -> bool:
     """Whether the launcher of a compiled kernel takes the grid, a stream, the function, its
     metadata, those of the launch, the hooks, and the arguments: as in triton 3.3 to 3.9. Any
     other is launched by ``kernel[grid](*arguments)``, which costs some microseconds more."""
-    return _takes_stream(type(kernel.run))
+    launcher: Any = type(kernel.run)
+    return _takes_stream(launcher)
 
 
 @functools.cache
@@ -175,16 +176,16 @@ class Ready:
     def __init__(self, kernel: Any, rest: list[tuple[str, Any]]) -> None:
         self.kernel, self.rest, self._direct = kernel, rest, takes_stream(kernel)
 
-    def known(self, index: int, grid: tuple[int, ...], args: Any, named: dict[str, Any]) -> Known:
+    def known(self, gpu: int, grid: tuple[int, ...], args: Any, named: dict[str, Any]) -> Known:
         """A launch of it with these arguments."""
         rest = [named.get(name, default) for name, default in self.rest]
-        return Known(self.kernel, grid, (*args, *rest), index)
+        return Known(self.kernel, grid, (*args, *rest), gpu)
 
     def launch(self, made: Known) -> None:
         """Launch on the current stream of the current GPU, the one of the tensors."""
         kernel, (x, y, z) = self.kernel, (*made.grid, 1, 1)[:3]
         if self._direct and not hooked():
-            start, stream = kernel.run, stream_of()(made.index)
-            start(x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *made.arguments)  # fmt: skip
+            head = (stream_of()(made.gpu), kernel.function, kernel.packed_metadata)
+            kernel.run(x, y, z, *head, None, None, None, *made.arguments)
         else:
             kernel[x, y, z](*made.arguments)

@@ -29,7 +29,6 @@ import torch
 from tinyllama.harness.kernels.known import (
     AFFECTING,
     MOST_KNOWN,
-    Known,
     Ready,
     launch_key,
     show,

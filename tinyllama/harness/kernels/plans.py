@@ -36,7 +36,8 @@ _EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided"} | {
     "aten::new_empty_strided",
 }
 
-class _Unplanned(Exception):
+
+class _UnplannedError(Exception):
     """Why there is no plan of a function."""
 
 
@@ -57,9 +58,9 @@ def planned(
         results = function(*tensors)
     try:
         if layout.copies != before:
-            raise _Unplanned("an input is copied to another layout")
+            raise _UnplannedError("an input is copied to another layout")
         return results, watch.plan(results, function)
-    except _Unplanned as reason:
+    except _UnplannedError as reason:
         return results, Plan(None, reason=str(reason))
 
 
@@ -159,11 +160,9 @@ class _Watch(TorchDispatchMode):
 
     # -- what is written ------------------------------------------------------------------------
 
-    def plan(
-        self, results: Sequence[torch.Tensor | None], function: Callable[..., Any]
-    ) -> Plan:
+    def plan(self, results: Sequence[torch.Tensor | None], function: Callable[..., Any]) -> Plan:
         if self._wrong:
-            raise _Unplanned(self._wrong)
+            raise _UnplannedError(self._wrong)
         writer = _Writer(function)
         for result in results:
             if result is not None:
@@ -185,19 +184,23 @@ class _Watch(TorchDispatchMode):
     def _at(self, tensor: torch.Tensor) -> _Place:
         place = self._places.get(_memory(tensor))
         if place is None:
-            raise _Unplanned("a tensor that is neither given nor made")
+            raise _UnplannedError("a tensor that is neither given nor made")
         return place
 
     def _torch(self, writer: _Writer, step: _Called) -> str:
         place = self._at(step.result)
         if step.empty:
             form = place.results[0] if self._is_result(place) else step.result
-            like = next((one for one in self._places.values() if one.argument and _alike(one.tensor, form)), None)
+            like = next(
+                (one for one in self._places.values() if one.argument and _alike(one.tensor, form)),
+                None,
+            )
             if like is not None:
                 return f"{place.name} = empty_like({like.name})"
-            layout = writer.constant(tuple(form.shape)), writer.constant(form.stride())
-            options = writer.constant(form.dtype), writer.constant(form.device)
-            return f"{place.name} = empty_strided({layout[0]}, {layout[1]}, dtype={options[0]}, device={options[1]})"
+            layout = map(writer.constant, (tuple(form.shape), form.stride()))
+            dtype, device = map(writer.constant, (form.dtype, form.device))
+            options = f"dtype={dtype}, device={device}"
+            return f"{place.name} = empty_strided({', '.join(layout)}, {options})"
         given = [self._whole(writer, one) for one in step.args]
         given += [f"{name}={self._whole(writer, one)}" for name, one in step.kwargs.items()]
         return f"{place.name} = {writer.constant(step.func)}({', '.join(given)})"
@@ -214,11 +217,11 @@ class _Watch(TorchDispatchMode):
     def _whole(self, writer: _Writer, value: Any) -> str:
         if not isinstance(value, torch.Tensor):
             if _holds_tensors(value):
-                raise _Unplanned("a list of tensors")
+                raise _UnplannedError("a list of tensors")
             return writer.constant(value)
         place = self._at(value)
         if not _same_form(value, place.tensor):
-            raise _Unplanned(f"a view of {place.name} in a call of torch")
+            raise _UnplannedError(f"a view of {place.name} in a call of torch")
         return place.name
 
     def _given(self, writer: _Writer, result: torch.Tensor | None) -> str:
@@ -226,17 +229,17 @@ class _Watch(TorchDispatchMode):
             return "None"
         place = self._at(result)
         if place.argument:
-            raise _Unplanned(f"{place.name} is a result")
+            raise _UnplannedError(f"{place.name} is a result")
         if self._is_result(place) or _same_form(result, place.tensor):
             return place.name
         if result.dtype is not place.tensor.dtype:
-            raise _Unplanned(f"a result is {place.name} in another dtype")
+            raise _UnplannedError(f"a result is {place.name} in another dtype")
         form = (tuple(result.shape), result.stride(), result.storage_offset())
         return f"{place.name}.as_strided({', '.join(map(writer.constant, form))})"
 
     def _launch(self, writer: _Writer, made: known.Known | None) -> str:
         if made is None:
-            raise _Unplanned("a kernel that Triton specialises at every launch")
+            raise _UnplannedError("a kernel that Triton specialises at every launch")
         given = []
         for value in made.arguments:
             if isinstance(value, torch.Tensor):
@@ -260,7 +263,7 @@ class _Writer:
         }
         self._given: dict[str, None] = {}  # arguments whose addresses are used
         self._made: dict[str, None] = {}
-        self._index: int | None = None
+        self._gpu: int | None = None
 
     def constant(self, value: Any) -> str:
         if value is None or type(value) in (bool, int):
@@ -271,13 +274,12 @@ class _Writer:
 
     def address(self, place: _Place, apart: int) -> str:
         if place.argument and place.tensor.data_ptr() % 16:
-            raise _Unplanned(f"{place.name} does not begin at a multiple of 16 bytes")
+            raise _UnplannedError(f"{place.name} does not begin at a multiple of 16 bytes")
         (self._given if place.argument else self._made)[place.name] = None
         return f"{place.name}_at + {apart}" if apart else f"{place.name}_at"
 
     def launch(self, made: known.Known, given: list[str]) -> str:
-        index, grid = made.index, (*made.grid, 1, 1)[:3]
-        self._index = index
+        self._gpu, grid = made.gpu, (*made.grid, 1, 1)[:3]
         if not known.takes_stream(made.kernel):
             return f"{self.constant(made.kernel[grid])}({', '.join(given)})"
         self.constant(made.kernel)  # which unloads its code when nobody holds it
@@ -294,15 +296,15 @@ class _Writer:
         if self._given:
             addresses = " | ".join(f"{name}_at" for name in self._given)
             lines.append(f"if ({addresses}) & 15: {itself}")
-        if self._index is not None:
+        if self._gpu is not None:
             self._names.update(
                 current_device=torch.cuda.current_device,
                 device=torch.cuda.device,
                 stream_of=known.stream_of(),
             )
-            lines.append(f"if current_device() != {self._index}:")
-            lines.append(f"    with device({self._index}): return plan({arguments})")
-            lines.append(f"stream = stream_of({self._index})")
+            lines.append(f"if current_device() != {self._gpu}:")
+            lines.append(f"    with device({self._gpu}): return plan({arguments})")
+            lines.append(f"stream = stream_of({self._gpu})")
         for line in body:
             lines.append(line)
             name = line.partition(" = ")[0]
