@@ -22,7 +22,7 @@ from correctness_tests.support.posed import STREAM, Posed
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.checked import signature
 from tinyllama.harness.kernels import known, plans
-from tinyllama.harness.kernels.configs import Config, Space
+from tinyllama.harness.kernels.configs import Config, Space, asked
 from tinyllama.harness.kernels.launch import jit, launched, processors, recorded, tl
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.plans import Repeated
@@ -196,8 +196,8 @@ def test_equal_parameters_of_other_types_or_signs_have_other_signatures(value: A
 
 @pytest.mark.parametrize(
     "affected",
-    [launched, lambda: processors(7), lambda: SCALE.force(Config(BLOCK=32))],
-    ids=["launched", "processors", "configuration"],
+    [launched, lambda: processors(7), lambda: SCALE.force(Config(BLOCK=32)), asked],
+    ids=["launched", "processors", "configuration", "asked"],
 )
 def test_whatever_watches_or_changes_launches_is_asked_each_time(
     affected: Callable[[], contextlib.AbstractContextManager[Any]], calls: Calls
@@ -213,6 +213,14 @@ def test_a_forced_configuration_is_the_one_that_is_launched(calls: Calls) -> Non
     assert [one.grid for one in seen] == [(2,), (2,)]
 
 
+def test_nothing_is_planned_meanwhile(posed: Posed) -> None:
+    calls = Calls()
+    with SCALE.force(Config(BLOCK=32)):
+        for _ in range(3):
+            assert calls.new(lambda: calls(X)) == BOTH
+    assert posed.plans == []
+
+
 def test_recorded_launches_are_not_made(calls: Calls) -> None:
     with recorded("sm_90") as launches:
         calls.op["triton"](X)
@@ -224,6 +232,7 @@ def test_tensors_of_the_cpu_are_interpreted(calls: Calls, monkeypatch: pytest.Mo
     monkeypatch.undo()
     derived: Any = calls.op["triton"].derived
     derived.known.clear()
+    monkeypatch.setattr(plans, "planned", None)
     for _ in range(4):
         assert calls.new(lambda: calls(X)) == BOTH
 
@@ -286,7 +295,7 @@ def other_memory(x: torch.Tensor) -> list[torch.Tensor]:
     return [y]
 
 
-def callable_grid(x: torch.Tensor) -> list[torch.Tensor]:
+def chosen_grid(x: torch.Tensor) -> list[torch.Tensor]:
     y = torch.empty_like(x)
     scale_kernel[lambda named: (4,)](x, y, 2.0, 64, BLOCK=16)
     return [y]
@@ -317,6 +326,17 @@ def test_there_is_no_plan_of(
     (result,) = results
     assert result is not None
     assert torch.equal(result, function(X.clone())[0])
+
+
+def test_a_launch_that_triton_specialises_every_time_is_told(posed: Posed) -> None:
+    seen: list[Any] = []
+    with known.traced(seen.append):
+        chosen_grid(X)
+    assert seen == [None]
+    watch = plans._Watch((X,))
+    watch.launched(None)
+    with pytest.raises(plans._UnplannedError, match="specialises at every launch"):
+        watch.plan([], chosen_grid)
 
 
 def test_tensors_that_share_memory_are_not_told_apart_by_a_plan(posed: Posed) -> None:
@@ -379,6 +399,17 @@ def test_a_plan_keeps_no_tensor(posed: Posed) -> None:
     del x
     gc.collect()
     assert alive() is None
+
+
+def test_a_plan_keeps_its_kernels(posed: Posed) -> None:
+    """Triton unloads a kernel's code when nobody holds it."""
+    plan = plans.planned(lambda x: [scaled(x, 2.0)], (X,))[1]
+    alive = [weakref.ref(one) for one in posed.specialised]
+    posed.specialised.clear()
+    scale_kernel._ready.clear()
+    gc.collect()
+    assert [one() is None for one in alive] == [False]
+    assert plan.call is not None
 
 
 def test_a_plan_sees_the_launches_of_its_own_thread(posed: Posed) -> None:

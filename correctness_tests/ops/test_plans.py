@@ -121,6 +121,20 @@ def test_so_do_calls_of_other_dtypes_and_layouts(
     repeated_and_written(op, provider, op.cases[0], dtype, "cpu", **laid_out)
 
 
+@pytest.mark.parametrize(
+    ("op", "provider"), [pytest.param(*one, id=str(one[1])) for one in REPEATED]
+)
+def test_which_gradients_are_wanted_is_part_of_what_is_repeated(
+    op: Op, provider: Provider, posed: Posed
+) -> None:
+    inputs = make_inputs(op, op.cases[0], torch.float32)
+    for wanted in (op.differentiable[:1], op.differentiable, op.differentiable[1:]):
+        for _ in range(3 if wanted else 0):
+            with as_written():
+                expected = results_of(op, provider, inputs, wanted)
+            assert same(results_of(op, provider, inputs, wanted), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "provider", "case"), CASES)
 def test_so_do_compiled_kernels(
