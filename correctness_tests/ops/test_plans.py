@@ -6,8 +6,7 @@ interpreted (`correctness_tests.support.posed`). On a GPU: the compiled kernels.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tinyllama.harness import Case, Op
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Provider
-from tinyllama.harness.kernels import known
+from tinyllama.harness.kernels.known import as_written
 from tinyllama.ops import OPS
 
 REPEATED = [
@@ -59,20 +58,10 @@ def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     )
 
 
-@contextlib.contextmanager
-def as_written() -> Iterator[None]:
-    """Meanwhile no plan is used."""
-    known.AFFECTING.append([None])
-    try:
-        yield
-    finally:
-        known.AFFECTING.pop()
-
-
 def repeated_and_written(
     op: Op, provider: Provider, case: Case, dtype: torch.dtype, device: str, **laid_out: str
 ) -> None:
-    """The first call is planned, and others are made by the plan, with the results of the code."""
+    """The first two calls are planned, and later ones made by the plan, with the code's results."""
     for seed in range(4):
         inputs = make_inputs(op, case, dtype, device, seed=seed, **laid_out)
         with as_written():
@@ -97,9 +86,9 @@ def test_repeated_calls_give_the_same_bits(
         written = getattr(provider.derived, which)
         monkeypatch.setitem(vars(provider.derived), which, counted(which, written))
     repeated_and_written(op, provider, case, torch.float32, "cpu")
-    assert [plan.reason for plan in posed.plans] == ["", ""]
-    # Four times as written, and the one that is planned.
-    assert sorted(ran) == 5 * ["backward"] + 5 * ["forward"]
+    assert [plan.reason for plan in posed.plans] == [""] * 4
+    # Four times as written, and the two that are planned.
+    assert sorted(ran) == 6 * ["backward"] + 6 * ["forward"]
 
 
 VARIED = [
@@ -129,7 +118,7 @@ def test_which_gradients_are_wanted_is_part_of_what_is_repeated(
 ) -> None:
     inputs = make_inputs(op, op.cases[0], torch.float32)
     for wanted in (op.differentiable[:1], op.differentiable, op.differentiable[1:]):
-        for _ in range(3 if wanted else 0):
+        for _ in range(4 if wanted else 0):
             with as_written():
                 expected = results_of(op, provider, inputs, wanted)
             assert same(results_of(op, provider, inputs, wanted), expected)

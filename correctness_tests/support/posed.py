@@ -8,6 +8,7 @@ what the kernel was specialised for.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from tinyllama.harness.kernels.launch import identity
 from tinyllama.ops import OPS
 
 STREAM, FUNCTION, METADATA = 5, 7, (4, 1, 0)
+_ONE = threading.Lock()  # Triton's interpreter is for one thread at a time
 
 
 def traits(value: Any) -> Any:
@@ -64,7 +66,8 @@ class Launcher:
         from tinyllama.harness.kernels import interpreter
 
         kernel = self.kernel
-        with _disable_current_modes():  # the interpreter copies tensors; a launch calls no torch
+        # The interpreter copies tensors; a launch calls no torch.
+        with _ONE, _disable_current_modes():
             interpreter.run(kernel.fn, kernel.arg_names, grid, read, {}, identity(kernel))
 
 
@@ -91,6 +94,10 @@ def _span(tensor: torch.Tensor) -> int:
 def _at(address: int, dtype: torch.dtype, size: int) -> torch.Tensor:
     memory = (ctypes.c_char * size).from_address(address)
     return torch.frombuffer(memory, dtype=dtype)
+
+
+def _stream_of(index: int) -> int:
+    return STREAM
 
 
 class Posed:
@@ -128,7 +135,7 @@ def posed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Posed]:
 
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(known, "knows", lambda index: True)
-    monkeypatch.setattr(known, "stream_of", lambda: lambda index: STREAM)
+    monkeypatch.setattr(known, "stream_of", lambda: _stream_of)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(plans, "planned", planned)

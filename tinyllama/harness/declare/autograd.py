@@ -22,8 +22,9 @@ kernels read: both passes get its result, and where it is a copy, the copy is wh
 that an input is copied once. (A compiled call keeps its inputs, and copies in both passes.)
 
 ``replays=True`` says that what forward and backward allocate and launch follows from the
-layouts of their tensors and from the parameters alone. On a GPU they are then run twice for each
-signature, and repeated after that by a plan (`tinyllama.harness.kernels.plans`).
+layouts of their tensors and from the parameters alone, and that every kernel is launched through
+`tinyllama.harness.kernels.jit`. On a GPU they are then run three times for each signature, and
+repeated after that by a plan (`tinyllama.harness.kernels.plans`).
 
 In eager mode the autograd function is called directly (a custom op's dispatch
 costs microseconds a call); under torch.compile the custom op is called, which the compiler sees

@@ -18,17 +18,20 @@ Check = Callable[[Sequence[Any], Mapping[str, Any]], None]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TOLD = {bool, int, float, str, type(None), torch.dtype}  # by their `repr`
 
 
 def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """All of a call but values and addresses: the layouts of its tensors, its parameters, and the
-    precision that is asked for. None where an argument is neither a tensor nor None, or a tensor of
-    a class of its own, which may hold its memory elsewhere."""
-    parts: list[Any] = [torch.get_float32_matmul_precision()]
+    """All of a call but values and addresses: the layouts of its tensors and whether they require
+    gradients, its parameters, the precision that is asked for, and whether deterministic algorithms
+    are. None where an argument is neither a tensor nor None, or a tensor of a class of its own,
+    which may hold its memory elsewhere, and where `repr` need not tell all of a parameter."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    parts: list[Any] = [torch.get_float32_matmul_precision(), deterministic]
     first = None
     for x in args:
         if type(x) in _PLAIN:
-            parts += (x.shape, x.stride(), x.dtype, x.device)
+            parts += (x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
             first = x if first is None else first
         elif x is None:
             parts.append(None)
@@ -37,6 +40,8 @@ def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...]
     if first is not None and torch.is_autocast_enabled(kind := autocast_kind(first)):
         parts.append(torch.get_autocast_dtype(kind))
     if params:  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+        if not _TOLD.issuperset(map(type, params.values())):
+            return None
         parts += (*params, *map(repr, params.values()))
     return tuple(parts)
 

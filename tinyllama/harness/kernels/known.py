@@ -11,11 +11,13 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, NamedTuple
 
 import torch
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 
 AFFECTING: list[Sized] = []  # collections in which something is while launches are affected
 MOST_KNOWN = 4096  # launches of one kernel that are remembered
@@ -57,8 +59,20 @@ def hooked() -> bool:
 
 
 def disturbed() -> bool:
-    """Whether someone watches or changes launches, so that each has to be made as it is written."""
-    return any(AFFECTING) or hooked()
+    """Whether someone watches or changes launches or torch's calls, or follows the code (a
+    debugger), so that each call has to be made as it is written."""
+    return bool(any(AFFECTING) or dispatch_modes() or sys.gettrace()) or hooked()
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Meanwhile no plan is used (`tinyllama.harness.kernels.plans`): to debug a provider, or to
+    compare."""
+    AFFECTING.append([None])
+    try:
+        yield
+    finally:
+        AFFECTING.pop()
 
 
 _TRACES = threading.local()
@@ -105,14 +119,20 @@ def _places(types: _Types, named: _Types) -> tuple[list[int], list[int]] | None:
 
 @functools.cache
 def knows(index: int) -> bool:
-    """Whether what a kernel is specialised by on this GPU is what `launch_key` holds: where the
-    backend of Triton asks for nothing else of a tensor."""
-    from triton.backends.compiler import BaseBackend
+    """Whether what a kernel is specialised by on this GPU is what `launch_key` holds. On AMD's GPUs
+    it is not: launches there are Triton's own, and nothing is planned."""
     from triton.compiler import make_backend
     from triton.runtime import driver
 
     with torch.cuda.device(index):
-        backend: Any = type(make_backend(driver.active.get_current_target()))
+        return specialises_by_address(type(make_backend(driver.active.get_current_target())))
+
+
+def specialises_by_address(backend: Any) -> bool:
+    """Whether a backend of Triton asks for nothing of a tensor but its dtype and whether its
+    address is a multiple of 16."""
+    from triton.backends.compiler import BaseBackend
+
     base: Any = BaseBackend
     for name in ("get_tensor_specialization", "get_arg_specialization"):
         if hasattr(base, name):

@@ -151,7 +151,8 @@ def _gpu_processors(device: torch.device) -> int:
 
 
 _PROCESSORS: list[int] = []
-AFFECTING += [CHOOSING, _RECORDS, _LAUNCHED, _PROCESSORS]
+_HOOKED: list[Any] = []  # kernels that call someone before each launch
+AFFECTING += [CHOOSING, _RECORDS, _LAUNCHED, _PROCESSORS, _HOOKED]
 
 
 @contextlib.contextmanager
@@ -314,7 +315,8 @@ if HAS_TRITON and not TYPE_CHECKING:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
                 return None
-            key = None if warmup or callable(grid) else launch_key(args, kwargs)
+            usual = not (warmup or callable(grid) or self.pre_run_hooks)
+            key = launch_key(args, kwargs) if usual else None
             if key is not None:
                 return self._run_known(key, args, tuple(grid), kwargs)
             show(None)
@@ -336,6 +338,11 @@ if HAS_TRITON and not TYPE_CHECKING:
             return interpreter.run(
                 self.fn, self.arg_names, tuple(grid), args, kwargs, identity(self)
             )
+
+        def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
+            """Have a function called with the arguments of each launch, before it."""
+            super().add_pre_run_hook(hook)
+            _HOOKED.append(self)
 
         @functools.cached_property
         def _ready(self) -> dict[tuple[Any, ...], Ready]:

@@ -1,72 +1,77 @@
 """Plans: what a function of tensors allocates and launches, found once and repeated for less.
 
 A launch needs a configuration, a grid, strides and a compiled kernel, all of which follow from the
-layouts of the tensors. `planned` runs a function once, sees its allocations, kernels and calls of
-torch, and writes a Python function that repeats these alone:
+layouts of the tensors. `planned` runs a function, sees its allocations, kernels and calls of torch,
+and writes a Python function that repeats these alone:
 
     results, plan = planned(function, (x, weight))
     print(plan.source)
-    plan.call(x2, weight2)     # the results for other tensors of the same layout
+    plan.made()(x2, weight2)     # the results for other tensors of the same layout
 
-It is for functions whose steps depend on nothing but the layouts of their tensors: shapes, strides,
-dtypes and the device. Whoever calls a plan must see to that; what the plan sees to is
+It is for functions whose steps depend on nothing but the layouts of their tensors (shapes, strides,
+dtypes, the device) and on what `tinyllama.harness.declare.checked.signature` names. Whoever calls a
+plan sees to that. The plan calls the function instead
 
-- where the tensors begin: kernels are specialised for addresses that are multiples of 16;
-- the device and the stream, which are those of the tensors and the current one at each call;
-- whatever watches or changes launches (`tinyllama.harness.kernels.known.disturbed`).
+- where a tensor does not begin at a multiple of 16 bytes: kernels are specialised by that;
+- where another device than that of the tensors is the current one;
+- where someone watches or changes launches (`tinyllama.harness.kernels.known.disturbed`).
 
-In these cases the plan calls the function. There is no plan of a function that reads a value back
-from the device, that copies an input to another layout, whose tensors share memory with each other,
-or that launches a kernel which is not known for this chip.
+`Repeated` uses a plan only if two calls gave the same one, so that a number that Python counts or
+draws is found out. There is no plan (`Plan.reason` says why) of a function that reads a value back
+from the device, writes by torch, copies an input to another layout, computes by torch under
+autocast, uses another device or a tensor that is neither given nor made, has arguments that share
+memory, or returns what no step fills.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyllama.harness.kernels import known, layout
+from tinyllama.harness.kernels.precision import autocast_kind
 
-_EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided"} | {
-    "aten::new_empty",
-    "aten::new_empty_strided",
-}
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
-class _UnplannedError(Exception):
-    """Why there is no plan of a function."""
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a function as the source of another one, and the objects that it names. reason:
+    why there is none."""
 
-
-class Plan(NamedTuple):
-    """The steps of a function as a function of its own; None where there is none, and why."""
-
-    call: Callable[..., Any] | None
     source: str = ""
+    names: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+
+    def made(self) -> Callable[..., Any]:
+        """The function of the source."""
+        names = dict(self.names)
+        exec(compile(self.source, "<plan>", "exec"), names)
+        function: Callable[..., Any] = names["plan"]
+        return function
 
 
 def planned(
     function: Callable[..., Sequence[torch.Tensor | None]], tensors: Sequence[torch.Tensor | None]
 ) -> tuple[Sequence[torch.Tensor | None], Plan]:
-    """The results of ``function(*tensors)``, and its plan."""
-    watch, before = _Watch(tensors), layout.copies
+    """The results of ``function(*tensors)``, and its plan. One tensor at least is not None."""
+    watch, before = _Watch(function, tensors), layout.copies
     with known.traced(watch.launched), watch:
         results = function(*tensors)
-    try:
-        if layout.copies != before:
-            raise _UnplannedError("an input is copied to another layout")
-        return results, watch.plan(results, function)
-    except _UnplannedError as reason:
-        return results, Plan(None, reason=str(reason))
+    if layout.copies != before:
+        watch.refuse("an input is copied to another layout")
+    return results, watch.plan(results)
 
 
 class Repeated:
-    """A function of tensors of one layout. On a GPU it is planned at its second call, since many
-    layouts are seen once, and then the plan is put in its place; elsewhere it is called as it is.
+    """A function of tensors of one layout. On a GPU its second and its third call are watched,
+    since many layouts are seen once; if they give the same plan, it is put in the function's place.
+    Elsewhere the function is called as it is.
 
     put: puts what is to be called from now on where this object was.
     """
@@ -75,6 +80,7 @@ class Repeated:
         self, function: Callable[..., Any], put: Callable[[Callable[..., Any]], None]
     ) -> None:
         self._function, self._put, self._met = function, put, False
+        self._seen: Plan | None = None
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
         if not self._met or known.disturbed():
@@ -85,242 +91,173 @@ class Repeated:
             self._put(self._function)
             return self._function(*tensors)
         results, plan = planned(self._function, tensors)
-        self._put(self._function if plan.call is None else plan.call)
+        if plan.reason or (self._seen is not None and self._seen != plan):
+            self._put(self._function)
+        elif self._seen is not None:
+            self._put(plan.made())
+        self._seen = plan
         return results
 
 
-class _Called(NamedTuple):
-    """A call of torch."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: torch.Tensor
-
-    @property
-    def empty(self) -> bool:
-        """Whether it only takes memory."""
-        return self.func.name().partition(".")[0] in _EMPTY
-
-
-@dataclass
-class _Place:
-    """Memory that steps use: an argument's, or that of a tensor which is made by a step."""
-
-    tensor: torch.Tensor
-    name: str
-    argument: bool
-    whole: bool = False  # a step of torch's takes or makes the tensor itself
-    results: list[torch.Tensor] = field(default_factory=list)
-
-
 class _Watch(TorchDispatchMode):
-    """Sees the calls of torch and, by `launched`, of kernels, in their order."""
+    """Writes down the calls of torch and, by `launched`, of kernels, in their order."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], tensors: Sequence[torch.Tensor | None]
+    ) -> None:
         super().__init__()
+        self._reason = ""
+        self._lines: list[str] = []
+        self._names = {
+            "function": function,
+            "disturbed": known.disturbed,
+            "current_device": torch.cuda.current_device,
+            "stream_of": known.stream_of(),
+            "empty": torch.empty_strided,
+            "inf": math.inf,
+            "nan": math.nan,
+        }
+        self._filled: set[str] = set()
         self._alive: list[Any] = []  # or other tensors would get the same memory meanwhile
-        self._places: dict[int, _Place] = {}
-        self._steps: list[_Called | known.Known | None] = []
-        self._wrong = ""
-        self._count = len(tensors)
-        for i, tensor in enumerate(tensors):
+        self._first: dict[int, tuple[str, torch.Tensor]] = {}  # by its memory: a tensor's name
+        self._arguments = [f"t{i}" for i in range(len(tensors))]
+        for name, tensor in zip(self._arguments, tensors, strict=True):
             if tensor is not None:
-                self._place(tensor, f"t{i}", argument=True)
+                self._know(name, tensor)
+        first = next(iter(self._first.values()))[1]
+        self._device, self._gpu = first.device, first.get_device()
+        self._autocast = torch.is_autocast_enabled(autocast_kind(first))
+        self._given = [name for name, _ in self._first.values()]
 
-    def _place(self, tensor: torch.Tensor, name: str, *, argument: bool = False) -> _Place:
-        memory = _memory(tensor)
-        if memory in self._places:
-            self._wrong = "tensors share memory"
-        self._places[memory] = place = _Place(tensor, name, argument)
+    def refuse(self, reason: str) -> None:
+        """There is no plan, and why; the first reason counts."""
+        self._reason = self._reason or reason
+
+    def _know(self, name: str, tensor: torch.Tensor) -> None:
+        if _memory(tensor) in self._first:
+            self.refuse("tensors share memory")
+        if tensor.data_ptr() % 16:
+            self.refuse(f"{name} does not begin at a multiple of 16 bytes")
+        self._first[_memory(tensor)] = name, tensor
         self._alive.append(tensor)
-        return place
 
     # -- what is seen ---------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         self._alive.append(result)
         if not isinstance(result, torch.Tensor):
-            if any(isinstance(one, torch.Tensor) for one in (*args, *(kwargs or {}).values())):
-                self._wrong = f"{func} gives no tensor"  # else it is of types alone
-        elif _memory(result) in self._places:
-            place = self._places[_memory(result)]
-            if not func.is_view and func is not torch.ops.aten.detach.default:
-                self._wrong = f"{func} writes to {place.name}"
-        else:
-            self._place(result, f"a{len(self._steps)}")
-            self._steps.append(_Called(func, args, kwargs or {}, result))
+            if any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values())):
+                self.refuse(f"{func} gives no tensor")  # else it is of types alone
+        elif func._schema.is_mutable:
+            self.refuse(f"{func} writes")
+        elif _memory(result) not in self._first:
+            self._made(func, args, kwargs, result)
+        elif not func.is_view and func is not torch.ops.aten.detach.default:
+            self.refuse(f"{func} gives the memory of {self._first[_memory(result)][0]}")
         return result
+
+    def _made(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+        name = f"a{len(self._first)}"
+        if result.device != self._device:
+            self.refuse(f"{func} makes a tensor on {result.device}")
+        if func._schema.name.removeprefix("aten::") in _EMPTY:
+            form = map(self._constant, (tuple(result.shape), result.stride()))
+            kind = map(self._constant, (result.dtype, result.device))
+            self._lines.append("{} = empty({}, {}, dtype={}, device={})".format(name, *form, *kind))
+        else:
+            if self._autocast:
+                self.refuse(f"{func} under autocast, which would change its operands again")
+            given = [self._whole(one) for one in args]
+            given += [f"{key}={self._whole(one)}" for key, one in kwargs.items()]
+            self._lines.append(f"{name} = {self._constant(func)}({', '.join(given)})")
+            self._filled.add(name)
+        self._lines.append(f"{name}_at = {name}.data_ptr()")
+        self._know(name, result)
 
     def launched(self, made: known.Known | None) -> None:
         """A kernel was launched; None: one that is not known by its signature."""
-        self._alive.append(made)
-        self._steps.append(made)
-
-    # -- what is written ------------------------------------------------------------------------
-
-    def plan(self, results: Sequence[torch.Tensor | None], function: Callable[..., Any]) -> Plan:
-        if self._wrong:
-            raise _UnplannedError(self._wrong)
-        writer = _Writer(function)
-        for result in results:
-            if result is not None:
-                self._at(result).results.append(result)
-        for step in self._steps:
-            if isinstance(step, _Called) and not step.empty:
-                for one in (*_tensors_of(step), step.result):
-                    self._at(one).whole = True
-        used = {id(self._at(one)) for step in self._steps for one in _tensors_of(step)}
-        used |= {id(place) for place in self._places.values() if place.results}
-        body = [
-            self._torch(writer, step) if isinstance(step, _Called) else self._launch(writer, step)
-            for step in self._steps
-            if not isinstance(step, _Called) or id(self._at(step.result)) in used
-        ]
-        given = ", ".join(self._given(writer, result) for result in results)
-        return writer.plan(self._count, body, f"return ({given},)")
-
-    def _at(self, tensor: torch.Tensor) -> _Place:
-        place = self._places.get(_memory(tensor))
-        if place is None:
-            raise _UnplannedError("a tensor that is neither given nor made")
-        return place
-
-    def _torch(self, writer: _Writer, step: _Called) -> str:
-        place = self._at(step.result)
-        if step.empty:
-            form = place.results[0] if self._is_result(place) else step.result
-            like = next(
-                (one for one in self._places.values() if one.argument and _alike(one.tensor, form)),
-                None,
-            )
-            if like is not None:
-                return f"{place.name} = empty_like({like.name})"
-            layout = map(writer.constant, (tuple(form.shape), form.stride()))
-            dtype, device = map(writer.constant, (form.dtype, form.device))
-            options = f"dtype={dtype}, device={device}"
-            return f"{place.name} = empty_strided({', '.join(layout)}, {options})"
-        given = [self._whole(writer, one) for one in step.args]
-        given += [f"{name}={self._whole(writer, one)}" for name, one in step.kwargs.items()]
-        return f"{place.name} = {writer.constant(step.func)}({', '.join(given)})"
-
-    def _is_result(self, place: _Place) -> bool:
-        """Whether all memory of the place is one result's, in whose form it can be made at once."""
-        if place.whole or len(place.results) != 1:
-            return False
-        (result,) = place.results
-        size = result.untyped_storage().nbytes()
-        dense = result.is_contiguous() and result.numel() * result.element_size() == size
-        return dense and result.dtype is place.tensor.dtype
-
-    def _whole(self, writer: _Writer, value: Any) -> str:
-        if not isinstance(value, torch.Tensor):
-            if _holds_tensors(value):
-                raise _UnplannedError("a list of tensors")
-            return writer.constant(value)
-        place = self._at(value)
-        if not _same_form(value, place.tensor):
-            raise _UnplannedError(f"a view of {place.name} in a call of torch")
-        return place.name
-
-    def _given(self, writer: _Writer, result: torch.Tensor | None) -> str:
-        if result is None:
-            return "None"
-        place = self._at(result)
-        if place.argument:
-            raise _UnplannedError(f"{place.name} is a result")
-        if self._is_result(place) or _same_form(result, place.tensor):
-            return place.name
-        if result.dtype is not place.tensor.dtype:
-            raise _UnplannedError(f"a result is {place.name} in another dtype")
-        form = (tuple(result.shape), result.stride(), result.storage_offset())
-        return f"{place.name}.as_strided({', '.join(map(writer.constant, form))})"
-
-    def _launch(self, writer: _Writer, made: known.Known | None) -> str:
         if made is None:
-            raise _UnplannedError("a kernel that Triton specialises at every launch")
-        given = []
-        for value in made.arguments:
-            if isinstance(value, torch.Tensor):
-                place = self._at(value)
-                apart = value.data_ptr() - place.tensor.data_ptr()
-                given.append(writer.address(place, apart))
-            else:
-                given.append(writer.constant(value))
-        return writer.launch(made, given)
+            self.refuse("a kernel that Triton specialises at every launch")
+            return
+        self._alive.append(made)
+        (x, y, z), kernel = (*made.grid, 1, 1)[:3], made.kernel
+        whole = self._constant(kernel)  # which unloads its code when nobody holds it
+        given = ", ".join(map(self._address, made.arguments))
+        if known.takes_stream(kernel):
+            run, *head = map(self._constant, (kernel.run, kernel.function, kernel.packed_metadata))
+            head = [f"{x}, {y}, {z}, stream", *head, "None, None, None"]
+            self._lines.append(f"{run}({', '.join(head)}, {given})")
+        else:
+            self._lines.append(f"{whole}[{x}, {y}, {z}]({given})")
 
+    # -- how it is written ----------------------------------------------------------------------
 
-class _Writer:
-    """Writes a plan's source. Addresses are taken once, where a place is first used."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._names: dict[str, Any] = {
-            "function": function,
-            "disturbed": known.disturbed,
-            "empty_like": torch.empty_like,
-            "empty_strided": torch.empty_strided,
-        }
-        self._given: dict[str, None] = {}  # arguments whose addresses are used
-        self._made: dict[str, None] = {}
-        self._gpu: int | None = None
-
-    def constant(self, value: Any) -> str:
-        if value is None or type(value) in (bool, int):
+    def _constant(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int, float):
             return repr(value)
         name = f"c{len(self._names)}"
         self._names[name] = value
         return name
 
-    def address(self, place: _Place, apart: int) -> str:
-        if place.argument and place.tensor.data_ptr() % 16:
-            raise _UnplannedError(f"{place.name} does not begin at a multiple of 16 bytes")
-        (self._given if place.argument else self._made)[place.name] = None
-        return f"{place.name}_at + {apart}" if apart else f"{place.name}_at"
+    def _of(self, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+        """The name of a tensor's memory, and the tensor that has it."""
+        if _memory(tensor) not in self._first:
+            self.refuse("a tensor that is neither given nor made")
+        return self._first.get(_memory(tensor), ("", tensor))
 
-    def launch(self, made: known.Known, given: list[str]) -> str:
-        self._gpu, grid = made.gpu, (*made.grid, 1, 1)[:3]
-        if not known.takes_stream(made.kernel):
-            return f"{self.constant(made.kernel[grid])}({', '.join(given)})"
-        self.constant(made.kernel)  # which unloads its code when nobody holds it
-        run, function = self.constant(made.kernel.run), self.constant(made.kernel.function)
-        packed = self.constant(made.kernel.packed_metadata)
-        head = (*map(str, grid), "stream", function, packed, "None", "None", "None")
-        return f"{run}({', '.join((*head, *given))})"
+    def _address(self, value: Any) -> str:
+        """An argument of a launch."""
+        if not isinstance(value, torch.Tensor):
+            return self._constant(value)
+        name, first = self._of(value)
+        self._filled.add(name)
+        apart = value.data_ptr() - first.data_ptr()
+        return f"{name}_at + {apart}" if apart else f"{name}_at"
 
-    def plan(self, count: int, body: list[str], last: str) -> Plan:
-        arguments = ", ".join(f"t{i}" for i in range(count))
-        itself = f"return function({arguments})"
-        lines = [f"if disturbed(): {itself}"]
-        lines += [f"{name}_at = {name}.data_ptr()" for name in self._given]
-        if self._given:
-            addresses = " | ".join(f"{name}_at" for name in self._given)
-            lines.append(f"if ({addresses}) & 15: {itself}")
-        if self._gpu is not None:
-            self._names.update(
-                current_device=torch.cuda.current_device,
-                device=torch.cuda.device,
-                stream_of=known.stream_of(),
-            )
-            lines.append(f"if current_device() != {self._gpu}:")
-            lines.append(f"    with device({self._gpu}): return plan({arguments})")
-            lines.append(f"stream = stream_of({self._gpu})")
-        for line in body:
-            lines.append(line)
-            name = line.partition(" = ")[0]
-            if name in self._made:
-                lines.append(f"{name}_at = {name}.data_ptr()")
-        source = "\n    ".join([f"def plan({arguments}):", *lines, last])
-        exec(compile(source, "<plan>", "exec"), self._names)
-        return Plan(self._names["plan"], source)
+    def _whole(self, value: Any) -> str:
+        """An argument of a call of torch."""
+        if isinstance(value, (list, tuple)) and any(isinstance(x, torch.Tensor) for x in value):
+            self.refuse("a list of tensors in a call of torch")
+        if not isinstance(value, torch.Tensor):
+            return self._constant(value)
+        name, first = self._of(value)
+        if not _same_form(value, first):
+            self.refuse(f"a view of {name} in a call of torch")
+        return name
 
+    def _result(self, result: torch.Tensor | None) -> str:
+        if result is None:
+            return "None"
+        name, first = self._of(result)
+        if name in self._given:
+            self.refuse(f"{name} is a result")
+        if result.numel() and name not in self._filled:
+            self.refuse(f"no step that is seen fills {name}")
+        if result.dtype is not first.dtype:
+            self.refuse(f"a result is {name} in another dtype")
+        if _same_form(result, first):
+            return name
+        form = (tuple(result.shape), result.stride(), result.storage_offset())
+        return f"{name}.as_strided({', '.join(map(self._constant, form))})"
 
-def _tensors_of(step: _Called | known.Known | None) -> list[torch.Tensor]:
-    """The tensors that a step takes; one that only takes memory reads none."""
-    if step is None or (isinstance(step, _Called) and step.empty):
-        return []
-    given = (*step.args, *step.kwargs.values()) if isinstance(step, _Called) else step.arguments
-    return [one for one in given if isinstance(one, torch.Tensor)]
+    def plan(self, results: Sequence[torch.Tensor | None]) -> Plan:
+        """What was seen, if it can be repeated. results: of the function."""
+        given = ", ".join(map(self._result, results))
+        if self._reason:
+            return Plan(reason=self._reason)
+        itself = f"return function({', '.join(self._arguments)})"
+        lines = [
+            f"def plan({', '.join(self._arguments)}):",
+            f"if disturbed() or current_device() != {self._gpu}: {itself}",
+            *(f"{name}_at = {name}.data_ptr()" for name in self._given),
+            f"if ({' | '.join(f'{name}_at' for name in self._given)}) & 15: {itself}",
+            f"stream = stream_of({self._gpu})",
+            *self._lines,
+            f"return ({given},)",
+        ]
+        return Plan("\n    ".join(lines), self._names)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -330,13 +267,3 @@ def _memory(tensor: torch.Tensor) -> int:
 def _same_form(one: torch.Tensor, other: torch.Tensor) -> bool:
     place = one.storage_offset() == other.storage_offset() and one.dtype is other.dtype
     return place and one.shape == other.shape and one.stride() == other.stride()
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether `torch.empty_like` of one makes a tensor of the other's form."""
-    same = one.stride() == other.stride() and one.device == other.device
-    return same and one.is_contiguous() and one.shape == other.shape and one.dtype is other.dtype
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value)
