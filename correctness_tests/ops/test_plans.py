@@ -30,6 +30,10 @@ REPEATED = [
 ]
 
 
+EACH = pytest.mark.parametrize(
+    ("op", "provider"), [pytest.param(*one, id=str(one[1])) for one in REPEATED]
+)
+
 CASES = [
     pytest.param(op, provider, case, id=f"{provider}-{case}")
     for op, provider in REPEATED
@@ -110,9 +114,7 @@ def test_so_do_calls_of_other_dtypes_and_layouts(
     repeated_and_written(op, provider, op.cases[0], dtype, "cpu", **laid_out)
 
 
-@pytest.mark.parametrize(
-    ("op", "provider"), [pytest.param(*one, id=str(one[1])) for one in REPEATED]
-)
+@EACH
 def test_which_gradients_are_wanted_is_part_of_what_is_repeated(
     op: Op, provider: Provider, posed: Posed
 ) -> None:
@@ -133,6 +135,55 @@ def test_so_do_compiled_kernels(
         pytest.skip("needs a GPU")
     for dtype in (torch.float32, torch.bfloat16):
         repeated_and_written(op, provider, case, dtype, str(device))
+
+
+def planned_inputs(op: Op, provider: Provider, device: torch.device) -> tuple[Any, Any]:
+    """Inputs of which calls without gradients are made by plans, and others like them."""
+    if device.type == "cpu":
+        pytest.skip("needs a GPU")
+    first, second = (make_inputs(op, op.cases[0], torch.float32, device, seed=n) for n in (0, 1))
+    for _ in range(4):
+        call_of(provider, first)
+    return first, second
+
+
+def call_of(provider: Provider, inputs: Any) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return list(several(provider.call(*inputs.args.values(), **inputs.params)))
+
+
+@pytest.mark.gpu
+@EACH
+def test_plans_are_captured_in_device_graphs(
+    op: Op, provider: Provider, device: torch.device
+) -> None:
+    first, second = planned_inputs(op, provider, device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call_of(provider, first)
+    for name, tensor in first.args.items():
+        tensor.copy_(second.args[name])
+    graph.replay()
+    with as_written():
+        assert same(found, call_of(provider, second))
+
+
+@pytest.mark.gpu
+@EACH
+def test_plans_launch_on_the_current_stream(
+    op: Op, provider: Provider, device: torch.device
+) -> None:
+    first, second = planned_inputs(op, provider, device)
+    with as_written():
+        expected = call_of(provider, second)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        torch.cuda._sleep(10**8)  # tens of milliseconds, in which another stream reads old contents
+        for name, tensor in first.args.items():
+            tensor.copy_(second.args[name])
+        found = call_of(provider, first)
+    torch.cuda.synchronize()
+    assert same(found, expected)
 
 
 def test_some_providers_are_repeated() -> None:

@@ -18,9 +18,8 @@ plan sees to that. The plan calls the function instead
 
 `Repeated` uses a plan only if two calls gave the same one, so that a number that Python counts or
 draws is found out. There is no plan (`Plan.reason` says why) of a function that reads a value back
-from the device, writes by torch, copies an input to another layout, computes by torch under
-autocast, uses another device or a tensor that is neither given nor made, has arguments that share
-memory, or returns what no step fills.
+from the device, writes by torch, copies an input to another layout, uses another device or a tensor
+that is neither given nor made, has arguments that share memory, or returns what no step fills.
 """
 
 from __future__ import annotations
@@ -114,6 +113,7 @@ class _Watch(TorchDispatchMode):
             "current_device": torch.cuda.current_device,
             "stream_of": known.stream_of(),
             "empty": torch.empty_strided,
+            "below_autocast": torch._C._DisableAutocast,
             "inf": math.inf,
             "nan": math.nan,
         }
@@ -167,11 +167,10 @@ class _Watch(TorchDispatchMode):
             kind = map(self._constant, (result.dtype, result.device))
             self._lines.append("{} = empty({}, {}, dtype={}, device={})".format(name, *form, *kind))
         else:
-            if self._autocast:
-                self.refuse(f"{func} under autocast, which would change its operands again")
             given = [self._whole(one) for one in args]
             given += [f"{key}={self._whole(one)}" for key, one in kwargs.items()]
-            self._lines.append(f"{name} = {self._constant(func)}({', '.join(given)})")
+            below = "with below_autocast(): " if self._autocast else ""  # as it was called here
+            self._lines.append(f"{below}{name} = {self._constant(func)}({', '.join(given)})")
             self._filled.add(name)
         self._lines.append(f"{name}_at = {name}.data_ptr()")
         self._know(name, result)
