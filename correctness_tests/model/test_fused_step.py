@@ -6,6 +6,7 @@ The kernels are those of the op `stack`, which the suites of `correctness_tests/
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +26,7 @@ from tinyllama.harness.machine.device import cannot
 from tinyllama.model import llama
 from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import RoundedWeights
+from tinyllama.model.optim import RoundedWeights, counted_apart
 from tinyllama.model.tiers import V3, V4, StepPlan
 from tinyllama.ops.stack import launches, receiving, stack
 from tinyllama.ops.stack.launches import FEW, pays
@@ -64,8 +65,8 @@ def test_the_optimizer_writes_what_a_cast_would(device: torch.device) -> None:
     step = make_step(device)
     train(step)
     assert step.optimizer.copies is not None
-    for parameter, copy in zip(step.optimizer.parameters, step.optimizer.copies, strict=True):
-        assert torch.equal(copy, parameter.detach().to(torch.bfloat16))
+    for parameter, low in zip(step.optimizer.parameters, step.optimizer.copies, strict=True):
+        assert torch.equal(low, parameter.detach().to(torch.bfloat16))
 
 
 def test_a_weight_that_is_changed_by_hand_is_rounded_again(device: torch.device) -> None:
@@ -96,15 +97,41 @@ def test_without_a_refresh_a_stale_weight_would_be_read(
     assert abs(stale - before) < 0.5  # the matrices were those from before
 
 
+@pytest.mark.parametrize(("copied", "counters"), [(False, 1), (True, 3 * 9 + 2)])
+def test_a_change_of_any_parameter_is_seen(
+    copied: bool, counters: int, device: torch.device
+) -> None:
+    """By the one counter of a model's parameters; a copy's have one each."""
+    model = TinyLlama(SHAPE, V4).to(device)
+    model = copy.deepcopy(model).float() if copied else model
+    step = TrainStep(model, CONFIG)
+    assert step.rounded is not None
+    assert step.optimizer.copies is not None
+    assert len(step.rounded._counted) == counters
+    step.rounded.refresh()
+    for parameter, low in zip(step.optimizer.parameters, step.optimizer.copies, strict=True):
+        with torch.no_grad():
+            parameter.add_(1)
+        assert not torch.equal(low, parameter.detach().to(torch.bfloat16))
+        step.rounded.refresh()
+        assert torch.equal(low, parameter.detach().to(torch.bfloat16))
+
+
+def test_only_parameters_of_a_stack_count_together() -> None:
+    """Without one, memory mode ``small`` changes some between a forward and a backward pass."""
+    for tier, counters in ((V3, 3 * 9 + 2), (V4.with_memory("small"), 3 * 9 + 2), (V4, 1)):
+        assert len(counted_apart(TinyLlama(SHAPE, tier).double().parameters())) == counters
+
+
 def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
     step = make_step(torch.device("cpu"))
     assert step.rounded is not None
     step.rounded.refresh()
     w = step.model.get_parameter("layers.1.w_o")
     with step.rounded.offered():
-        copy = rounded_copy(w, torch.bfloat16)
-        assert copy is not None
-        assert torch.equal(copy, w.detach().to(torch.bfloat16))
+        low = rounded_copy(w, torch.bfloat16)
+        assert low is not None
+        assert torch.equal(low, w.detach().to(torch.bfloat16))
         assert rounded_copy(w, torch.float16) is None
         assert rounded_copy(w.detach().clone(), torch.bfloat16) is None
     assert rounded_copy(w, torch.bfloat16) is None

@@ -104,6 +104,8 @@ class TinyLlama(nn.Module):
         self.recompute = False
         self.in_one = True
         self._tables: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        if self.stack is not None:
+            self._count_together()
         self._adjoin()
         self.initialise(seed)
 
@@ -111,6 +113,17 @@ class TinyLlama(nn.Module):
         super()._apply(fn, recurse)
         self._adjoin()
         return self
+
+    def _count_together(self) -> None:
+        """Give all parameters one version counter: `RoundedWeights` then asks one of them whether
+        any was changed. Autograd refuses a change of any parameter between a forward and its
+        backward pass; a stack reads all of its parameters there anyway."""
+        one = self.embedding.detach()
+        for module in self.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                counted = nn.Parameter(one)
+                counted.data = parameter.data  # its counter stays
+                setattr(module, name, counted)
 
     @torch.no_grad()
     def _adjoin(self) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from tinyllama.harness.kernels.layout import placed_alike
 from tinyllama.harness.kernels.precision import rounded
@@ -193,6 +194,17 @@ class EarlyUpdate:
 _VERSION = operator.attrgetter("_version")
 
 
+def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """One of the tensors for each of their version counters, which this increments."""
+    left, found = list(tensors), []
+    while left:
+        before = list(map(_VERSION, left))
+        increment_version(left[0])
+        found.append(left[0])
+        left = [one for one, version in zip(left, before, strict=True) if one._version == version]
+    return found
+
+
 class RoundedWeights:
     """Copies of a model's parameters in the dtype of its products. The optimizer writes a copy when
     it updates the parameter, so a step casts no weight.
@@ -202,7 +214,7 @@ class RoundedWeights:
     """
 
     def __init__(self, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype) -> None:
-        self._parameters = optimizer.parameters
+        self._counted = counted_apart(optimizer.parameters)
         some = model.embedding.detach()
         size = some.untyped_storage().nbytes() // some.element_size()
         self._master = some.as_strided((size,), (1,), 0)
@@ -225,7 +237,7 @@ class RoundedWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Round all parameters again if one was changed since the last call."""
-        versions = sum(map(_VERSION, self._parameters))  # no version ever decreases
+        versions = sum(map(_VERSION, self._counted))  # no version ever decreases
         if versions != self._versions:
             self._low.copy_(self._master)
             self._versions = versions
