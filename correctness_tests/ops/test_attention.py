@@ -94,6 +94,18 @@ def test_blocks_of_any_proportion(
         assert_close(*results(device, tokens))
 
 
+def test_a_head_may_have_one_column(length: str, device: torch.device) -> None:
+    """In whole blocks of tokens, beside the next head."""
+    generator = torch.Generator().manual_seed(0)
+    buffer = torch.randn(B, 64, H + 2 * G, 1, generator=generator).to(device)
+    q, k, v = buffer.split((H, G, G), 2)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    with blocks(32, 16):
+        o, lse = attend(q, k, v)
+        attend_backward(q.flip(1), q, k, v, o, lse, *gradients)
+    assert_close((o, lse, *gradients), exact(q.flip(1), q, k, v))
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(("tokens", "rows", "step"), [(37, 16, 32), (37, 32, 16), (64, 32, 32)])
 def test_products_may_read_transposes_and_come_in_another_order(
@@ -206,6 +218,35 @@ def test_gradients_fill_a_packed_buffer_and_nothing_beside_it(
     inside.fill_(7.0)
     assert (guarded == 7.0).all()
     assert o.is_contiguous()
+
+
+def test_rows_are_scaled_and_their_sums_written(length: str, device: torch.device) -> None:
+    """And nothing behind the last row."""
+    buffer, q, k, v = packed(device)
+    rstd = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).to(device) + 0.5
+    o, lse = attend(q, k, v)
+    plain, scaled = torch.empty_like(buffer), torch.full_like(buffer, float("nan"))
+    parts = torch.full((B + 1, T, H + G), 7.0, device=device)
+    attend_backward(o.flip(1), q, k, v, o, lse, *plain.split((H, G, G), 2))
+    dq, dk, dv = scaled.split((H, G, G), 2)
+    attend_backward(o.flip(1), q, k, v, o, lse, dq, dk, dv, scaled=(rstd, parts[:B].flatten(0, 1)))
+    assert_close((scaled,), (plain.double() * rstd[:, :, None, None],), tolerance=1e-6)
+    shares = [(x.double() * dx).sum(-1) for x, dx in ((q, dq), (k, dk), (v, dv))]
+    sums = torch.cat([shares[0], shares[1] + shares[2]], -1)
+    assert (parts[:B] - sums).abs().max() < 1e-5 * sums.abs().max()
+    assert (parts[B] == 7.0).all()
+
+
+@pytest.mark.parametrize("wanted", ["q", "kv"])
+def test_gradients_may_be_wanted_alone(wanted: str, length: str, device: torch.device) -> None:
+    _, q, k, v = packed(device)
+    do, (o, lse) = q.flip(1), attend(q, k, v)
+    gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+    given = [dx if name in wanted else None for name, dx in zip("qkv", gradients, strict=True)]
+    with blocks(16, 16):
+        attend_backward(do, q, k, v, o, lse, *given)
+    some = slice(0, 1) if wanted == "q" else slice(1, 3)
+    assert_close(tuple(gradients[some]), exact(do, q, k, v)[2:][some])
 
 
 def test_gradients_go_back_through_the_rotation(length: str, device: torch.device) -> None:

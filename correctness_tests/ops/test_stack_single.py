@@ -216,6 +216,20 @@ def test_a_barrier_that_never_opens_is_named(
 
 
 @jit
+def spoils_kernel(y, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    single_kernels._spoil(tl.program_id(0), y, n_rows, n_columns, BM, BN, GROUP)
+
+
+def test_what_is_spoiled_is_all_of_a_result(device: torch.device) -> None:
+    """With more tiles below each other than follow each other, and ragged ones; nothing beside."""
+    y = torch.zeros(75, 40, device=device)
+    inside = y[:70]
+    spoils_kernel[(5 * 2,)](inside, *inside.shape, BM=16, BN=32, GROUP=2)
+    assert inside.isnan().all()
+    assert not y[70:].any()
+
+
+@jit
 def waits_kernel(counter, status, expected, spins):  # type: ignore[no-untyped-def]
     opened = meet(counter, expected, spins, status, 7, 1)
     opened = meet(counter, 1, spins, status, 8, opened)
