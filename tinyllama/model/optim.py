@@ -234,12 +234,12 @@ class RoundedWeights:
             return None
         return cls(model, optimizer, dtype)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Round all parameters again if one was changed since the last call."""
         versions = sum(map(_VERSION, self._counted))  # no version ever decreases
         if versions != self._versions:
-            self._low.copy_(self._master)
+            with torch.no_grad():
+                self._low.copy_(self._master)
             self._versions = versions
 
     def offered(self) -> contextlib.AbstractContextManager[None]:
