@@ -1,6 +1,7 @@
 """Mutants of the Python code: does a test fail when the harness, the model or a step is changed?
 
     python -m tools.module_mutants [--only training.data] [--sample 300] [--seed 0] [--jobs 2]
+                                   [--seconds 450] [--budget 45]
 
 The changes of `tools.mutation` in `FOLDERS` are put into the order of a seed, and the first are
 tried. Each is planted in a copy of the tree; the tests that import its module and execute the
@@ -17,17 +18,32 @@ import argparse
 import hashlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 from tools import mutant_record
 from tools.mutant_record import ROOT, Trial, Tried
-from tools.mutant_tests import FOLDERS, Server, chosen, module_of, nearest, servers
+from tools.mutant_tests import (
+    BUDGET,
+    FOLDERS,
+    Server,
+    TimeOverError,
+    chosen,
+    module_of,
+    nearest,
+    servers,
+    trace,
+)
 from tools.mutation import Change, changes_of, defaults
 from tools.tested import SURVIVED
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -54,15 +70,18 @@ class Mutant:
         first = self.change.statement.lineno
         return range(first, (self.change.node.end_lineno or first) + 1)
 
-    def tried(self, server: Server) -> Trial:
+    def tried(self, server: Server, budget: float) -> Trial:
         """How its tests end with the change planted in a copy of the tree: those of the nearest
-        test file, then those of the next four, then those of all others."""
+        test file, then those of the next four, then those of all others. budget: the seconds that
+        each of the three may take unchanged."""
         every = nearest(self.module)
         outcome = SURVIVED, "no test runs it"
         path = server.tree / self.file
         original = path.read_text(encoding="utf-8")
         for files in (every[:1], every[1:5], every[5:]):
-            if outcome[0] == SURVIVED and (tests := chosen(files, self.file, self.lines, server)):
+            if outcome[0] != SURVIVED:
+                break
+            if tests := chosen(files, self.file, self.lines, server, budget):
                 path.write_text(self.change.source, encoding="utf-8")
                 try:
                     outcome = server.run(tests)
@@ -95,27 +114,35 @@ def drawn(every: Sequence[Mutant], seed: int) -> list[Mutant]:
     return sorted(every, key=place)
 
 
-def attempts(some: Sequence[Mutant], jobs: int) -> Iterator[Tried]:
-    """The trials of these mutants, so many at a time, each as soon as it ended."""
-    with servers(jobs) as started, ThreadPoolExecutor(jobs) as pool:
+def attempts(some: Sequence[Mutant], jobs: int, end: float, budget: float) -> Iterator[Tried]:
+    """The trials of these mutants, so many at a time, each as soon as it ended; none of those that
+    have not ended by ``end`` (of `time.monotonic`)."""
+    with servers(jobs, end) as started, ThreadPoolExecutor(jobs) as pool:
         free: SimpleQueue[Server] = SimpleQueue()
         for server in started:
             free.put(server)
 
-        def tried(one: Mutant) -> Tried:
+        def served(work: Callable[[Server], Answer]) -> Answer | None:
             server = free.get()
             try:
-                return Tried(one.name, one.tried(server))
+                return work(server)
+            except TimeOverError:
+                return None
             finally:
                 free.put(server)
 
-        trials = [pool.submit(tried, one) for one in some]
+        # Ahead, since the mutants of a module would wait for the same trace.
+        files = dict.fromkeys(file for one in some for file in nearest(one.module)[:1])
+        ahead = [pool.submit(served, partial(trace, file)) for file in files]
+        trials = {pool.submit(served, partial(one.tried, budget=budget)): one for one in some}
         try:
-            for trial in as_completed(trials):
-                yield trial.result()
+            for future in as_completed(trials):
+                if found := future.result():
+                    yield Tried(trials[future].name, found)
+            for traced in ahead:
+                traced.result()
         finally:
-            for trial in trials:
-                trial.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -124,6 +151,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=300, help="mutants in all (default 300)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
+    parser.add_argument("--seconds", type=float, help="after which nothing more is tried")
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help=f"of tests, in seconds (default {BUDGET:.0f})"
+    )
     parser.add_argument("--json", type=Path, help="write the trials to this file, and continue it")
     parser.add_argument(
         "--again", action="store_true", help="try survivors and what did not end again"
@@ -132,15 +163,17 @@ def main(argv: list[str] | None = None) -> int:
     # A shell that runs this in the background has it ignore Ctrl-C, and the tests with it.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
+    end = float("inf") if args.seconds is None else time.monotonic() + args.seconds
     every = mutants(args.only)
     if args.again and not (args.json and args.json.is_file()):
         parser.error("--again tries what a file holds once more: add --json FILE")
     if args.only and args.json:
         parser.error("--json holds a sample of all modules: leave out --only, or --json")
-    if not every or args.sample < 1 or args.jobs < 1:
+    if not every or args.sample < 1 or args.jobs < 1 or end <= time.monotonic() or args.budget <= 0:
         parser.error(
-            f"--only {args.only!r} --sample {args.sample} --jobs {args.jobs}: use a part of a "
-            "module's name, as in training.data, and numbers of at least 1"
+            f"--only {args.only!r} --sample {args.sample} --jobs {args.jobs} --seconds "
+            f"{args.seconds} --budget {args.budget}: use a part of a module's name, as in "
+            "training.data, and numbers above 0"
         )
     known = mutant_record.explained()
     wanted = drawn(every, args.seed)[: args.sample]
@@ -149,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.again:
         done = {key: one for key, one in done.items() if not one.open(known)}
     left = [one for one in wanted if one.key not in done]
-    for one in attempts(left, args.jobs):
+    for one in attempts(left, args.jobs, end, args.budget):
         done[one.key] = one
         print(one.text(known), flush=True)
         if args.json:  # hours lie between the first and the last
@@ -157,6 +190,8 @@ def main(argv: list[str] | None = None) -> int:
             trials = [kept[other.key] for other in wanted if other.key in kept]
             mutant_record.write(args.json, args.seed, len(every), trials)
     trials = list(done.values())
+    if len(trials) < len(wanted):
+        print(f"{len(wanted) - len(trials)} mutants of the sample were not tried")
     same = sum(one.trial.outcome == SURVIVED and not one.unexplained(known) for one in trials)
     rate = mutant_record.rate([one.trial for one in trials], same)
     print(f"{rate} of the mutants that ran to an end and are not equivalent were killed")

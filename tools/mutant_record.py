@@ -139,11 +139,12 @@ def load(path: Path) -> list[KernelTrials]:
     ]
 
 
-def add(path: Path, trials: KernelTrials) -> None:
-    """Write a function's trials; they replace earlier ones of the same function."""
-    others = [one for one in load(path) if one.kernel != trials.kernel]
-    record = sorted([*others, trials], key=lambda one: one.kernel)
-    _write(path, [asdict(replace(one, trials=_portable(one.trials))) for one in record])
+def add(path: Path, made: Sequence[KernelTrials]) -> None:
+    """Write the trials of functions; they replace earlier ones of the same functions."""
+    own = {one.kernel: one for one in made if one.trials}
+    record = {**{one.kernel: one for one in load(path)}, **own}
+    some = [replace(record[name], trials=_portable(record[name].trials)) for name in sorted(record)]
+    _write(path, [asdict(one) for one in some])
 
 
 def _portable(trials: Sequence[Trial]) -> list[Trial]:

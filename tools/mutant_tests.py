@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,25 +88,35 @@ def tests_of(module: str) -> list[str]:
 # -- a copy of the tree, and tests in it ----------------------------------------------------------
 
 
+class TimeOverError(Exception):
+    """The time of the whole run was over before a request ended."""
+
+
 @contextlib.contextmanager
-def servers(number: int) -> Iterator[list[Server]]:
+def servers(number: int, end: float = float("inf")) -> Iterator[list[Server]]:
     """Servers in copies of the tree's files, in which mutants are planted. Each copy has a change
-    that is not committed, so that no mutant is killed by a test that asks whether there is one."""
+    that is not committed, so that no mutant is killed by a test that asks whether there is one.
+
+    end: of `time.monotonic`; a request that has not ended by then raises TimeOverError.
+    """
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     files = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+
+    def copied(tree: Path) -> Server:
+        for name in files:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "the tree"]):
+            who = ("-c", "user.name=tree", "-c", "user.email=tree@localhost")
+            subprocess.run(["git", *who, *words], cwd=tree, check=True)
+        with (tree / "tinyllama/__init__.py").open("a") as changed:
+            changed.write("# changed\n")
+        return Server(tree, end)
+
     with tempfile.TemporaryDirectory() as folder:
-        trees = [Path(folder) / str(copy) for copy in range(number)]
-        for tree in trees:
-            for name in files:
-                (tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, tree / name)
-            for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "the tree"]):
-                who = ("-c", "user.name=tree", "-c", "user.email=tree@localhost")
-                subprocess.run(["git", *who, *words], cwd=tree, check=True)
-            with (tree / "tinyllama/__init__.py").open("a") as changed:
-                changed.write("# changed\n")
-        started = [Server(tree) for tree in trees]
+        with ThreadPoolExecutor(number) as pool:
+            started = list(pool.map(copied, [Path(folder) / str(copy) for copy in range(number)]))
         try:
             yield started
         finally:
@@ -115,8 +127,8 @@ def servers(number: int) -> Iterator[list[Server]]:
 class Server:
     """A process that runs tests in a tree; see `tools.tested`."""
 
-    def __init__(self, tree: Path) -> None:
-        self.tree = tree
+    def __init__(self, tree: Path, end: float = float("inf")) -> None:
+        self.tree, self._end = tree, end
         self._paths = [str(tree), *(path for path in _paths() if Path(path) != ROOT)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.tested"],
@@ -129,14 +141,21 @@ class Server:
 
     def ask(self, seconds: float, request: dict[str, Any], path: str = "", **env: str) -> Any:
         """The answer to a request, which may take so many seconds. path: a folder of modules for
-        the processes that tests start."""
+        the processes that tests start.
+
+        Raises TimeOverError if the run's time is over first.
+        """
+        seconds = max(0.0, min(seconds, self._end - time.monotonic()))
         paths = os.pathsep.join([path, *self._paths] if path else self._paths)
         asked = {**request, "limit": seconds, "environment": {**env, "PYTHONPATH": paths}}
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = json.loads(self._process.stdout.readline())
+        if time.monotonic() >= self._end:
+            raise TimeOverError
+        return answer
 
     def run(self, tests: Tests) -> tuple[str, str]:
         """The outcome of these tests, and the first that fails or the first error."""
@@ -269,9 +288,11 @@ def nearest(module: str) -> list[str]:
     return sorted(tests_of(module), key=distance)
 
 
-def chosen(files: Sequence[str], source: str, lines: range | None, server: Server) -> Tests:
+def chosen(
+    files: Sequence[str], source: str, lines: range | None, server: Server, budget: float = BUDGET
+) -> Tests:
     """Of test files, the tests for a change of these lines of a source file, in their order.
-    lines: None for those that run at import.
+    lines: None for those that run at import. budget: the seconds that they take unchanged.
 
     If no test is seen to execute them, as in a process that is killed, it is those that execute
     any line of the file. The first of each test function come before their other parameters.
@@ -291,6 +312,6 @@ def chosen(files: Sequence[str], source: str, lines: range | None, server: Serve
         ranks[function] += 1
     order: Tests = {}
     for _, took, test in sorted(ranked):
-        if not order or sum(order.values()) + took <= BUDGET:
+        if not order or sum(order.values()) + took <= budget:
             order[test] = took
     return order

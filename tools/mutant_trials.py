@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import linecache
 import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -89,22 +92,17 @@ class Attempt:
     """A changed function and what it is tried on, in a form that another process can read.
 
     kernel: module and name; users: ops and providers; tests: to run where all checks pass;
-    references: of the users' cases, which are the same for every mutant of a function.
+    references: a folder of what `compute_references` found for the users.
     """
 
     kernel: tuple[str, str]
     users: list[tuple[str, str]]
     tests: Sequence[str]
     source: str = ""
-    references: dict[str, References] = field(default_factory=dict)
+    references: Path | None = None
 
     def candidates(self) -> list[Candidate]:
         return [Candidate(OPS[op], OPS[op][provider]) for op, provider in self.users]
-
-    def compute_references(self) -> dict[str, References]:
-        """By the name of the case, on the inputs that its accuracy is checked with."""
-        cases = [(user, case) for user in self.candidates() for case in user.covered()]
-        return {str(case): case.references(user.inputs(case)) for user, case in cases}
 
     def ended(self) -> tuple[str, str]:
         """The outcome, and the first check or test that fails or the first error."""
@@ -132,15 +130,34 @@ class Attempt:
             return RAISED, str(error)
 
 
+def compute_references(op: str, provider: str, folder: Path) -> None:
+    """Those of a provider's cases, which are the same for every mutant, each in a file: for some
+    ops they take hundreds of MB, and a mutant that is killed at once reads one of them."""
+    torch.set_num_threads(1)
+    user = Candidate(OPS[op], OPS[op][provider])
+    for case in user.covered():
+        _file(folder, case).write_bytes(pickle.dumps(case.references(user.inputs(case))))
+
+
+def _file(folder: Path, case: OpCase) -> Path:
+    return folder / hashlib.sha256(str(case).encode()).hexdigest()
+
+
 @contextlib.contextmanager
-def _looked_up(references: dict[str, References]) -> Iterator[None]:
+def _looked_up(folder: Path | None) -> Iterator[None]:
     compute = OpCase.references
 
     def look_up(case: OpCase, inputs: Any) -> References:
-        return references.get(str(case)) or compute(case, inputs)
+        if folder and (file := _file(folder, case)).exists():
+            found: References = pickle.loads(file.read_bytes())
+            return found
+        return compute(case, inputs)
 
     with mock.patch.object(OpCase, "references", look_up):
         yield
+
+
+_STARTING = threading.Lock()  # threads may start processes, and `start` looks at all of them
 
 
 def forkserver() -> Any:
@@ -165,7 +182,8 @@ def in_fresh_process(function: Callable[[], Any], seconds: float = SECONDS) -> A
     here, there = context.Pipe(duplex=False)
     # Plain pickles: those of multiprocessing would share the memory of tensors.
     process = context.Process(target=_answer, args=(there, pickle.dumps(function)))
-    process.start()
+    with _STARTING:
+        process.start()
     there.close()  # so that the end of the process is the end of the pipe
     try:
         if not here.poll(seconds):

@@ -1,6 +1,7 @@
 """Mutants of the Triton kernels: does a check fail when a kernel is changed in one place?
 
     python -m tools.mutants [--only rope,silu_mul] [--sample 40] [--seed 0] [--json mutants.json]
+                            [--jobs 24] [--seconds 450]
 
 A kernel's function, and those it calls, are changed one operator, number, mask or call at a time.
 A seeded sample of these mutants is tried on the CPU, each in a process of its own. A mutant is
@@ -8,58 +9,133 @@ killed when a check of `tinyllama.harness.correct.checks` fails, or a test that 
 names for what the derived cases cannot ask of the kernel. A mutant that only raises, ends its
 process or does not end is counted apart: that shows that the code runs, not that it is checked.
 `tools/mutants.toml` must explain each survivor, or the exit status is 1.
+
+The first mutant of each function is tried, then the second of each, and so on: a run that is
+stopped, or whose time is over, has tried about as many of each. The file (--json) is written every
+few seconds. A function's trials that it holds are kept, and not made again, unless the function's
+source has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
+import multiprocessing
 import random
+import signal
 import sys
+import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tinyllama.harness.correct.checks import Candidate
-from tinyllama.harness.kernels.launch import Kernel, identity
+from tinyllama.harness.kernels.launch import Kernel
 from tools import mutant_record
-from tools.mutant_record import SURVIVED, Trial
-from tools.mutant_trials import SECONDS, Attempt, in_fresh_process, kernels
-from tools.mutation import mutants_of
+from tools.mutant_record import ENDED, SURVIVED, KernelTrials, Trial
+from tools.mutant_trials import SECONDS, Attempt, compute_references, in_fresh_process, kernels
+from tools.mutation import Mutant, mutants_of
 
 TIMES = 5.0  # as long as the unchanged function a mutant may take
+WRITTEN_EVERY = 5.0  # seconds; hours may lie between the first trial and the last
 
 
-@dataclass(frozen=True)
-class Plan:
-    """sample: mutants of each function, drawn from a seed."""
+@dataclass
+class Subject:
+    """A function, its mutants to try in this order, and the trials so far."""
 
-    sample: int
-    seed: int
-    tests: dict[str, list[str]]
+    attempt: Attempt
+    source: str
+    left: list[Mutant]
+    made: KernelTrials
 
-    def tried(self, kernel: Kernel, users: list[Candidate]) -> tuple[int, list[Trial]]:
-        """The number of mutants that a function has, and the trials of those drawn.
 
-        Raises RuntimeError for a function that fails unchanged: it would seem to kill all.
-        """
-        name = identity(kernel)
-        attempt = Attempt(
-            (kernel.fn.__module__, kernel.fn.__name__),
-            [(user.op.name, user.provider.name) for user in users],
-            self.tests.get(name, []),
-        )
-        attempt = replace(attempt, references=in_fresh_process(attempt.compute_references))
+def subject(
+    name: str, kernel: Kernel, users: Sequence[Candidate], sample: int, seed: int, json: Path | None
+) -> Subject:
+    """sample: mutants of the function, drawn from a seed; of two that give the same line, the
+    first. json: a file whose trials are kept."""
+    every = list({one.gives: one for one in reversed(mutants_of(kernel))}.values())[::-1]
+    random.Random(f"{seed} {name}").shuffle(every)
+    attempt = Attempt(
+        (kernel.fn.__module__, kernel.fn.__name__),
+        [(user.op.name, user.provider.name) for user in users],
+        mutant_record.tests().get(name, []),
+    )
+    source = mutant_record.digest(kernel.src)
+    made = KernelTrials(name, source, [str(user.provider) for user in users], 0, seed, [])
+    for one in mutant_record.load(json) if json else []:
+        if (one.kernel, one.source) == (name, source):
+            made = one
+    done = {trial.gives for trial in made.trials}
+    left = [one for one in every[:sample] if one.gives not in done]
+    return Subject(attempt, kernel.src, left, replace(made, mutants=len(every)))
+
+
+@dataclass
+class Run:
+    """Trials of several functions, so many at a time, until all are made or the time is over.
+
+    end: of `time.monotonic`. unsound: the functions that fail unchanged, with what fails. They
+    would seem to kill every mutant, so none of theirs is tried.
+    """
+
+    jobs: int
+    end: float = float("inf")
+    unsound: dict[str, str] = field(default_factory=dict)
+
+    def trials(self, subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Trial]]:
+        """Each trial, as soon as it ended."""
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                users = sorted({user for one in subjects for user in one.attempt.users})
+                work = [partial(compute_references, *user, Path(folder)) for user in users]
+                list(pool.map(in_fresh_process, work))
+                for one in subjects:
+                    one.attempt = replace(one.attempt, references=Path(folder))
+                yield from self._trials(subjects, pool.submit)
+            finally:  # also if the caller is stopped: what runs is waited for
+                for process in multiprocessing.active_children():
+                    process.kill()
+
+    def _trials(
+        self, subjects: Sequence[Subject], submit: Callable[..., Future[tuple[str, str, float]]]
+    ) -> Iterator[tuple[Subject, Trial]]:
+        tasks = [(-1, which) for which in range(len(subjects))]  # turn (-1: unchanged), subject
+        bounds = dict.fromkeys(range(len(subjects)), SECONDS)
+        running: dict[Future[tuple[str, str, float]], tuple[int, int]] = {}
+        while True:
+            while tasks and len(running) < self.jobs and time.monotonic() < self.end:
+                turn, which = task = heapq.heappop(tasks)
+                one = subjects[which]
+                source = one.source if turn < 0 else one.left[turn].source
+                running[submit(self._tried, one.attempt, source, bounds[which])] = task
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                turn, which = running.pop(future)
+                one = subjects[which]
+                outcome, check, took = future.result()
+                if outcome == ENDED and time.monotonic() >= self.end:
+                    continue  # it had less time than it may take
+                if turn >= 0:
+                    mutant = one.left[turn]
+                    yield one, Trial(mutant.line, mutant.text, mutant.gives, outcome, check)
+                elif outcome == SURVIVED:
+                    bounds[which] = 10 + TIMES * took
+                    for later in range(len(one.left)):
+                        heapq.heappush(tasks, (later, which))
+                else:
+                    self.unsound[one.made.kernel] = f"{outcome}, {check}"
+
+    def _tried(self, attempt: Attempt, source: str, seconds: float) -> tuple[str, str, float]:
+        """The outcome, the check, and the seconds that it took."""
         start = time.monotonic()
-        outcome, check = attempt.tried(kernel.src, SECONDS)
-        seconds = 10 + TIMES * (time.monotonic() - start)
-        if outcome != SURVIVED:
-            raise RuntimeError(f"{name} fails unchanged: {outcome}, {check}")
-        every = mutants_of(kernel)
-        chosen = random.Random(f"{self.seed} {name}").sample(every, min(self.sample, len(every)))
-        return len(every), [
-            Trial(one.line, one.text, one.gives, *attempt.tried(one.source, seconds))
-            for one in chosen
-        ]
+        outcome, check = attempt.tried(source, max(0.0, min(seconds, self.end - start)))
+        return outcome, check, time.monotonic() - start
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,30 +143,51 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="parts of functions' names, separated by commas")
     parser.add_argument("--sample", type=int, default=40, help="mutants a function (default 40)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="add the trials to this file")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--seconds", type=float, help="after which nothing more is tried")
+    parser.add_argument("--json", type=Path, help="write the trials to this file, and continue it")
     args = parser.parse_args(argv)
+    # A shell that runs this in the background has it ignore Ctrl-C.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
+    end = float("inf") if args.seconds is None else time.monotonic() + args.seconds
     parts = args.only.split(",")
     functions = {n: one for n, one in kernels().items() if any(part in n for part in parts)}
-    if not functions or args.sample < 1:
+    if not functions or args.sample < 1 or args.jobs < 1 or end <= time.monotonic():
         parser.error(
-            f"--only {args.only!r} --sample {args.sample}: use a part of a function's name, as in "
-            "rope.rotate_kernel, and a sample of at least 1"
+            f"--only {args.only!r} --sample {args.sample} --jobs {args.jobs} --seconds "
+            f"{args.seconds}: use a part of a function's name, as in rope.rotate_kernel, and "
+            "numbers above 0"
         )
-    plan = Plan(args.sample, args.seed, mutant_record.tests())
-    explained = mutant_record.explained()
-    trials: list[Trial] = []
-    left = 0
-    for name, (kernel, users) in functions.items():
-        of, own = plan.tried(kernel, users)
-        trials += own
-        by, source = [str(user.provider) for user in users], mutant_record.digest(kernel.src)
-        made = mutant_record.KernelTrials(name, source, by, of, args.seed, own)
-        left += len(made.unexplained(explained))
-        print(made.text(explained), flush=True)
-        if args.json:  # hours lie between the first and the last
-            mutant_record.add(args.json, made)
-    print(f"{mutant_record.rate(trials)} of the mutants that ran to an end were killed")
-    return 1 if left else 0
+    every = [
+        subject(name, kernel, users, args.sample, args.seed, args.json)
+        for name, (kernel, users) in functions.items()
+    ]
+    known = mutant_record.explained()
+    run = Run(args.jobs, end)
+    written = time.monotonic()
+    left = sum(len(one.left) for one in every)
+    try:
+        for one, trial in run.trials([one for one in every if one.left]):
+            left -= 1
+            one.made.trials.append(trial)
+            print(mutant_record.Tried(one.made.kernel, trial).text(known), flush=True)
+            if args.json and time.monotonic() > written + WRITTEN_EVERY:
+                mutant_record.add(args.json, [one.made for one in every])
+                written = time.monotonic()
+    finally:
+        if args.json:
+            mutant_record.add(args.json, [one.made for one in every])
+    made = [one.made for one in every if one.made.trials]
+    for function in made:
+        print(function.text(known))
+    for name, why in run.unsound.items():
+        print(f"{name} fails unchanged, so its mutants were not tried: {why}")
+    if left:
+        print(f"{left} mutants of the sample were not tried")
+    rate = mutant_record.rate([trial for one in made for trial in one.trials])
+    print(f"{rate} of the mutants that ran to an end were killed")
+    return 1 if run.unsound or any(one.unexplained(known) for one in made) else 0
 
 
 if __name__ == "__main__":

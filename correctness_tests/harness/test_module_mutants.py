@@ -132,7 +132,7 @@ def test_a_message_is_recorded_without_folders(tmp_path: Path) -> None:
     )
     trial = Trial(3, "1 -> 2", "x = 2", RAISED, said)
     mutant_record.write(tmp_path / "modules.json", 0, 1, [Tried("a.b", trial)])
-    mutant_record.add(tmp_path / "kernels.json", KernelTrials("a.b", "0", [], 1, 0, [trial]))
+    mutant_record.add(tmp_path / "kernels.json", [KernelTrials("a.b", "0", [], 1, 0, [trial])])
     for path in tmp_path.glob("*.json"):
         assert str(tmp_path) not in path.read_text()
 

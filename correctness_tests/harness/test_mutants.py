@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,8 +19,8 @@ from tinyllama.harness.kernels.launch import Kernel, identity, jit, tl
 from tinyllama.harness.records.results import records
 from tools import mutant_record, mutant_trials, mutants
 from tools.mutant_record import Trial
-from tools.mutation import mutants_of
-from tools.tested import KILLED, RAISED, SURVIVED
+from tools.mutation import Mutant, mutants_of
+from tools.tested import ENDED, KILLED, RAISED, SURVIVED
 
 Kernels = dict[str, tuple[Kernel, list[Candidate]]]
 
@@ -90,9 +92,78 @@ def test_a_mutant_is_tried_in_a_process_of_its_own(
         assert bool(check) is (outcome == KILLED)
     ended = mutant_trials.in_fresh_process(partial(mutant_trials.tested, [str(raising)]))
     assert ended == (RAISED, "ValueError: a value")
-    plan = mutants.Plan(1, 0, {"silu_mul.sigmoids": [str(failing)]})
-    with pytest.raises(RuntimeError, match=r"sigmoids fails unchanged: killed, .*that_fails"):
-        plan.tried(kernel, users[:1])
+    monkeypatch.setattr(mutant_record, "tests", lambda: {"silu_mul.sigmoids": [str(failing)]})
+    run = mutants.Run(2)
+    one = mutants.subject("silu_mul.sigmoids", kernel, users[:1], 1, 0, None)
+    assert list(run.trials([one])) == []
+    (why,) = run.unsound.values()
+    assert why.startswith("killed, "), why
+    assert why.endswith("that_fails"), why
+
+
+def trials_of(
+    run: mutants.Run, ends: dict[str, tuple[str, str]], lengths: dict[str, int]
+) -> list[tuple[str, str]]:
+    """The function and the mutant of each trial, where attempts end as stated, by their source;
+    lengths: mutants by function."""
+
+    def tried(self: object, source: str, seconds: float) -> tuple[str, str]:
+        return ends.get(source, (KILLED, "outputs"))
+
+    def made(name: str) -> mutants.Subject:
+        left = [Mutant(name, 1, f"{n}", f"{name}{n}", f"{name}{n}") for n in range(lengths[name])]
+        attempt = mutant_trials.Attempt(("module", name), [], [])
+        return mutants.Subject(
+            attempt, name, left, mutant_record.KernelTrials(name, "", [], 9, 0, [])
+        )
+
+    with mock.patch.object(mutant_trials.Attempt, "tried", tried):
+        found = run.trials([made(name) for name in lengths])
+        return [(one.made.kernel, trial.gives) for one, trial in found]
+
+
+def test_functions_take_turns_and_none_is_tried_that_fails_unchanged() -> None:
+    """So a run that is stopped has tried about as many mutants of each."""
+    run = mutants.Run(1)
+    ends = {"a": (SURVIVED, ""), "b": (SURVIVED, ""), "c": (KILLED, "outputs")}
+    found = trials_of(run, ends, {"a": 3, "b": 2, "c": 2})
+    # The first of `a` is tried before `b` is known to be sound.
+    assert sorted(found[:4]) == [("a", "a0"), ("a", "a1"), ("b", "b0"), ("b", "b1")]
+    assert found[4:] == [("a", "a2")]
+    assert run.unsound == {"c": "killed, outputs"}
+
+
+def test_what_the_end_of_the_run_cuts_off_is_no_trial() -> None:
+    run = mutants.Run(1, end=time.monotonic() + 3600)
+    ends = {"a": (SURVIVED, ""), "a0": (ENDED, "")}
+    assert trials_of(run, ends, {"a": 1}) == [("a", "a0")]
+
+    def late(self: object, source: str, seconds: float) -> tuple[str, str]:
+        run.end = time.monotonic() if source == "a0" else run.end
+        return (ENDED, "") if source == "a0" else (SURVIVED, "")
+
+    left = [Mutant("a", 1, "0", "a0", "a0"), Mutant("a", 1, "1", "a1", "a1")]
+    attempt = mutant_trials.Attempt(("module", "a"), [], [])
+    made = mutant_record.KernelTrials("a", "", [], 9, 0, [])
+    with mock.patch.object(mutant_trials.Attempt, "tried", late):
+        assert list(run.trials([mutants.Subject(attempt, "a", left, made)])) == []
+
+
+def test_a_run_is_continued_from_its_file(found: Kernels, tmp_path: Path) -> None:
+    name = "silu_mul.sigmoids"
+    kernel, users = found[name]
+    file = tmp_path / "mutants.json"
+    first = mutants.subject(name, kernel, users, 3, 0, file)
+    assert len(first.left) == 3
+    mutant = first.left[1]
+    trial = Trial(mutant.line, mutant.text, mutant.gives, KILLED, "outputs")
+    mutant_record.add(file, [replace(first.made, trials=[trial])])
+    again = mutants.subject(name, kernel, users, 3, 0, file)
+    assert again.left == [first.left[0], first.left[2]]
+    assert again.made.trials == [trial]
+    # Of a function that has changed since, nothing is kept.
+    mutant_record.add(file, [replace(first.made, source="0123", trials=[trial])])
+    assert mutants.subject(name, kernel, users, 3, 0, file).left == first.left
 
 
 @pytest.mark.parametrize(
@@ -114,10 +185,10 @@ def test_only_a_survivor_without_a_reason_is_red(
     name = identity(kernel)
     trial = Trial(3, "1 -> 2", "x = 2", outcome)
     monkeypatch.setattr(mutants, "kernels", lambda: {name: (kernel, [])})
-    monkeypatch.setattr(mutants.Plan, "tried", lambda *args: (1, [trial]))
+    monkeypatch.setattr(mutants.Run, "trials", lambda self, some: [(one, trial) for one in some])
     monkeypatch.setattr(mutant_record, "explained", lambda: {(name, "x = 2")} if known else set())
     assert mutants.main([]) == status
-    assert f"1 {outcome}; 1 of 1 mutants" in capsys.readouterr().out
+    assert f"1 {outcome}; 1 of {len(mutants_of(kernel))} mutants" in capsys.readouterr().out
 
 
 def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
@@ -151,7 +222,7 @@ def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
     made = mutant_record.KernelTrials("file.kernel", "0123", ["op-triton"], 1, 0, [trial])
     assert made.unexplained({("file.kernel", "x = 3"), ("file.other", "x = 2")}) == [trial]
     assert made.unexplained({("file.kernel", "x = 2")}) == []
-    mutant_record.add(tmp_path / "record.json", made)
+    mutant_record.add(tmp_path / "record.json", [made])
     assert mutant_record.load(tmp_path / "record.json") == [made]
 
 
