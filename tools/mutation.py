@@ -69,7 +69,7 @@ class Change:
     @property
     def text(self) -> str:
         """The change, as "old -> new"."""
-        return f"{ast.unparse(self.node)} -> {ast.unparse(self.new)}".replace("\n", " ")
+        return f"{self._said(self.node)} -> {self._said(self.new)}".replace("\n", " ")
 
     @property
     def source(self) -> str:
@@ -93,7 +93,23 @@ class Change:
         if hasattr(own, "handlers"):
             own = _with(own, handlers=[ast.ExceptHandler(None, None, [ast.Pass()])])
         changed = self.new if self.node is self.statement else _replaced(own, self.node, self.new)
-        return ast.unparse(changed).partition("\n")[0]
+        return self._said(changed).partition("\n")[0]
+
+    def _said(self, tree: Any) -> str:
+        """The code of a tree, with formatted strings as they are written: how they are unparsed
+        depends on the version of Python."""
+        if any(isinstance(node, ast.JoinedStr) for node in ast.walk(tree)):
+            tree = _AsWritten(self.original).visit(copy.deepcopy(tree))
+        return ast.unparse(tree)
+
+
+class _AsWritten(ast.NodeTransformer):
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.Name:
+        written = ast.get_source_segment(self.source, node) or ""
+        return ast.Name(" ".join(written.split()))
 
 
 @dataclass(frozen=True)

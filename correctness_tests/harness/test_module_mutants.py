@@ -65,6 +65,13 @@ def test_each_kind_of_change_is_made_in_its_place_alone() -> None:
     assert ("2.0 -> 20.0", "LIMIT: float = 20.0") in names
 
 
+def test_a_change_has_the_same_name_in_each_version_of_python() -> None:
+    """A formatted string is unparsed with other quotes in some."""
+    source = """def f(x):\n    return x + 1, f"it's {x['a']}"\n"""
+    names = {change.gives for change in changes_of(source, {})}
+    assert """return (x - 1, f"it's {x['a']}")""" in names
+
+
 def test_the_tests_of_a_module_are_those_that_import_it() -> None:
     found = mutant_tests.tests_of
     assert "correctness_tests/harness/test_clock.py" in found("tinyllama.harness.measure.clock")
