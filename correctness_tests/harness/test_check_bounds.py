@@ -123,6 +123,71 @@ def test_what_is_within_its_tensors_is_left_alone() -> None:
     assert out.sum() == 8
 
 
+def apart(one: torch.Tensor, other: torch.Tensor) -> int:
+    """Elements from the start of one to the start of the other, which lies elsewhere."""
+    return (other.data_ptr() - one.data_ptr()) // one.itemsize
+
+
+@pytest.mark.parametrize("kernel", [storing, adding, reading], ids=["store", "atomic", "load"])
+def test_an_access_beyond_a_tensor_that_reaches_another_one_is_out_of_bounds(kernel: Any) -> None:
+    """Which one it reaches depends on the allocator, so two runs would differ."""
+    x, out, bounds = torch.ones(8), torch.zeros(8), Bounds()
+    shift = apart(x, out) if kernel is reading else apart(out, x)
+    with watched(bounds.watch):
+        kernel[(1,)](x, out, 8, SHIFT=shift)
+    (stray,) = bounds.strays
+    name = "x" if kernel is reading else "out"
+    assert f" of {name}, a buffer of 32 bytes" in stray
+    assert (x == 1).all()
+    assert (out == 0).all()
+
+
+@jit
+def from_table(table, x, out, SHIFT: tl.constexpr, NUMBER: tl.constexpr):  # type: ignore[no-untyped-def]
+    found = tl.load(tl.load(table).to(tl.pointer_type(tl.float32)))
+    place = out + tl.cast(SHIFT, tl.int64)
+    if NUMBER:
+        place = place.to(tl.int64).to(tl.pointer_type(tl.float32))
+    tl.store(place, found)
+
+
+def test_beside_a_table_of_addresses_what_an_argument_points_to_is_held() -> None:
+    hidden, x, out = torch.full((8,), 3.0), torch.ones(8), torch.zeros(8)
+    table, bounds = torch.tensor([hidden.data_ptr()]), Bounds()
+    assert 2**32 <= hidden.data_ptr() < 2**47
+    with watched(bounds.watch):
+        from_table[(1,)](table, x, out, SHIFT=apart(out, x), NUMBER=False)
+        assert len(bounds.strays) == 1
+        assert (x == 1).all()
+        from_table[(1,)](table, x, out, SHIFT=0, NUMBER=False)
+    assert out[0] == 3
+    assert len(bounds.strays) == 1
+    assert list(bounds.unheld) == [f"{NAME}.from_table"]
+
+
+def test_a_pointer_that_was_a_number_may_reach_each_tensor_of_the_launch() -> None:
+    hidden, x, out = torch.full((8,), 3.0), torch.ones(8), torch.zeros(8)
+    table, bounds = torch.tensor([hidden.data_ptr()]), Bounds()
+    with watched(bounds.watch):
+        from_table[(1,)](table, x, out, SHIFT=apart(out, x), NUMBER=True)
+    assert not bounds.strays
+    assert x[0] == 3
+
+
+@jit
+def from_number(where, out):  # type: ignore[no-untyped-def]
+    tl.store(out, tl.load(where.to(tl.pointer_type(tl.float32))))
+
+
+def test_an_address_may_be_given_as_a_number() -> None:
+    hidden, out, bounds = torch.full((8,), 3.0), torch.zeros(8), Bounds()
+    with watched(bounds.watch):
+        from_number[(1,)](hidden.data_ptr(), out)
+    assert not bounds.strays
+    assert out[0] == 3
+    assert list(bounds.unheld) == [f"{NAME}.from_number"]
+
+
 @jit
 def copying(x, out, n, stride, FACTOR: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, 512)

@@ -5,9 +5,11 @@
         ...                      # what is launched
     for stray in bounds.strays: ...
 
-An access outside of every tensor that a launch is given is not made: a store out of bounds would
-change memory of others, or end the process. It is noted with the kernel, its program, the argument
-that lies nearest and the author's line, and the launch goes on, so that other faults are seen too.
+An access outside of the tensor that its pointer came from is not made, even where it would reach
+another tensor of the launch: which one that is depends on where the allocator placed them. A store
+out of bounds would change memory of others, or end the process. The access is noted with the
+kernel, its program, the argument and the author's line, and the launch goes on, so that other
+faults are seen too. A pointer that was a number meanwhile may reach every tensor of the launch.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _LOWEST, _HIGHEST = 2**32, 2**47  # between these lie the addresses of a process
 
 
 class Region(NamedTuple):
-    """Bytes that an argument of a launch may access: from start to before end."""
+    """What pointers may access: from start to before end, both with the number of their origin."""
 
     start: int
     end: int
@@ -40,8 +42,8 @@ class Bounds:
 
     inside: of storages (by their first byte) of which only a part may be accessed, that part.
     kernels: those that were launched, each with the file and line where it begins.
-    unheld: of these, those of which a launch may access anything: it is given a tensor of
-        addresses, and how much lies behind an address is not known.
+    unheld: of these, those that are given an address, or a tensor of them, and made an access by
+        one: how much lies behind an address is not known.
     """
 
     def __init__(self) -> None:
@@ -62,16 +64,20 @@ class Bounds:
         launch, program = interpreter.running()
         if launch is not self._launch:
             self._prepare(launch)
-        if self._anywhere:
-            return None
         addresses = np.asarray(addresses).astype(np.uint64)
-        if addresses.size and self._in_one_region(int(addresses.min()), int(addresses.max()), size):
+        low, high = (int(addresses.min()), int(addresses.max())) if addresses.size else (0, 0)
+        anywhere = self._anywhere and low <= interpreter.ADDRESS
+        if anywhere:
+            self.unheld[launch.kernel] = None
+        if not self._regions or self._in_one_region(low, high, size):
             return None
         starts = np.array(self._starts, np.uint64)
         ends = np.array([region.end for region in self._regions], np.uint64)
         place = np.searchsorted(starts, addresses, side="right") - 1
         right = (place >= 0) & (addresses + np.uint64(size) <= ends[place])
         accessed = np.broadcast_to(accessed, addresses.shape).astype(bool)
+        if anywhere:
+            right |= addresses <= interpreter.ADDRESS
         if not (accessed & ~right).any():
             return None
         self._note(launch.kernel, program, int(addresses[accessed & ~right].min()), size, kind)
@@ -82,20 +88,25 @@ class Bounds:
         return place >= 0 and high + size <= self._regions[place].end
 
     def _prepare(self, launch: Any) -> None:
-        """What a launch may access: its tensors; anything, if one of them holds an address."""
+        """What a launch may access: its tensors; from a table of addresses, anything."""
+        from tinyllama.harness.kernels import interpreter
+
         code = launch.fn.__code__
         self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
         tensors = list(_tensors(launch.arguments))
         self._launch = launch
         found: dict[tuple[int, int], Region] = {}
         for name, tensor in tensors:
-            start, end = self._part(tensor.untyped_storage())
-            found.setdefault((start, end), Region(start, end, name))
+            storage = tensor.untyped_storage()
+            start, end = self._part(storage)
+            for number in {0, launch.origins.get(storage.data_ptr(), 0)}:
+                origin = number << interpreter.ADDRESS_BITS
+                region = Region(origin + start, origin + end, name)
+                found.setdefault(region[:2], region)
         self._regions = sorted(found.values())
         self._starts = [region.start for region in self._regions]
-        self._anywhere = not self._regions or any(_has_address(tensor) for _, tensor in tensors)
-        if self._anywhere:
-            self.unheld[launch.kernel] = None
+        given = [*launch.arguments.values(), *(tensor for _, tensor in tensors)]
+        self._anywhere = not self._regions or any(map(_has_address, given))
 
     def _part(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         start = storage.data_ptr()
@@ -104,10 +115,14 @@ class Bounds:
     def _note(
         self, kernel: str, program: tuple[int, ...], address: int, size: int, kind: str
     ) -> None:
+        from tinyllama.harness.kernels.interpreter import ADDRESS_BITS
+
         def distance(region: Region) -> int:
             return max(region.start - address, address + size - region.end)
 
-        nearest = min(self._regions, key=distance)
+        origin = address >> ADDRESS_BITS
+        own = [one for one in self._regions if one.start >> ADDRESS_BITS == origin]
+        nearest = min(own or self._regions, key=distance)
         met = (kernel, nearest.name, kind)
         if met in self._met:
             return
@@ -123,12 +138,14 @@ class Bounds:
         )
 
 
-def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether an element may be an address: indices of elements are smaller, and what memory is
-    filled with before it is written is larger."""
-    if tensor.dtype not in _ADDRESSES or not tensor.numel():
+def _has_address(value: Any) -> bool:
+    """Whether a number or an element may be an address: indices of elements are smaller, and what
+    memory is filled with before it is written is larger."""
+    if isinstance(value, int):
+        return _LOWEST <= value < _HIGHEST
+    if not isinstance(value, torch.Tensor) or value.dtype not in _ADDRESSES or not value.numel():
         return False
-    values = tensor.detach().view(torch.int64)
+    values = value.detach().view(torch.int64)
     return bool(((values >= _LOWEST) & (values < _HIGHEST)).any())
 
 

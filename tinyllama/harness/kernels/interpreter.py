@@ -40,9 +40,13 @@ from tinyllama.harness.kernels import libdevice, programs, shared_types
 
 Array = Any  # a numpy array
 
-# Called before every access: addresses, which of them are accessed, bytes of each, and "load",
-# "store" or "atomic". Each returns which of them are to be made, or None for all.
+# Called before every access: pointers, which of them are accessed, bytes of each, and "load",
+# "store" or "atomic". Each returns which of them are to be made, or None for all. A pointer is an
+# address, and above its bits the number of the storage that it came from (`Running.origins`); 0 for
+# one that was a number meanwhile. Arithmetic on pointers leaves that number as it is.
 WATCHERS: list[Callable[[Array, Array, int, str], Array | None]] = []
+ADDRESS_BITS = 48
+ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
 STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
 
 
@@ -56,11 +60,15 @@ class AccessError(AssertionError):
 
 @dataclass(eq=False, frozen=True)
 class Running:
-    """A launch: ``fn`` is the kernel's function, ``kernel`` its name, ``arguments`` what it got."""
+    """A launch: ``fn`` is the kernel's function, ``kernel`` its name, ``arguments`` what it got.
+
+    origins: the first byte of each storage that it got -> its number, from 1; while it is watched.
+    """
 
     fn: Callable[..., Any]
     kernel: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    origins: dict[int, int] = field(default_factory=dict)
 
 
 _RUNNING: list[Running] = []
@@ -218,14 +226,16 @@ def _is_bf16(dtype: Any) -> bool:
     return bool(dtype.scalar.name == "bf16")  # asked of each value: names compare fastest
 
 
-def _watched(ptrs: Any, mask: Any, kind: str) -> Any:
-    """The mask of an access, without what a watcher refuses."""
+def _watched(ptrs: Any, mask: Any, kind: str) -> tuple[Any, Any]:
+    """The addresses of an access, and its mask without what a watcher refuses."""
     size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
     for watch in reversed(WATCHERS):  # what one refuses the others do not see
         allowed = watch(ptrs.data, mask.data, size, kind)
         if allowed is not None:
             mask = stock.TensorHandle(np.reshape(allowed, np.shape(ptrs.data)), tl.int1)
-    return mask
+    if _RUNNING and _RUNNING[-1].origins:
+        ptrs = _Plain(ptrs.data & ADDRESS, ptrs.get_element_ty())
+    return ptrs, mask
 
 
 def _fix_comparisons() -> None:
@@ -265,16 +275,19 @@ def _fix_values() -> None:
     # Loads of a descriptor give the last arguments by name.
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         programs.loaded(np.size(ptrs.data))
-        mask = _watched(ptrs, mask, "load")
+        ptrs, mask = _watched(ptrs, mask, "load")
         if ptrs.get_element_ty() != tl.bfloat16:
             return load(self, ptrs, mask, other, *rest, **named)
         bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest, **named)
         return handle(to_values(bits.data), tl.bfloat16)
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        mask = _watched(ptrs, mask, "store")
+        ptrs, mask = _watched(ptrs, mask, "store")
         stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
         programs.stored(stored, np.size(ptrs.data))
+
+    def ptr_to_int(self: Any, src: Any, dst_type: Any) -> Any:
+        return bitcast(self, _Plain(src.data & ADDRESS, src.dtype), dst_type)
 
     def create_bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         if _is_bf16(dst_type):
@@ -295,14 +308,16 @@ def _fix_values() -> None:
 
     def atomic_rmw(self: Any, kind: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
         refuse_bf16(value)
-        result = rmw(self, kind, ptr, value, _watched(ptr, mask, "atomic"), *rest)
+        ptr, mask = _watched(ptr, mask, "atomic")
+        result = rmw(self, kind, ptr, value, mask, *rest)
         programs.atomic_done(np.size(result.data))
         return result
 
     def atomic_cas(self: Any, ptr: Any, compared: Any, value: Any, *rest: Any) -> Any:
         refuse_bf16(compared, value)
         every = handle(np.ones_like(ptr.data, dtype=bool), tl.int1)
-        if not _watched(ptr, every, "atomic").data.all():
+        ptr, allowed = _watched(ptr, every, "atomic")
+        if not allowed.data.all():
             raise AccessError("a compare-and-swap out of bounds")
         result = cas(self, ptr, compared, value, *rest)
         programs.atomic_done(np.size(result.data))
@@ -316,6 +331,7 @@ def _fix_values() -> None:
     builder.create_masked_store = masked_store
     builder.create_barrier = lambda self, *args: programs.barrier()
     builder.create_bitcast = create_bitcast
+    builder.create_ptr_to_int = ptr_to_int
     builder.create_dot = create_dot
     builder.create_extern_elementwise = libdevice.create_extern_elementwise
     builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)
@@ -376,7 +392,13 @@ def _fix_arguments() -> None:
         if isinstance(argument, float):
             handle = stock.TensorHandle(np.array([argument], np.float32), tl.float32)
             return tl.tensor(handle, tl.float32)
-        return convert(argument)
+        made = convert(argument)
+        if WATCHERS and _RUNNING and hasattr(argument, "data_ptr"):
+            origins = _RUNNING[-1].origins
+            start = getattr(argument, "base", argument).untyped_storage().data_ptr()
+            number = origins.setdefault(start, len(origins) + 1)
+            made.handle.data = made.handle.data | np.uint64(number << ADDRESS_BITS)
+        return made
 
     stock._implicit_cvt = converted
 

@@ -41,7 +41,8 @@ class Stores:
         if launch is not self._launch:
             self.close()
             self._launch = launch
-        wanted = np.asarray(addresses)[np.broadcast_to(accessed, np.shape(addresses))]
+        plain = np.asarray(addresses) & interpreter.ADDRESS
+        wanted = plain[np.broadcast_to(accessed, np.shape(addresses))]
         self._stored.setdefault(program, []).append(wanted.ravel())
         return None
 
