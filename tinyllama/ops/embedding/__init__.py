@@ -24,6 +24,7 @@ embedding = Op(
         Case(N=3, V=100, D=16, why="rows that no token takes"),
         Case(N=1, V=1, D=5, why="one row"),
         Case(N=150, V=70, D=65, why="several blocks of tokens, ragged"),
+        Case(N=9, V=4, D=200, why="several blocks of columns, ragged"),
     ],
     timed=[Case(N=256, V=1000, D=128), Case(N=1024, V=1000, D=512), Case(N=8192, V=1000, D=1024)],
     extremes={
