@@ -190,7 +190,9 @@ def through(right: bool) -> Callable[..., Any]:
 def test_a_result_that_needs_an_order_fails_and_names_its_kernel() -> None:
     found = finding(through(right=False), races={"test_program_order.added_rows": "no harm"})
     assert (found.outcome, found.rank) == (Outcome.FAILED, Rank.UNSAFE), found
-    assert found.message.startswith("test_program_order.added_rows, programs interleaved: y: ")
+    where = f"{__file__}:{added_rows.fn.__code__.co_firstlineno}"
+    kernel = f"test_program_order.added_rows ({where})"
+    assert found.message.startswith(f"{kernel}, programs interleaved: y: ")
     passed = finding(through(right=True))
     assert passed.outcome is Outcome.PASSED, passed
 
@@ -213,7 +215,7 @@ def of_any_order(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Ten
 def test_other_bits_are_advice_and_none_where_they_are_declared() -> None:
     found = finding(of_any_order)
     assert found.rank is Rank.ADVICE, found
-    assert found.message.startswith("test_program_order.mixed, programs ")
+    assert found.message.startswith("test_program_order.mixed (")
     declared = finding(of_any_order, deterministic=frozenset({"cpu"}))
     assert declared.outcome is Outcome.PASSED, declared
 

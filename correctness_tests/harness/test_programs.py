@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.saboteurs import EAGER
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, run
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.kernels import jit, processors_of, tl
 from tinyllama.harness.kernels.launch import processors
 from tinyllama.ops import OPS
@@ -31,7 +31,7 @@ def copy_rows(x, y, stride, D, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     start = row.to(tl.int64) * stride if WIDE else row * stride
-    tl.store(y + row * D + at, tl.load(x + start + at, mask=at < D), mask=at < D)
+    tl.store(y + row.to(tl.int64) * D + at, tl.load(x + start + at, mask=at < D), mask=at < D)
 
 
 @jit
@@ -62,7 +62,9 @@ def test_an_address_stored_by_two_programs_is_a_race() -> None:
     assert finding.outcome is Outcome.FAILED, finding
     kernel = "test_programs.first_elements"
     seen = "2 addresses, the first one by programs (0, 0, 0), (1, 0, 0)"
-    assert finding.message == f"{kernel}: two programs of a launch store to {seen}"
+    line = first_elements.fn.__code__.co_firstlineno
+    where = f"{kernel} ({__file__}:{line})"
+    assert finding.message == f"{where}: two programs of a launch store to {seen}"
     declared = finding_of("races", launching(3), races={kernel: "equal values"})
     assert declared.outcome is Outcome.PASSED, declared
 
@@ -88,6 +90,33 @@ def test_an_offset_of_32_bits_is_found(wide: bool) -> None:
 
     finding = finding_of("large offsets", call)
     assert (finding.outcome is Outcome.PASSED) is wide, finding
+
+
+@jit
+def copy_dense(x, y, D, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    start = (row.to(tl.int64) if WIDE else row) * D
+    tl.store(y + start + at, tl.load(x + start + at, mask=at < D), mask=at < D)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_an_offset_of_32_bits_in_a_dense_tensor_is_advice(wide: bool) -> None:
+    """No tensor has rows that lie far apart, and one of 2^31 elements would take gigabytes."""
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        dense, D = x.detach().contiguous(), x.shape[-1]
+        copy = torch.empty_like(dense)
+        rows = dense.numel() // D
+        copy_dense[(rows,)](dense, copy, D, WIDE=wide, BLOCK=2 ** D.bit_length())
+        return EAGER["rms_norm"](x + (copy - dense), weight, eps)
+
+    finding = finding_of("large offsets", call)
+    assert (finding.outcome is Outcome.PASSED) is wide, finding
+    if not wide:
+        assert finding.rank is Rank.ADVICE
+        assert finding.message.startswith(f"{__file__}:")
+        assert "test_programs.copy_dense: an offset of 32 bits reaches element" in finding.message
 
 
 @pytest.mark.parametrize(

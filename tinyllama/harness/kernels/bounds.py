@@ -93,7 +93,7 @@ class Bounds:
 
         code = launch.fn.__code__
         self.kernels[launch.kernel] = f"{code.co_filename}:{code.co_firstlineno}"
-        tensors = list(_tensors(launch.arguments))
+        tensors = list(tensors_of(launch.arguments))
         self._launch = launch
         found: dict[tuple[int, int], Region] = {}
         for name, tensor in tensors:
@@ -153,7 +153,7 @@ def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] == "a" else f"a {kind}"
 
 
-def _tensors(arguments: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(arguments: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a launch on the CPU by argument, those of descriptors and in tuples too."""
     for name, value in arguments.items():
         several = value if isinstance(value, (tuple, list)) else [value]

@@ -45,6 +45,8 @@ Array = Any  # a numpy array
 # address, and above its bits the number of the storage that it came from (`Running.origins`); 0 for
 # one that was a number meanwhile. Arithmetic on pointers leaves that number as it is.
 WATCHERS: list[Callable[[Array, Array, int, str], Array | None]] = []
+# Called before every sum of pointers and offsets, with both.
+SUMS: list[Callable[[Array, Array], None]] = []
 ADDRESS_BITS = 48
 ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
 STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
@@ -105,7 +107,9 @@ def run(
     _RUNNING.append(Running(function, kernel, named))
     try:
         with _language_put_back(), libdevice.computed() as seen, _device_functions(function, seen):
-            called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
+            rewritten = _rewritten(function)
+            programs.launched(kernel, function)
+            called = programs.scheduled(rewritten, kernel, stock.interpreter_builder)
             stock.GridExecutor(called, names, grid)(*args, **kwargs)
     finally:
         _RUNNING.pop()
@@ -286,6 +290,13 @@ def _fix_values() -> None:
         stored = functools.partial(store, self, ptrs, _as_bits(value), mask, *rest, **named)
         programs.stored(stored, np.size(ptrs.data))
 
+    addptr = builder.create_addptr
+
+    def create_addptr(self: Any, ptr: Any, offset: Any) -> Any:
+        for note in SUMS:
+            note(ptr.data, offset.data)
+        return addptr(self, ptr, offset)
+
     def ptr_to_int(self: Any, src: Any, dst_type: Any) -> Any:
         return bitcast(self, _Plain(src.data & ADDRESS, src.dtype), dst_type)
 
@@ -332,6 +343,7 @@ def _fix_values() -> None:
     builder.create_barrier = lambda self, *args: programs.barrier()
     builder.create_bitcast = create_bitcast
     builder.create_ptr_to_int = ptr_to_int
+    builder.create_addptr = create_addptr
     builder.create_dot = create_dot
     builder.create_extern_elementwise = libdevice.create_extern_elementwise
     builder.get_bf16 = lambda self, value: handle(np.array([value], np.float32), tl.bfloat16)
@@ -393,7 +405,7 @@ def _fix_arguments() -> None:
             handle = stock.TensorHandle(np.array([argument], np.float32), tl.float32)
             return tl.tensor(handle, tl.float32)
         made = convert(argument)
-        if WATCHERS and _RUNNING and hasattr(argument, "data_ptr"):
+        if (WATCHERS or SUMS) and _RUNNING and hasattr(argument, "data_ptr"):
             origins = _RUNNING[-1].origins
             start = getattr(argument, "base", argument).untyped_storage().data_ptr()
             number = origins.setdefault(start, len(origins) + 1)

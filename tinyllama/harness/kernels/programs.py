@@ -60,19 +60,27 @@ class Order:
 
 
 NAMES = ("reversed", "shuffled", "interleaved")
-_ORDERS: list[tuple[Order, dict[str, None]]] = []
+_ORDERS: list[tuple[Order, dict[str, str]]] = []
 _LAUNCHES: list[_Launch] = []
 
 
 @contextlib.contextmanager
-def ordered(order: Order) -> Iterator[dict[str, None]]:
-    """Meanwhile, programs of interpreted launches run in this order; the names of their kernels."""
-    launched: dict[str, None] = {}
+def ordered(order: Order) -> Iterator[dict[str, str]]:
+    """Meanwhile, programs of interpreted launches run in this order; the names of their kernels,
+    with file and line."""
+    launched: dict[str, str] = {}
     _ORDERS.append((order, launched))
     try:
         yield launched
     finally:
         _ORDERS.pop()
+
+
+def launched(kernel: str, function: Callable[..., Any]) -> None:
+    """A kernel is about to be launched."""
+    if _ORDERS:
+        code = function.__code__
+        _ORDERS[-1][1][kernel] = f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def scheduled(function: Callable[..., Any], kernel: str, builder: Any) -> Callable[..., Any]:
@@ -83,8 +91,7 @@ def scheduled(function: Callable[..., Any], kernel: str, builder: Any) -> Callab
     """
     if not _ORDERS:
         return function
-    order, launched = _ORDERS[-1]
-    launched[kernel] = None
+    order, _ = _ORDERS[-1]
     return function if order.kernel not in (None, kernel) else _Launch(function, order, builder)
 
 

@@ -19,8 +19,10 @@ from tinyllama.harness.correct.checks import (
     compiling,
     configurations,
     frameworks,
+    large,
     programs,
     sizes,
+    special,
 )
 from tinyllama.harness.correct.checks.crash import crashed
 from tinyllama.harness.correct.checks.finding import (
@@ -48,8 +50,9 @@ _COMPARING: dict[str, Check] = {
     "empty batch": frameworks.empty_batch,
     "configurations": configurations.configurations,
     "sizes": sizes.sizes,
+    "special values": special.special_values,
     "program order": programs.program_order,
-    "large offsets": programs.large_offsets,
+    "large offsets": large.large_offsets,
 }
 _OTHERS: dict[str, Check] = {
     "races": programs.races,

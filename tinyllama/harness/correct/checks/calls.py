@@ -34,6 +34,8 @@ def fresh_contents(candidate: Candidate) -> Problem:
     case = candidate.telling()
     if candidate.op.mutated:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
+    if shared := _sharing(candidate):
+        return shared
     first, second = (case.inputs(candidate.device, candidate.seed + n) for n in (0, 1))
     args = {name: copied(value) for name, value in first.args.items()}
     early = _forward(candidate, args, first)
@@ -52,6 +54,35 @@ def fresh_contents(candidate: Candidate) -> Problem:
         if wrong := candidate.wrong(case, results, second):
             return case, f"call {call}, on new contents: {wrong[0]}"
     return None
+
+
+def _sharing(candidate: Candidate) -> Problem:
+    """A case in which an output shares memory with an input, where the reference's does not."""
+    for case in candidate.plain():
+        if case.dtype is not candidate.dtypes[0]:
+            continue
+        inputs = candidate.inputs(case)
+        args = {name: copied(value) for name, value in inputs.args.items()}
+        own = _shared(args, _forward(candidate, args, inputs))
+        with torch.no_grad():
+            reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+        for at, name in own.items():
+            if at not in _shared(args, reference):
+                output = list(candidate.op.outputs)[at]
+                return case, f"{output} shares memory with {name}: a change of one changes both"
+    return None
+
+
+def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
+    """The places of outputs in the storage of an input, and that input."""
+    starts = {
+        tensor.untyped_storage().data_ptr(): name
+        for name, value in args.items()
+        for tensor in (value if isinstance(value, list) else [value])
+        if tensor.numel()
+    }
+    found = [starts.get(one.untyped_storage().data_ptr()) for one in outputs]
+    return {place: name for place, name in enumerate(found) if name is not None}
 
 
 def _forward(candidate: Candidate, args: Leaves, inputs: Inputs) -> tuple[torch.Tensor, ...]:

@@ -1,11 +1,14 @@
-"""Each axis of a case in turn made long, to sizes that no block divides, as far as time allows.
+"""Each axis of a case in turn made 1, and long, to sizes that no block divides and to one that each
+block divides, as far as time allows.
 
-What goes wrong only there: a tail that no declared case has, a second block, more programs than a
-grid's limit of 65,535, an index that is narrow, a buffer that is too short.
+What goes wrong only there: an axis of one entry, a tail that no declared case has, a last block
+that is full, a second block, more programs than a grid's limit of 65,535, an index that is narrow,
+a buffer that is too short.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -16,7 +19,8 @@ from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsuppo
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.specs import flat
 
-SIZES = (67, 259, 1027, 4099, 16387, 65539)  # each 4 times the one before, and 3 beyond a block
+# 1; then each 4 times the one before, and 3 beyond a block; and one that is a whole block.
+SIZES = (1, 67, 259, 1024, 1027, 4099, 16387, 65539)
 OF_EXTREMES = 259  # the size at which extreme values are tried too
 SECONDS = 10.0  # for one size
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
@@ -56,12 +60,12 @@ def general(candidate: Candidate) -> OpCase:
 
 def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int, str]:
     """What is wrong along an axis; else the largest size that was tried, and why no larger one."""
-    largest, last, growth = 0, 0.0, 4.0
+    largest, last, power = 0, 0.0, 1.0  # time grows with this power of the size
     for size in SIZES:
         case = _resized(candidate, base, axis, size)
         if case is None:
             return largest, f" ({size:,} is not supported)"
-        if last * growth > SECONDS:
+        if largest and last * (size / largest) ** power > SECONDS:
             return largest, f" ({size:,} would take more than {SECONDS:.0f} s)"
         started = time.monotonic()
         try:
@@ -81,8 +85,10 @@ def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int
                 text = f"{fault.check}: {fault.message}"
                 return replace(fault, check="sizes", message=text, special=fault.rank)
         taken = (time.monotonic() - started) / (1 + len(extremes))
-        growth = max(growth, taken / last) if last else growth
-        largest, last = max(flat([case.case.dims[axis]])), taken
+        now = max(flat([case.case.dims[axis]]))
+        if largest > 1 and now > 2 * largest:
+            power = max(power, math.log(taken / last, now / largest))
+        largest, last = now, taken
     return largest, ""
 
 

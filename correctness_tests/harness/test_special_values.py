@@ -1,0 +1,149 @@
+"""Values that random ones never are; sizes of one and of whole blocks; outputs that are inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+
+T = torch.Tensor
+highest = Op(
+    "highest",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N"},
+    cases=[Case(N=5, D=8), Case(N=3, D=50, why="ragged")],
+    dtypes=(torch.float32,),
+)
+highest.reference(lambda x: x.amax(-1))
+highest.independent("sorted")(lambda x: x.sort(-1).values[:, -1])
+highest.provider("torch")(lambda x: x.max(-1).values)
+
+
+def found(op: Op, call: Callable[..., Any], check: str) -> Finding:
+    (one,) = run(Candidate(op, Provider(op.name, "tried", call, op.dtypes)), only=[check])
+    return one
+
+
+class EachTie(torch.autograd.Function):
+    """Each of the largest elements gets all of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        y = x.amax(-1)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return torch.where(x == y[:, None], grads[0][:, None], 0.0)
+
+
+def zero_beside_a_block(x: T) -> T:
+    """What does not fill a block of 8 is filled with zeros."""
+    y = x.amax(-1)
+    return y.clamp_min(0) if x.shape[1] % 8 else y
+
+
+def zero_for_equal(x: T) -> T:
+    y = x.amax(-1)
+    return torch.where((x == x[:, :1]).all(-1), y + 1, y)
+
+
+def nan_everywhere(x: T) -> T:
+    return x.amax(-1) + 0 * x.detach().sum()
+
+
+def nan_lost(x: T) -> T:
+    return x.nan_to_num(nan=float("-inf")).amax(-1)
+
+
+@pytest.mark.parametrize("call", [lambda x: x.amax(-1), lambda x: x.max(-1).values])
+def test_each_convention_of_known_code_is_right(call: Callable[..., Any]) -> None:
+    one = found(highest, call, "special values")
+    assert (one.outcome, one.message) == (Outcome.PASSED, "")
+
+
+@pytest.mark.parametrize(
+    ("call", "rank", "seen"),
+    [
+        (zero_beside_a_block, Rank.WRONG, "x all negative: y: "),
+        (zero_for_equal, Rank.WRONG, "x all zero: y: "),
+        (EachTie.apply, Rank.ADVICE, "the gradient is not the reference's: grad x: "),
+        (nan_lost, Rank.ADVICE, "a NaN in x does not reach 1 elements of y, the first at [2]"),
+        (nan_everywhere, Rank.ADVICE, "a NaN in x reaches 4 elements of y, the first at [0]"),
+    ],
+)
+def test_what_random_values_do_not_show_is_found(
+    call: Callable[..., Any], rank: Rank, seen: str
+) -> None:
+    plain = run(
+        Candidate(highest, Provider(highest.name, "tried", call, highest.dtypes)),
+        only=["outputs", "gradients", "extreme values", "input layouts"],
+    )
+    assert all(one.outcome.good for one in plain)
+    one = found(highest, call, "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, rank), one
+    assert seen in one.message
+
+
+def test_an_input_with_a_domain_is_left_alone() -> None:
+    from tinyllama.ops import OPS
+
+    adamw = OPS["adamw"]
+    (one,) = run(Candidate(adamw, adamw["eager"]), only=["special values"])
+    assert (one.outcome, one.message) == (Outcome.UNSUPPORTED, "no input may have any value")
+
+
+def no_full_last_block(x: T) -> T:
+    """The last block of 64 is left out where it is full."""
+    y = x.amax(-1)
+    return y if x.shape[1] % 64 or x.shape[1] == 64 else x[:, :-64].amin(-1)
+
+
+def one_row(x: T) -> T:
+    return x.amax(-1) if len(x) > 1 else x.amin(-1)
+
+
+@pytest.mark.parametrize(
+    ("call", "case"), [(no_full_last_block, "D1024"), (one_row, "N1D8")], ids=["block", "row"]
+)
+def test_whole_blocks_and_single_entries_are_sizes(
+    call: Callable[..., Any], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "SIZES", sizes.SIZES[:5])
+    assert found(highest, call, "outputs").outcome is Outcome.PASSED
+    one = found(highest, call, "sizes")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert case in one.case
+
+
+scaled = Op(
+    "scaled",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N D"},
+    params={"factor": 2.0},
+    cases=[Case(N=5, D=8), Case(N=4, D=12, params={"factor": 1.0})],
+    dtypes=(torch.float32,),
+)
+scaled.reference(lambda x, factor: x * factor)
+
+
+def test_an_output_that_is_an_input_is_found_in_any_case() -> None:
+    one = found(scaled, lambda x, factor: x if factor == 1 else x * factor, "fresh contents")
+    assert one.outcome is Outcome.FAILED
+    assert one.message == "y shares memory with x: a change of one changes both"
+    assert "N4D12" in one.case
+    assert found(scaled, lambda x, factor: factor * x, "fresh contents").outcome is Outcome.PASSED
+
+
+def test_a_view_is_right_where_the_reference_gives_one() -> None:
+    turned = Op("turned", inputs={"x": Tensor("N D")}, outputs={"y": "D N"}, cases=[Case(N=5, D=8)])
+    turned.reference(lambda x: x.T)
+    one = found(turned, lambda x: x.T, "fresh contents")
+    assert "shares memory" not in one.message

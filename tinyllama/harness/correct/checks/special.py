@@ -1,0 +1,129 @@
+"""Values that random ones never are: all negative, zero, equal to each other, NaN.
+
+They are asked of inputs for which an op declares no distribution of its own, so that any value may
+come. Right is what the reference gives, or torch's provider, or independent code. At ties, and at
+zero, a gradient is a convention: another one than these is advice. So is a NaN that is lost, or
+that reaches a result which does not depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
+from tinyllama.harness.correct.checks.guards import GuardedMemory
+from tinyllama.harness.correct.checks.sizes import WIDER, general
+from tinyllama.harness.correct.evaluate import Inputs, evaluate, is_gradient
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.specs import STANDARD
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+KINDS: dict[str, Change] = {
+    "all negative": lambda x: -x.abs() - 0.5,
+    "all zero": torch.zeros_like,
+    "with ties": lambda x: (2 * x).round() / 2,
+}
+CASES = 4  # the general one and the smallest others: extremes beside what fills no block
+CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
+
+
+def special_values(candidate: Candidate) -> Problem:
+    """Results are the reference's on such values, where others agree with it.
+
+    Raises Unsupported where no input may have any value.
+    """
+    case = general(candidate)
+    plain = candidate.inputs(case)
+    names = [
+        name
+        for name, one in candidate.op.inputs.items()
+        if one.values is STANDARD and not (one.many or one.mutated)
+    ]
+    if candidate.op.mutated or not names:
+        raise Unsupported("no input may have any value")
+    advice = None
+    of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
+    every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
+    for one, (kind, change) in itertools.product(every, KINDS.items()):
+        seen = _differs(candidate, one, _changed(candidate.inputs(one), names, change))
+        if seen is None:
+            continue
+        name, text = seen
+        if not (is_gradient(name) and kind in CONVENTIONAL):
+            return one, f"{' and '.join(names)} {kind}: {text}"
+        text = f"{' and '.join(names)} {kind}, the gradient is not the reference's: {text}"
+        advice = advice or (one, text, Rank.ADVICE)
+    for name in names:
+        if advice is None and (lost := _nan(candidate, case, _changed(plain, [name], _with_nan))):
+            advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
+    return advice
+
+
+def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
+    args = {n: change(value) if n in names else value for n, value in inputs.args.items()}
+    return replace(inputs, args=args)
+
+
+def _with_nan(x: torch.Tensor) -> torch.Tensor:
+    changed = x.clone()
+    changed.view(-1)[x.numel() // 2] = float("nan")
+    return changed
+
+
+def _differs(candidate: Candidate, case: OpCase, inputs: Inputs) -> tuple[str, str] | None:
+    """The first result that is neither the reference's nor that of others, outputs first, and in
+    words."""
+    found = case.references(inputs)
+    if not all(value.isfinite().all() for value in found.oracle.values()):
+        return None
+    guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
+    results = candidate.results(inputs, PoisonedMemory(), guards)
+    exact = [found.oracle, *_others(candidate, inputs.double())]
+    own: dict[str, str] = {}
+    for place, oracle in enumerate(exact):
+        # Not moved by a rounding, which would break ties.
+        references = replace(found, oracle=oracle, perturbed=[oracle])
+        if place:
+            references = replace(references, eager=oracle)
+        judged = case.judge(results, inputs, slack=slack, references=references)
+        wrong = {one.name: str(one) for one in judged if not one.passed}
+        own = {name: text for name, text in own.items() if name in wrong} if place else wrong
+    for name, text in own.items():
+        kernels = guards.launched(backward=is_gradient(name))
+        return name, f"{text}; kernels: {kernels}" if kernels else text
+    return None
+
+
+def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
+    """Results of torch's provider and of independent code, as far as they take these inputs."""
+    op = candidate.op
+    named = [one.call for name, one in op.providers.items() if name == "torch"]
+    for call in (*named, *op.independents.values()):
+        try:
+            results = evaluate(op, call, inputs)
+        except Exception:  # it says nothing about such inputs
+            continue
+        yield results
+
+
+def _nan(candidate: Candidate, case: OpCase, inputs: Inputs) -> str | None:
+    """What is wrong with the outputs for inputs that hold a NaN, in words."""
+    candidate = candidate.forward_only()
+    op, guards = candidate.op, GuardedMemory()
+    known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
+    results = candidate.results(inputs, None, guards)
+    kernels = guards.launched(backward=False)
+    for name, value in results.items():
+        each = torch.stack([one[name].isnan() for one in known])
+        lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
+        for places, what in ((lost, "does not reach"), (spread, "reaches")):
+            if places.any():
+                first = places.nonzero()[0].tolist()
+                text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
+                return f"{text}; kernels: {kernels}" if kernels else text
+    return None
