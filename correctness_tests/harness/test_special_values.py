@@ -142,6 +142,15 @@ def test_an_output_that_is_an_input_is_found_in_any_case() -> None:
     assert found(scaled, lambda x, factor: factor * x, "fresh contents").outcome is Outcome.PASSED
 
 
+def test_inference_mode_is_tried() -> None:
+    def call(x: T, factor: float) -> T:
+        return factor * x if not torch.is_inference_mode_enabled() else x + factor
+
+    one = found(scaled, call, "fresh contents")
+    assert one.outcome is Outcome.FAILED
+    assert one.message.startswith("call 4, on new contents: y: ")
+
+
 def test_a_view_is_right_where_the_reference_gives_one() -> None:
     turned = Op("turned", inputs={"x": Tensor("N D")}, outputs={"y": "D N"}, cases=[Case(N=5, D=8)])
     turned.reference(lambda x: x.T)

@@ -26,6 +26,7 @@ from tinyllama.harness.correct.evaluate import (
 from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
+LAST = 4  # call on fresh contents, in inference mode
 
 
 def fresh_contents(candidate: Candidate) -> Problem:
@@ -45,8 +46,9 @@ def fresh_contents(candidate: Candidate) -> Problem:
     gradients = {
         name: value for name, value in candidate.results(second).items() if is_gradient(name)
     }
-    for call in range(2, 5):
-        late = _forward(candidate, args, second)
+    for call in range(2, LAST + 1):
+        mode = torch.inference_mode if call == LAST else torch.no_grad
+        late = _forward(candidate, args, second, mode)
         for which, output, copy in zip(candidate.op.outputs, early, kept, strict=True):
             if not same_bits(output, copy):
                 return case, f"call {call} changed {which} of the first"
@@ -85,8 +87,10 @@ def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
     return {place: name for place, name in enumerate(found) if name is not None}
 
 
-def _forward(candidate: Candidate, args: Leaves, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    with torch.no_grad():
+def _forward(
+    candidate: Candidate, args: Leaves, inputs: Inputs, mode: Callable[[], Any] = torch.no_grad
+) -> tuple[torch.Tensor, ...]:
+    with mode():
         return outputs_of(candidate, args, inputs.params)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph
 from tinyllama.harness.correct.checks.programs import interpreted
 from tinyllama.harness.correct.offsets import BF16, Far, NoAddressesError
@@ -26,10 +26,12 @@ class Narrow:
 
     An offset within a tile begins at 0, one that a program's number is part of grows with the
     tensor, until 32 bits cannot hold it.
+    enough: elements of the largest input; a tensor of fewer does not grow with it.
     found: of each kernel, in words, where such an offset passes the middle of its largest tensor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
         self.found: dict[str, str] = {}
         self._launch: Any = None
         self._tensors: dict[int, tuple[str, int]] = {}
@@ -46,7 +48,8 @@ class Narrow:
         number = int(np.asarray(pointers).flat[0]) >> interpreter.ADDRESS_BITS
         name, elements = self._tensors.get(number, ("", 0))
         least = int(np.min(offsets))
-        if elements and elements // 2 <= least < elements and launch.kernel not in self.found:
+        grows = elements >= self.enough and elements // 2 <= least < elements
+        if grows and launch.kernel not in self.found:
             text = f"an offset of 32 bits reaches element {least:,} of {elements:,} of {name}"
             self.found[launch.kernel] = f"{author_line()}{launch.kernel}: {text}"
 
@@ -79,16 +82,19 @@ def large_offsets(candidate: Candidate) -> Problem:
 
 
 def _narrow_offsets(candidate: Candidate) -> Problem:
+    from tinyllama.harness.kernels import interpreter
+
+    if candidate.op.mutated:
+        return None
     try:
         case = _with_entries(candidate, ENTRIES, candidate.dtypes[0])
     except Unsupported:
         return None
-    narrow = Narrow()
-    from tinyllama.harness.kernels import interpreter
-
+    inputs = candidate.inputs(case)
+    narrow = Narrow(max(value.numel() for value in leaves(inputs.args)))
     interpreter.SUMS.append(narrow.note)
     try:
-        candidate.shielded().results(candidate.inputs(case))
+        candidate.shielded().results(inputs)
     finally:
         interpreter.SUMS.remove(narrow.note)
     text = "; ".join(narrow.found.values())

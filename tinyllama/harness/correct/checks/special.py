@@ -9,6 +9,7 @@ that reaches a result which does not depend on it.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -116,7 +117,9 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs) -> str | None:
     candidate = candidate.forward_only()
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
-    results = candidate.results(inputs, None, guards)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
+        results = candidate.results(inputs, None, guards)
     kernels = guards.launched(backward=False)
     for name, value in results.items():
         each = torch.stack([one[name].isnan() for one in known])
