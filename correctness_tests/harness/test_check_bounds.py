@@ -209,3 +209,27 @@ def test_a_wrong_result_names_the_input_and_the_kernel_with_its_line() -> None:
     assert message.endswith("; up alone in this layout is enough")
     line = copying.fn.__code__.co_firstlineno
     assert f"kernels: {NAME}.copying ({__file__}:{line})" in message
+
+
+def changing(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Other bits in each call."""
+    storing[(2,)](torch.ones(8), torch.zeros(8), 8, SHIFT=0)
+    return OP["eager"].call(gate, up) * (1 + 1e-3 * torch.rand(()))
+
+
+def forgetting(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The last row stays as allocated."""
+    storing[(2,)](torch.ones(8), torch.zeros(8), 8, SHIFT=0)
+    y, written = OP["eager"].call(gate, up), torch.empty(gate.shape)
+    written[:-1] = y.detach()[:-1]
+    return y + (written - y.detach())
+
+
+@pytest.mark.parametrize(
+    ("call", "check"), [(changing, "determinism"), (forgetting, "unwritten memory")]
+)
+def test_a_fault_of_any_check_names_the_kernels_with_their_lines(call: Any, check: str) -> None:
+    finding = found(call, check)[check]
+    assert finding.outcome is FAILED, finding
+    line = storing.fn.__code__.co_firstlineno
+    assert finding.message.endswith(f"; kernels: {NAME}.storing ({__file__}:{line})")

@@ -10,7 +10,7 @@ does not pass: it is UNSUPPORTED, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tinyllama.harness.correct.checks import (
@@ -99,8 +99,17 @@ def run(
                 bounds = Bounds()
                 with candidate.limits(bounds):
                     finding = _finding(name, check, candidate)
+                finding = _with_kernels(finding, bounds.kernels)
                 yield _with_strays(finding, bounds.strays) if bounded else finding
                 bounded = bounded and not bounds.strays
+
+
+def _with_kernels(finding: Finding, kernels: Mapping[str, str]) -> Finding:
+    """A fault with the kernels that were launched, each with its line, where it names none."""
+    if finding.outcome is not Outcome.FAILED or any(name in finding.message for name in kernels):
+        return finding
+    named = ", ".join(f"{name} ({place})" for name, place in kernels.items())
+    return replace(finding, message=f"{finding.message}; kernels: {named}") if named else finding
 
 
 def _with_strays(finding: Finding, strays: list[str]) -> Finding:

@@ -232,6 +232,8 @@ def faults(
         if not any(again[name].isnan().any() for name in with_nan):
             where = ", ".join(f"{name} ({_nan_places(results[name])})" for name in with_nan)
             text = f"never written, or read before: {where}"
+            if kernels := guards.launched(backward=all(map(is_gradient, with_nan))):
+                text += f"; kernels: {kernels}"
             yield Finding(UNWRITTEN, Outcome.FAILED, str(case), text)
             wrong = candidate.wrong(case, again, inputs)
     for check in (OUTPUTS, GRADIENTS):
