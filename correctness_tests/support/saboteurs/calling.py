@@ -225,6 +225,11 @@ def wrong_under_autocast(op: Op) -> Call:
     return wrong_if(op, lambda: torch.is_autocast_enabled("cpu"))
 
 
+@on_any_op("fresh contents")
+def wrong_in_inference_mode(op: Op) -> Call:
+    return wrong_if(op, torch.is_inference_mode_enabled)
+
+
 @on_any_op("compiled")
 def wrong_when_compiled(op: Op) -> Call:
     return wrong_if(op, torch.compiler.is_compiling)
