@@ -109,7 +109,7 @@ def test_an_offset_of_32_bits_in_a_dense_tensor_is_advice(wide: bool) -> None:
         copy = torch.empty_like(dense)
         rows = dense.numel() // D
         # A block as long as the tensor: offsets within it begin at 0.
-        copy_dense[(rows,)](dense, copy, D, WIDE=wide, BLOCK=8 * 2 ** D.bit_length())
+        copy_dense[(rows,)](dense, copy, D, WIDE=wide, BLOCK=4 * 2 ** D.bit_length())
         return EAGER["rms_norm"](x + (copy - dense), weight, eps)
 
     finding = finding_of("large offsets", call)
