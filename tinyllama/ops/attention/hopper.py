@@ -198,7 +198,7 @@ def _forward_products(
         mbarrier.arrive(q_free.index(C), count=1)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("H", "G", "tiles", "heads"))
 def forward_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, slope, T, H, G, tiles, heads,
     BN: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
@@ -366,7 +366,7 @@ def _keys_products(
         gl.store(to_v, dv_sum.to(dv.dtype.element_ty))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("H", "G", "tiles", "heads"))
 def keys_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk, dv, slope, scale,
     T, H, G, tiles, heads, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
@@ -523,7 +523,7 @@ def _queries_products(
         gl.store(to, (dq_sum * scale).to(dq.dtype.element_ty))
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=("H", "G", "tiles", "heads"))
 def queries_kernel(
     q_desc, k_desc, v_desc, do_desc, o, lse, delta, dq, slope, scale,
     T, H, G, tiles, heads, dq_b, dq_t, dq_h,
