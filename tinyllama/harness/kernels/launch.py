@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 elif HAS_TRITON:
     import triton.language as tl
+    from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 else:
 
@@ -273,6 +274,7 @@ def shown_name(function: Callable[..., Any]) -> str:
 
 
 _SHOWN: dict[str, Callable[..., Any]] = {}
+PRODUCTS = {"dot", "warpgroup_mma"}  # Triton's, and Gluon's
 
 
 def multiplies(shown: str) -> bool | None:
@@ -285,7 +287,7 @@ def _has_product(function: Callable[..., Any]) -> bool:
     names = function.__code__.co_names
     called = (function.__globals__.get(name) for name in names)
     inner = [kernel.fn for kernel in called if HAS_TRITON and isinstance(kernel, Kernel)]
-    return "dot" in names or any(map(_has_product, inner))
+    return not PRODUCTS.isdisjoint(names) or any(map(_has_product, inner))
 
 
 def identity(kernel: Any) -> str:
@@ -311,6 +313,9 @@ if HAS_TRITON and not TYPE_CHECKING:
         """A jitted function that picks its way by where its tensors are. A launch like an earlier
         one is not specialised again."""
 
+        interpretable = True
+        source_type: Any = ASTSource  # what Triton compiles it from
+
         def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
             if _RECORDS:
                 _RECORDS[-1].append(_launch(self, grid, args, kwargs))
@@ -331,6 +336,8 @@ if HAS_TRITON and not TYPE_CHECKING:
                 return kernel
             if device.type != "cpu":
                 raise RuntimeError(f"{self.__name__} cannot run on {device.type} tensors")
+            if not self.interpretable:
+                raise RuntimeError(f"{self.__name__} is in Gluon, which runs on a GPU only")
             from tinyllama.harness.kernels import interpreter
 
             if callable(grid):
@@ -377,9 +384,13 @@ if HAS_TRITON and not TYPE_CHECKING:
     def jit(function: Callable[..., Any]) -> Kernel:
         """Make a kernel of a function (or of one that kernels call). Profilers show it by its
         file and function: ``rms_norm_backward``."""
+        return kernel_of(function, Kernel)
+
+    def kernel_of(function: Callable[..., Any], kind: type[Kernel], **options: Any) -> Kernel:
+        """A kernel of this class, under the name that profilers are to show."""
         name = shown_name(function)
         _SHOWN[name] = function
-        return Kernel(function, repr=lambda specialization: name)
+        return kind(function, repr=lambda specialization: name, **options)
 
     @jit
     def begin(PDL: tl.constexpr):

@@ -192,7 +192,6 @@ def compile_launch(launch: Launch, chip_name: str) -> Resources:
 def compilation(launch: Launch, chip_name: str) -> Compilation:
     """What would be compiled for a launch on a chip: cheap, nothing is compiled yet."""
     from triton._utils import find_paths_if, get_iterable_path
-    from triton.compiler import ASTSource
 
     kernel, wanted = launch.kernel, chip(chip_name)
     backend = _backend(wanted)
@@ -208,7 +207,7 @@ def compilation(launch: Launch, chip_name: str) -> Compilation:
     values = list(arguments.values())
     constants = find_paths_if(types, lambda _, kind: kind == "constexpr")
     hinted = find_paths_if(hints, lambda _, hint: isinstance(hint, str))
-    source = ASTSource(
+    source = kernel.source_type(
         kernel,
         dict(zip(kernel.arg_names, types, strict=True)),
         {path: get_iterable_path(values, path) for path in constants},

@@ -20,7 +20,16 @@ from tinyllama.harness.kernels import cdiv, next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous, dense_rows
 from tinyllama.harness.kernels.precision import input_precision
-from tinyllama.ops.attention.configs import BACKWARD, BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD
+from tinyllama.ops.attention import specialised as long
+from tinyllama.ops.attention.configs import (
+    BACKWARD,
+    BACKWARD_KEYS,
+    BACKWARD_QUERIES,
+    FORWARD,
+    SPECIALISED_FORWARD,
+    SPECIALISED_KEYS,
+    SPECIALISED_QUERIES,
+)
 from tinyllama.ops.attention.kernels import backward_kernel, forward_kernel
 from tinyllama.ops.transpose import transposed
 
@@ -234,6 +243,11 @@ def attend(
     if o.numel() == 0:
         return o, lse
     constants, key = _statics(q)
+    tiles = T // long.TILE * B * H
+    config = long.specialised(SPECIALISED_FORWARD, (q, k, v, o), T, tiles)
+    if config is not None:
+        long.forward(config, q, k, v, o, lse)
+        return o, lse
     length = "long" if constants["SPLIT"] else "short"
     config = FORWARD.choose(q.device, **key, length=length)
     turn, strides = _turns(config, B * T), _strides(q, k, v)
@@ -326,9 +340,19 @@ def attend_backward(
         launch(BACKWARD, None, queries=True, keys=True)
         return
     delta = torch.empty_like(lse, dtype=torch.float32) if queries and keys else None
-    if queries:
+    reads, sums, more = (q, k, v, do), (lse, delta), (tables, scaled or (None, None))
+    of_q = of_k = None
+    if delta is not None:  # each of these kernels writes it, or reads it
+        tiles = T // long.TILE * B
+        of_q = long.specialised(SPECIALISED_QUERIES, (*reads, o), T, tiles * H)
+        of_k = long.specialised(SPECIALISED_KEYS, reads, T, tiles * G)
+    if of_q is not None:
+        long.backward_queries(of_q, (*reads, o), sums, dq_BTHK, *more)
+    elif queries:
         launch(BACKWARD_QUERIES, delta, queries=True, keys=False)
-    if keys:
+    if of_k is not None:
+        long.backward_keys(of_k, reads, sums, (dk_BTGK, dv_BTGK), *more)
+    elif keys:
         launch(BACKWARD_KEYS, delta, queries=False, keys=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 from tinyllama.harness.kernels.configs import Config, Space
@@ -131,4 +132,39 @@ BACKWARD = Space(
     "attention.backward",
     default=_default_pair,
     configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS])),
+)
+
+# Kernels with specialised warps (see `tinyllama.ops.attention.specialised`): whether they are used
+# (ON), the rows that a step takes, and so many steps' tiles in shared memory (num_stages). Keys: D,
+# the tokens of a sequence, and whether the chip and this triton can run them.
+OFF = Config(ON=0, STEP=64, num_warps=4, num_stages=1)
+
+
+def _specialised(tiles: int) -> Callable[..., list[Config]]:
+    """Off, and all that fits. tiles: of 128 rows, that a program holds besides those of its steps."""
+
+    def configs(D: int, tokens: int, gluon: bool) -> list[Config]:
+        found = [OFF]
+        for step, stages in product((64, 128), (2, 3, 4)) if gluon else ():
+            if 2 * D * (128 * tiles + 2 * step * stages) <= 225 * 1024:
+                found.append(Config(ON=1, STEP=step, num_warps=4, num_stages=stages))
+        return found
+
+    return configs
+
+
+SPECIALISED_FORWARD = Space(
+    "attention.specialised_forward",
+    default=lambda D, tokens, gluon: OFF,
+    configs=_specialised(1),
+)
+SPECIALISED_QUERIES = Space(
+    "attention.specialised_queries",
+    default=lambda D, tokens, gluon: OFF,
+    configs=_specialised(2),
+)
+SPECIALISED_KEYS = Space(
+    "attention.specialised_keys",
+    default=lambda D, tokens, gluon: OFF,
+    configs=_specialised(2),
 )
