@@ -160,6 +160,9 @@ def unfit(space: Space, chip: str, ops: Iterable[Op]) -> dict[str, str]:
 
 def uses(one: Compilation, config: Config) -> bool:
     """Whether this kernel is launched in this configuration (others are launched beside it)."""
+    constants = dict(config.constants)
+    if constants and constants.keys().isdisjoint(one.traits):  # of another space
+        return False
     return all(one.traits.get(name, value) == value for name, value in config.kwargs().items())
 
 

@@ -41,7 +41,7 @@ def _share_blocks() -> None:
         if "name" in self.__dict__:
             return
         make(self, *args, **named)
-        if len(args) == 2:
+        if type(self) is block and len(args) == 2:  # Gluon's types are blocks with a layout
             if len(_BLOCKS) >= MOST:
                 _BLOCKS.clear()
             key = id(args[0]), *args[1]

@@ -340,18 +340,18 @@ def attend_backward(
         launch(BACKWARD, None, queries=True, keys=True)
         return
     delta = torch.empty_like(lse, dtype=torch.float32) if queries and keys else None
-    reads, sums, more = (q, k, v, do), (lse, delta), (tables, scaled or (None, None))
     of_q = of_k = None
-    if delta is not None:  # each of these kernels writes it, or reads it
+    if delta is not None:  # which these kernels write and read
+        more = ((lse, delta), tables, scaled or (None, None))
         tiles = T // long.TILE * B
-        of_q = long.specialised(SPECIALISED_QUERIES, (*reads, o), T, tiles * H)
-        of_k = long.specialised(SPECIALISED_KEYS, reads, T, tiles * G)
-    if of_q is not None:
-        long.backward_queries(of_q, (*reads, o), sums, dq_BTHK, *more)
+        of_q = long.specialised(SPECIALISED_QUERIES, (q, k, v, do, o), T, tiles * H)
+        of_k = long.specialised(SPECIALISED_KEYS, (q, k, v, do), T, tiles * G)
+    if of_q is not None and dq_BTHK is not None:
+        long.backward_queries(of_q, (q, k, v, do, o), dq_BTHK, *more)
     elif queries:
         launch(BACKWARD_QUERIES, delta, queries=True, keys=False)
-    if of_k is not None:
-        long.backward_keys(of_k, reads, sums, (dk_BTGK, dv_BTGK), *more)
+    if of_k is not None and dk_BTGK is not None and dv_BTGK is not None:
+        long.backward_keys(of_k, (q, k, v, do), (dk_BTGK, dv_BTGK), *more)
     elif keys:
         launch(BACKWARD_KEYS, delta, queries=False, keys=True)
 

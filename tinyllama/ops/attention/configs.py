@@ -141,7 +141,7 @@ OFF = Config(ON=0, STEP=64, num_warps=4, num_stages=1)
 
 
 def _specialised(tiles: int) -> Callable[..., list[Config]]:
-    """Off, and all that fits. tiles: of 128 rows, that a program holds besides those of its steps."""
+    """Off, and all that fits. tiles: of 128 rows, that a program holds besides those of steps."""
 
     def configs(D: int, tokens: int, gluon: bool) -> list[Config]:
         found = [OFF]

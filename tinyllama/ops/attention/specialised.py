@@ -120,8 +120,8 @@ def forward(
 def backward_queries(
     config: Config,
     inputs: Sequence[torch.Tensor],
-    sums: Sequence[torch.Tensor],
     dq: torch.Tensor,
+    sums: Sequence[torch.Tensor],
     tables: Sequence[torch.Tensor | None],
     scaled: Sequence[torch.Tensor | None],
 ) -> None:
@@ -144,8 +144,8 @@ def backward_queries(
 def backward_keys(
     config: Config,
     inputs: Sequence[torch.Tensor],
-    sums: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],
+    sums: Sequence[torch.Tensor],
     tables: Sequence[torch.Tensor | None],
     scaled: Sequence[torch.Tensor | None],
 ) -> None:

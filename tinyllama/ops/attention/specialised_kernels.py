@@ -7,8 +7,8 @@ longest first and every second round in reverse, so that their sums are alike. N
 what another one writes: equal inputs give equal bits.
 
 Matrices are descriptors of (B T, heads D) with blocks of 64 rows, or of the STEP rows that a step
-takes; lse and delta are (B H T), float32. T is a multiple of 128; the head dimension D is 64 or 128.
-Barriers come in pairs: "full", that what a slot of shared memory holds has arrived, and "free",
+takes; lse and delta are (B H T), float32. T is a multiple of 128; the head dimension D is 64 or
+128. Barriers come in pairs: "full" says that what a slot of shared memory holds has arrived, "free"
 that it may be overwritten. See `tinyllama.ops.attention.kernels` for the mathematics and the names.
 """
 
@@ -121,9 +121,7 @@ def _forward_copies(
             slot, phase = _slot(step, STAGES)
             mbarrier.wait(k_free.index(slot), phase ^ 1)
             mbarrier.expect(k_full.index(slot), STEP * D * 2)
-            load_tile(
-                k_desc, [n, group * D], k_full.index(slot), k_s.index(slot)
-            )
+            load_tile(k_desc, [n, group * D], k_full.index(slot), k_s.index(slot))
             if i == 0:
                 for c in gl.static_range(2):
                     mbarrier.wait(q_free.index(c), (turn & 1) ^ 1)
@@ -133,9 +131,7 @@ def _forward_copies(
                     )
             mbarrier.wait(v_free.index(slot), phase ^ 1)
             mbarrier.expect(v_full.index(slot), STEP * D * 2)
-            load_tile(
-                v_desc, [n, group * D], v_full.index(slot), v_s.index(slot)
-            )
+            load_tile(v_desc, [n, group * D], v_full.index(slot), v_s.index(slot))
             step += 1
 
 
@@ -157,8 +153,8 @@ def _forward_products(
     slope, T, H, G, tiles, heads, STEP: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STEP, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P: gl.constexpr = gl.DotOperandLayout(0, A, 2)
     dtype: gl.constexpr = q_s.dtype
     zeros = gl.zeros([ROWS, STEP], gl.float32, S)
     step = 0
@@ -168,7 +164,7 @@ def _forward_products(
         blocks = (start + TILE) // STEP
         row = start + C * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, S))
         q = q_s.index(C)
-        o = gl.zeros([ROWS, D], gl.float32, O)
+        o = gl.zeros([ROWS, D], gl.float32, A)
         highest = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, S))
         total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S))
         mbarrier.wait(q_full.index(C), turn & 1)
@@ -198,7 +194,7 @@ def _forward_products(
             )
             o, low = warpgroup_mma_wait(0, deps=[o_next, low])
             mbarrier.arrive(v_free.index(before), count=1)
-            o = o * gl.convert_layout(shrink, gl.SliceLayout(1, O))[:, None]
+            o = o * gl.convert_layout(shrink, gl.SliceLayout(1, A))[:, None]
             low = gl.convert_layout(p.to(dtype), P)
         slot, phase = _slot(step, STAGES)
         mbarrier.wait(v_full.index(slot), phase)
@@ -207,12 +203,10 @@ def _forward_products(
         mbarrier.arrive(v_free.index(slot), count=1)
         step += 1
         gl.store(lse + bh * T + row, highest + gl.log2(total))
-        o = o / gl.convert_layout(total, gl.SliceLayout(1, O))[:, None]
+        o = o / gl.convert_layout(total, gl.SliceLayout(1, A))[:, None]
         q.store(o.to(dtype))  # all products with q are done
         fence_async_shared()
-        store_tile(
-            o_desc, [bh // H * T + start + C * ROWS, bh % H * D], q
-        )
+        store_tile(o_desc, [bh // H * T + start + C * ROWS, bh % H * D], q)
         wait_for_stores(0)
         mbarrier.arrive(q_free.index(C), count=1)
 
@@ -265,32 +259,20 @@ def _keys_copies(
             mbarrier.wait(kv_free.index(c), (turn & 1) ^ 1)
             mbarrier.expect(kv_full.index(c), 2 * ROWS * D * 2)
             at = batch * T + start + c * ROWS
-            load_tile(
-                k_desc, [at, group * D], kv_full.index(c), k_s.index(c)
-            )
-            load_tile(
-                v_desc, [at, group * D], kv_full.index(c), v_s.index(c)
-            )
+            load_tile(k_desc, [at, group * D], kv_full.index(c), k_s.index(c))
+            load_tile(v_desc, [at, group * D], kv_full.index(c), v_s.index(c))
         for h in range(of_group):
             head = group * of_group + h
             for m in range(start, T, STEP):
                 slot, phase = _slot(step, STAGES)
                 mbarrier.wait(free.index(slot), phase ^ 1)
                 mbarrier.expect(q_full.index(slot), STEP * D * 2 + STEP * 4)
-                load_tile(
-                    q_desc, [batch * T + m, head * D], q_full.index(slot), q_s.index(slot)
-                )
+                load_tile(q_desc, [batch * T + m, head * D], q_full.index(slot), q_s.index(slot))
                 at = (batch * H + head) * T + m
-                load_tile(
-                    lse_desc, [at], q_full.index(slot), lse_s.index(slot)
-                )
+                load_tile(lse_desc, [at], q_full.index(slot), lse_s.index(slot))
                 mbarrier.expect(do_full.index(slot), STEP * D * 2 + STEP * 4)
-                load_tile(
-                    do_desc, [batch * T + m, head * D], do_full.index(slot), do_s.index(slot)
-                )
-                load_tile(
-                    delta_desc, [at], do_full.index(slot), delta_s.index(slot)
-                )
+                load_tile(do_desc, [batch * T + m, head * D], do_full.index(slot), do_s.index(slot))
+                load_tile(delta_desc, [at], do_full.index(slot), delta_s.index(slot))
                 step += 1
 
 
@@ -381,11 +363,13 @@ def specialised_keys_kernel(
     gl.warp_specialize(
         [
             (_keys_products, (0, dk, dv, cos, sin, rstd, parts, q_s, do_s, k_s, v_s, lse_s,
-                              delta_s, kv_full, kv_free, q_full, do_full, free, slope, scale, T, H,
-                              G, tiles, heads, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, STEP, D, STAGES)),
+                              delta_s, kv_full, kv_free, q_full, do_full, free, slope, scale, T,
+                              H, G, tiles, heads, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+                              STEP, D, STAGES)),
             (_keys_products, (1, dk, dv, cos, sin, rstd, parts, q_s, do_s, k_s, v_s, lse_s,
-                              delta_s, kv_full, kv_free, q_full, do_full, free, slope, scale, T, H,
-                              G, tiles, heads, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, STEP, D, STAGES)),
+                              delta_s, kv_full, kv_free, q_full, do_full, free, slope, scale, T,
+                              H, G, tiles, heads, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+                              STEP, D, STAGES)),
             (_keys_copies, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_s, do_s, k_s,
                             v_s, lse_s, delta_s, kv_full, kv_free, q_full, do_full, free,
                             T, H, G, tiles, heads, STEP, D, STAGES)),
@@ -420,13 +404,9 @@ def _queries_copies(
             slot, phase = _slot(step, STAGES)
             mbarrier.wait(free.index(slot), phase ^ 1)
             mbarrier.expect(k_full.index(slot), STEP * D * 2)
-            load_tile(
-                k_desc, [row + n, group * D], k_full.index(slot), k_s.index(slot)
-            )
+            load_tile(k_desc, [row + n, group * D], k_full.index(slot), k_s.index(slot))
             mbarrier.expect(v_full.index(slot), STEP * D * 2)
-            load_tile(
-                v_desc, [row + n, group * D], v_full.index(slot), v_s.index(slot)
-            )
+            load_tile(v_desc, [row + n, group * D], v_full.index(slot), v_s.index(slot))
             step += 1
 
 
