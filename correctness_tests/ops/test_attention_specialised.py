@@ -1,0 +1,369 @@
+"""Attention's kernels with specialised warps: when they are chosen, what they are launched with.
+
+Triton cannot interpret Gluon. Without a GPU the launches are recorded as for a chip that has what
+these kernels need, and compiled for it; on such a GPU the results are compared with float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness.kernels import chip_of, gluon
+from tinyllama.harness.kernels.gluon import lacking
+from tinyllama.harness.kernels.launch import Launch, processors, recorded
+from tinyllama.harness.kernels.limits import of_op, triton_minor, verdict
+from tinyllama.harness.kernels.resources import compilation
+from tinyllama.harness.kernels.resources import lacking as lacking_compiler
+from tinyllama.ops.attention import attend, attend_backward, attention
+from tinyllama.ops.attention.configs import (
+    OFF,
+    SPECIALISED_FORWARD,
+    SPECIALISED_KEYS,
+    SPECIALISED_QUERIES,
+    Config,
+)
+from tinyllama.ops.rope import rotate
+
+SPACES = (SPECIALISED_FORWARD, SPECIALISED_QUERIES, SPECIALISED_KEYS)
+CHIP = "sm_90"  # has both TMA and wgmma
+OTHERS = ("gfx942", "gfx950", "sm_80", "sm_100")
+USUAL = ["forward_kernel", "backward_kernel", "backward_kernel"]
+CHOSEN = ["specialised_forward_kernel", "backward_kernel", "specialised_keys_kernel"]
+needs_gluon = pytest.mark.skipif(lacking(CHIP) is not None, reason=str(lacking(CHIP)))
+ON = {64: Config(ON=1, STEP=128, num_stages=2), 128: Config(ON=1, STEP=64, num_stages=2)}
+
+
+@contextlib.contextmanager
+def everywhere(config: dict[int, Config], ready: bool = True) -> Iterator[None]:
+    """Each of the three kernels in this configuration, for every length."""
+    with contextlib.ExitStack() as stack:
+        for space in SPACES:
+            for D, one in config.items():
+                for tokens in (512, 1024, 2048, 4096):
+                    stack.enter_context(space.force(one, D=D, tokens=tokens, gluon=ready))
+        yield
+
+
+def launches(
+    chip: str = CHIP,
+    *,
+    B: int = 1,
+    T: int = 4096,
+    heads: tuple[int, int] = (8, 2),
+    K: int = 64,
+    dtype: torch.dtype = torch.bfloat16,
+    packed: bool = False,
+    rotated: bool = False,
+    scaled: bool = False,
+) -> list[Launch]:
+    """Forward and backward as they are launched on a chip."""
+    H, G = heads
+
+    def made(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    if packed:
+        q, k, v = made(B, T, H + 2 * G, K).split((H, G, G), 2)
+    else:
+        q, k, v = made(B, T, H, K), made(B, T, G, K), made(B, T, G, K)
+    wide = torch.float32
+    tables = (made(T, K // 2, dtype=wide),) * 2 if rotated else ()
+    parts = (made(B, T, dtype=wide), made(B, T, H + G, dtype=wide)) if scaled else None
+    with recorded(chip) as found:
+        o, lse = attend(q, k, v)
+        gradients = [torch.empty_like(x) for x in (q, k, v)]
+        attend_backward(torch.empty_like(o), q, k, v, o, lse, *gradients, *tables, scaled=parts)
+    return found
+
+
+def names(found: list[Launch]) -> list[str]:
+    return [launch.identity.removeprefix("attention.") for launch in found]
+
+
+# -- the choice -------------------------------------------------------------------------------
+
+
+@needs_gluon
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_chips_table_chooses_them_for_long_sequences(K: int, packed: bool) -> None:
+    assert names(launches(K=K, packed=packed)) == CHOSEN
+    assert names(launches(K=K, T=8192, dtype=torch.float16)) == CHOSEN
+
+
+@needs_gluon
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dtype": torch.float32},
+        {"T": 4096 + 64},
+        {"T": 2048},
+        {"T": 4095},
+        {"K": 32},
+        {"K": 256},
+        {"K": 96},
+    ],
+    ids=str,
+)
+def test_what_they_do_not_cover_is_for_the_portable_kernels(changed: dict) -> None:
+    assert names(launches(**changed)) == USUAL
+
+
+@needs_gluon
+def test_fewer_tiles_than_processors_are_for_the_portable_kernels() -> None:
+    """4096 tokens of 8 and of 2 heads are 256 and 64 tiles of 128 rows."""
+    for count, expected in ((64, CHOSEN), (65, [CHOSEN[0], *USUAL[1:]]), (257, USUAL)):
+        with processors(count):
+            assert names(launches()) == expected
+
+
+@needs_gluon
+def test_strides_that_a_descriptor_cannot_have_are_for_the_portable_kernels() -> None:
+    def forward(make: torch.Tensor) -> list[str]:
+        with recorded(CHIP) as found:
+            attend(make, make, make)
+        return names(found)
+
+    room = torch.empty(2 * 4096 * 2 * 72, dtype=torch.bfloat16, device="meta")
+    apart = (4096 * 128, 128, 64, 1)
+    assert forward(room.as_strided((2, 4096, 2, 64), apart)) == CHOSEN[:1]
+    for strides, offset in (
+        ((4096 * 64, 64, 2 * 4096 * 64, 1), 0),  # heads outside of tokens
+        ((4096 * 132, 132, 64, 1), 0),  # rows at no multiple of 16 bytes
+        ((4096 * 136 + 8, 136, 64, 1), 0),  # a gap between batches
+        ((4096 * 144, 144, 72, 1), 0),  # a gap between heads
+    ):
+        strided = room.as_strided((2, 4096, 2, 64), strides, offset)
+        assert forward(strided) == USUAL[:1], strides
+
+
+@pytest.mark.parametrize("chip", ["", *OTHERS])
+def test_other_chips_keep_the_portable_kernels(chip: str) -> None:
+    assert names(launches(chip)) == USUAL
+    assert CHIP in str(lacking(chip))
+
+
+@pytest.mark.parametrize("chip", ["", *OTHERS])
+def test_choosing_them_where_they_cannot_run_is_an_error(chip: str) -> None:
+    where = chip or "a CPU"
+    with everywhere(ON, ready=False), pytest.raises(ValueError, match=f"ON=1.*{where}.*ON=0"):
+        launches(chip)
+
+
+def test_a_triton_without_gluon_takes_the_portable_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gluon, "_MISSING", "this triton has no Gluon for it (a test)")
+    assert names(launches()) == USUAL
+    with everywhere(ON, ready=False), pytest.raises(ValueError, match=r"no Gluon for it \(a test"):
+        launches()
+
+
+@needs_gluon
+def test_each_of_them_can_be_switched_off_and_on() -> None:
+    with everywhere({64: OFF}):
+        assert names(launches()) == USUAL
+    with everywhere(ON):
+        each = ["specialised_forward_kernel", "specialised_queries_kernel", CHOSEN[2]]
+        assert names(launches(T=512)) == each
+    assert all(OFF in space.configs(D=64, tokens=512, gluon=True) for space in SPACES)
+    assert all(space.configs(D=64, tokens=512, gluon=False) == [OFF] for space in SPACES)
+
+
+@needs_gluon
+def test_gradients_that_are_not_wanted_are_not_made() -> None:
+    """Those of keys alone need delta, which no kernel of queries has stored."""
+    q, k, v = (torch.empty(1, 4096, 8, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    with recorded(CHIP) as found:
+        o, lse = attend(q, k, v)
+        attend_backward(o, q, k, v, o, lse, None, torch.empty_like(k), torch.empty_like(v))
+        attend_backward(o, q, k, v, o, lse, torch.empty_like(q), None, None)
+    assert names(found) == [CHOSEN[0], *USUAL[1:]]
+
+
+# -- what is launched -------------------------------------------------------------------------
+
+
+@needs_gluon
+def test_descriptors_are_rows_of_one_head_at_a_time() -> None:
+    B, T, H, G, K = 2, 4096, 8, 2, 64
+    row = (H + 2 * G) * K
+    with everywhere(ON), processors(100):
+        forward, queries, keys = launches(B=B, T=T, heads=(H, G), K=K, packed=True)
+    for launch, rows in (
+        (forward, {"q": 64, "k": 128, "v": 128, "o": 64}),
+        (queries, {"q": 64, "k": 128, "v": 128, "do": 64}),
+        (keys, {"q": 128, "k": 64, "v": 64, "do": 128}),
+    ):
+        for name, block in rows.items():
+            found = launch.arguments[f"{name}_desc"]
+            columns = (G if name in "kv" else H) * K
+            assert found.shape == [B * T, columns], name
+            assert found.strides == [H * K if name in ("o", "do") else row, 1], name
+            assert found.block_shape == [block, K], name
+    for name in ("lse", "delta"):
+        found = keys.arguments[f"{name}_desc"]
+        assert (found.shape, found.strides, found.block_shape) == ([B * H * T], [1], [128])
+    tiles = {"queries": T // 128 * B * H, "keys": T // 128 * B * G}
+    assert [launch.grid for launch in (forward, queries, keys)] == [(100,)] * 3
+    assert forward.arguments["tiles"] == queries.arguments["tiles"] == tiles["queries"]
+    assert (keys.arguments["tiles"], keys.arguments["heads"]) == (tiles["keys"], B * G)
+    assert (keys.arguments["dk_t"], queries.arguments["dq_t"]) == (G * K, H * K)
+
+
+@needs_gluon
+@pytest.mark.skipif(lacking_compiler(CHIP) is not None, reason=str(lacking_compiler(CHIP)))
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize(("rotated", "scaled"), [(False, False), (True, True)])
+def test_they_compile_for_the_chip(K: int, rotated: bool, scaled: bool) -> None:
+    """Rotated and scaled, as in a stack, which no timed case has at this length."""
+    with everywhere(ON):
+        found = launches(K=K, rotated=rotated, scaled=scaled)
+    known = of_op("attention", attention.folder).of(triton_minor())
+    for launch in found if not rotated else found[1:]:
+        excesses, taken = verdict(compilation(launch, CHIP), known)
+        assert taken is not None, excesses
+        assert not taken.unfit()
+        assert taken.spilled <= 32, taken  # of 240 registers of a thread
+        assert "wgmma bf16" in taken.instructions.products
+        assert not taken.instructions.atomics
+
+
+@needs_gluon
+def test_counts_of_heads_and_tiles_compile_nothing_again() -> None:
+    """Models differ in them."""
+    sizes = ({"heads": (8, 2)}, {"heads": (16, 16)}, {"B": 3, "heads": (32, 8)})
+    keys = [[compilation(one, CHIP).key for one in launches(**some)] for some in sizes]
+    assert keys[0][0] == keys[1][0] == keys[2][0]
+
+
+@needs_gluon
+def test_a_launch_on_tensors_of_a_cpu_says_that_gluon_needs_a_gpu() -> None:
+    from tinyllama.ops.attention.specialised import forward
+
+    q = torch.zeros(1, 512, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="in Gluon, which runs on a GPU only"):
+        forward(ON[64], q, q, q, torch.empty_like(q), torch.zeros(1, 1, 512))
+
+
+# -- results ----------------------------------------------------------------------------------
+
+SHAPES = [  # B, T, H, G
+    (1, 512, 2, 2),
+    (3, 640, 4, 2),
+    (2, 1024, 8, 2),
+    (1, 2048, 4, 1),
+    (1, 4096, 2, 1),
+]
+
+
+@pytest.fixture
+def capable(device: torch.device) -> Iterator[torch.device]:
+    """A GPU that can run them, with so few processors that small shapes have tiles for each."""
+    reason = lacking(chip_of(device))
+    if reason is not None:
+        pytest.skip(reason)
+    with processors(7):  # several tiles a program, in both orders
+        yield device
+
+
+def exact(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """do, q, k, v -> o, dq, dk, dv in float64."""
+    do, *inputs = (x.detach().double() for x in tensors)
+    q, k, v = (x.requires_grad_() for x in inputs)
+    o = attention["eager"].call(q, k, v)
+    return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
+
+
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def drawn(
+    device: torch.device, shape: tuple[int, ...], K: int, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """do, q, k, v."""
+    B, T, H, G = shape
+    generator = torch.Generator(device).manual_seed(0)
+    return [
+        torch.randn(B, T, heads, K, device=device, generator=generator).to(dtype)
+        for heads in (H, H, G, G)
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("K", [64, 128])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_results_are_those_of_float64_in_equal_bits_each_time(
+    shape: tuple[int, ...], K: int, dtype: torch.dtype, capable: torch.device
+) -> None:
+    do, q, k, v = drawn(capable, shape, K, dtype)
+
+    def results() -> list[torch.Tensor]:
+        o, lse = attend(q, k, v)
+        gradients = [torch.full_like(x, float("nan")) for x in (q, k, v)]
+        attend_backward(do, q, k, v, o, lse, *gradients)
+        return [o, *gradients]
+
+    with everywhere(ON):
+        first, again = results(), results()
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    for one, expected in zip(first, exact([do, q, k, v]), strict=True):
+        assert off(one, expected) < (5e-3 if dtype is torch.bfloat16 else 8e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("K", [64, 128])
+def test_rotated_and_scaled_gradients_are_those_of_the_portable_kernels(
+    K: int, capable: torch.device
+) -> None:
+    """In the packed layout of a block."""
+    B, T, H, G = 2, 1024, 4, 2
+    do, *given = drawn(capable, (B, T, H, G), K, torch.bfloat16)
+    qkv = torch.cat(given, 2)
+    q, k, v = qkv.split((H, G, G), 2)
+    angle = torch.rand(T, K // 2, device=capable)
+    tables = (angle.cos(), angle.sin())
+    rstd = torch.rand(B, T, device=capable) + 0.5
+    rotate(q, k, *tables, q, k)
+
+    def results() -> list[torch.Tensor]:
+        o, lse = attend(q, k, v)
+        gradients = torch.full_like(qkv, float("nan"))
+        parts = torch.full((B, T, H + G), float("nan"), device=capable)
+        attend_backward(
+            *(do, q, k, v, o, lse),
+            *gradients.split((H, G, G), 2),
+            *tables,
+            scaled=(rstd, parts),
+        )
+        return [o, gradients, parts]
+
+    with everywhere({K: OFF}):
+        expected = results()
+    with everywhere(ON):
+        found = results()
+    for one, other in zip(found, expected, strict=True):
+        assert off(one, other.double()) < 5e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_come_through_autograd_and_torch_compile(
+    compiled: bool, capable: torch.device
+) -> None:
+    do, *inputs = drawn(capable, (1, 1024, 4, 2), 64, torch.bfloat16)
+    call = attention["triton"].call
+    q, k, v = (x.requires_grad_() for x in inputs)
+    with everywhere(ON):
+        o = (torch.compile(call) if compiled else call)(q, k, v)
+        found = [o, *torch.autograd.grad(o, (q, k, v), do)]
+    for one, expected in zip(found, exact([do, q, k, v]), strict=True):
+        assert off(one, expected) < 5e-3
