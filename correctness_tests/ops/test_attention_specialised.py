@@ -338,12 +338,9 @@ def test_rotated_and_scaled_gradients_are_those_of_the_portable_kernels(
         o, lse = attend(q, k, v)
         gradients = torch.full_like(qkv, float("nan"))
         parts = torch.full((B, T, H + G), float("nan"), device=capable)
-        attend_backward(
-            *(do, q, k, v, o, lse),
-            *gradients.split((H, G, G), 2),
-            *tables,
-            scaled=(rstd, parts),
-        )
+        dq, dk, dv = gradients.split((H, G, G), 2)
+        scaled = (rstd, parts)
+        attend_backward(do, q, k, v, o, lse, dq, dk, dv, *tables, scaled=scaled)
         return [o, gradients, parts]
 
     with everywhere({K: OFF}):
