@@ -41,9 +41,10 @@ def usable_device(device: str | torch.device | None) -> torch.device:
 
 def current(device: str | torch.device) -> torch.device:
     """A device, made the current one of this process: what names no device, as a stream that
-    captures a graph does, means this one. For a process that uses one device."""
+    captures a graph does, means this one. "cuda" is the current one already. For a process that
+    uses one device."""
     chosen = torch.device(device)
-    if chosen.type != "cpu":
+    if chosen.type != "cpu" and chosen.index is not None:
         torch.cuda.set_device(chosen)
     return chosen
 
