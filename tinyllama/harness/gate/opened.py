@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -38,6 +39,7 @@ from tinyllama.harness.machine.device import cannot
 
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
 _LATE = ("torch.fx.experimental.symbolic_shapes",)  # by a first backward pass; here for all forks
+_KNOWN = ("torch", "triton", "numpy", "scipy")  # their native code may run: the harness needs it
 _PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen"}
 
 
@@ -74,6 +76,8 @@ class Observer:
 
     def seen(self, groups: Sequence[Group]) -> list[Seen]:
         """What each group opens and changes."""
+        if not all(name.endswith(".py") for one in groups for name in one.modules):
+            _load("scipy.stats")  # a training step's modules do; without bytecode that takes 4 s
         found, news = self._each(groups)
         again = [place for place, one in enumerate(found) if one.changed and news[place]]
         if again:  # torch changes itself when some of its modules are loaded first
@@ -218,12 +222,12 @@ class _Events:
             self._by_itself(f"it starts a process ({event})")
 
     def _foreign(self, file: str, reason: str) -> None:
-        """Note what is not of Python, torch, Triton or numpy."""
-        if not os.path.abspath(file).startswith(self.trusted):
+        """Note what is not of Python, or of the libraries of `_KNOWN`."""
+        if not os.path.realpath(file).startswith(self.trusted):
             self.native.append(reason)
 
     def _by_itself(self, reason: str) -> None:
-        """Note what torch, Triton or numpy does not do on its own account: the nearest caller
+        """Note what no library of `_KNOWN` does on its own account: the nearest caller
         outside of the standard library is another's."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
@@ -248,8 +252,10 @@ class _Events:
 
 
 def _folders() -> Iterator[str]:
-    """Of Python, torch, Triton and numpy."""
+    """Of Python's own extension modules, and of the libraries of `_KNOWN`."""
     for name in ("stdlib", "platstdlib"):
-        yield f"{sysconfig.get_path(name)}{os.sep}lib-dynload{os.sep}"
-    for module in filter(None, map(sys.modules.get, ("torch", "triton", "numpy"))):
-        yield f"{Path(str(module.__file__)).resolve().parent}{os.sep}"
+        yield f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}lib-dynload{os.sep}"
+    for name in _KNOWN:
+        spec = importlib.util.find_spec(name)
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            yield f"{os.path.realpath(folder)}{os.sep}"
