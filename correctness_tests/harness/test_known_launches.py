@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import jit, known, tl
+from tinyllama.harness.kernels import jit, known, launch, tl
 
 
 class Compiled:
@@ -126,6 +126,19 @@ def test_a_launch_that_differs_is_specialised(
     double[(7,)](*args, **{**usual, **more})
     assert len(specialised) == 2
     assert not any(one.launched for one in specialised)
+
+
+def test_a_kernel_with_hooks_before_its_launches_is_left_to_triton(
+    specialised: list[Compiled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_HOOKED", [])
+    double = kernel()
+    double.add_pre_run_hook(lambda *args, **kwargs: None)
+    seen: list[known.Known | None] = []
+    with known.traced(seen.append):
+        for _ in range(3):
+            double[(7,)](X, None, 2.0, 64, BLOCK=16)
+    assert seen == [None] * 3
 
 
 def test_kernels_do_not_share_what_they_know(specialised: list[Compiled]) -> None:

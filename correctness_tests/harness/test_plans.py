@@ -424,6 +424,12 @@ def test_tensors_that_share_memory_are_not_told_apart_by_a_plan(posed: Posed) ->
     assert "share memory" in plans.planned(function, (X, X))[1].reason
 
 
+def test_there_is_no_plan_from_an_address_that_is_no_multiple_of_16_bytes(posed: Posed) -> None:
+    """Its kernels are compiled for such addresses."""
+    reason = plans.planned(lambda x: [scaled(x, 2.0)], (shifted(1),))[1].reason
+    assert reason == "t0 does not begin at a multiple of 16 bytes"
+
+
 def test_a_function_without_a_plan_is_called(posed: Posed) -> None:
     put: list[Any] = []
     function = lambda x: [scaled(x, x[0].item())]  # noqa: E731

@@ -118,8 +118,8 @@ class _Watch(TorchDispatchMode):
             "nan": math.nan,
         }
         self._filled: set[str] = set()
-        self._alive: list[Any] = []  # or other tensors would get the same memory meanwhile
-        self._first: dict[int, tuple[str, torch.Tensor]] = {}  # by its memory: a tensor's name
+        # By memory: the first tensor that has it, and its name. Held, or others would get it next.
+        self._first: dict[int, tuple[str, torch.Tensor]] = {}
         self._arguments = [f"t{i}" for i in range(len(tensors))]
         for name, tensor in zip(self._arguments, tensors, strict=True):
             if tensor is not None:
@@ -139,14 +139,12 @@ class _Watch(TorchDispatchMode):
         if tensor.data_ptr() % 16:
             self.refuse(f"{name} does not begin at a multiple of 16 bytes")
         self._first[_memory(tensor)] = name, tensor
-        self._alive.append(tensor)
 
     # -- what is seen ---------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self._alive.append(result)
         if not isinstance(result, torch.Tensor):
             if any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values())):
                 self.refuse(f"{func} gives no tensor")  # else it is of types alone
@@ -180,7 +178,6 @@ class _Watch(TorchDispatchMode):
         if made is None:
             self.refuse("a kernel that Triton specialises at every launch")
             return
-        self._alive.append(made)
         (x, y, z), kernel = (*made.grid, 1, 1)[:3], made.kernel
         whole = self._constant(kernel)  # which unloads its code when nobody holds it
         given = ", ".join(map(self._address, made.arguments))
