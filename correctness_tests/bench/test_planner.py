@@ -10,7 +10,7 @@ import pytest
 from tinyllama.bench.planner import SHAPES, Links, Plan, Rates, Work, plans, points
 from tinyllama.cli import main
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.records.entries import Entry, StepEntry
+from tinyllama.harness.records.entries import Entry, ScalingEntry, StepEntry
 from tinyllama.harness.records.results import Record, load
 from tinyllama.model.config import PRESETS, WORKLOADS
 from tinyllama.model.llama import TinyLlama
@@ -60,7 +60,8 @@ def test_recorded_steps_are_within_ten_percent(records: list[Record]) -> None:
     """Times of all, and memory of all but `small`, where 64 MiB and more are neither state nor
     activations; the table of docs/PARALLEL.md says so."""
     found = {point.workload: point for point in points(records)}
-    assert found.keys() == {"small", "medium", "large"}
+    both = {f"medium, 2 GPUs, {case}" for case in ("weak", "strong")}
+    assert found.keys() == {"small", "medium", "large", *both}
     for name, point in found.items():
         assert abs(point.time_error) <= WITHIN, name
         assert abs(point.memory_error) <= (2 if name == "small" else 1) * WITHIN, name
@@ -68,7 +69,7 @@ def test_recorded_steps_are_within_ten_percent(records: list[Record]) -> None:
 
 def test_no_time_of_a_step_changes_a_plan(records: list[Record]) -> None:
     def slower(entry: Entry) -> Entry:
-        if isinstance(entry, StepEntry) and entry.ran:
+        if isinstance(entry, StepEntry | ScalingEntry) and entry.ran:
             return replace(entry, seconds=2 * entry.time, peak_bytes=2 * (entry.peak_bytes or 0))
         return entry
 

@@ -82,7 +82,8 @@ class Links:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A step on some GPUs: seconds, and bytes of each GPU. exposed: the communication that nothing
-    hides. passing: the larger of the activations and of the gradients, which replace them."""
+    hides. passing: the larger of the activations and of the gradients, which replace them; both
+    where buckets hold the gradients from the start."""
 
     way: str
     memory: str  # of `tinyllama.model.tiers.StepPlan`
@@ -243,6 +244,7 @@ def _plan(work: Work, gpus: int, links: Links, rates: Rates, memory: str, sharde
     mine = model.parameters / gpus if sharded else float(model.parameters)
     speed, passed = links.ring(gpus), (gpus - 1) / gpus * FP32
     once = passed * model.parameters / speed  # all parameters gathered, or gradients scattered
+    kept, buckets = work.kept(memory), gpus > 1 and not sharded
     embedding, layer = model.vocab_size * model.hidden_dim, work.layer
     # The embedding is read first and last: nothing is left to hide the reduction of its gradient.
     ends = 2 * passed * embedding / speed
@@ -263,7 +265,7 @@ def _plan(work: Work, gpus: int, links: Links, rates: Rates, memory: str, sharde
         communication=(3 if sharded else 2) * once,
         exposed=exposed,
         state=STATE * mine + gathered,
-        passing=max(work.kept(memory), FP32 * mine),
+        passing=kept + FP32 * mine if buckets else max(kept, FP32 * mine),
     )
 
 
