@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.kernels import chip_of, gluon
 from tinyllama.harness.kernels.gluon import lacking
-from tinyllama.harness.kernels.launch import Launch, processors, recorded
+from tinyllama.harness.kernels.launch import Launch, launched, processors, recorded
 from tinyllama.harness.kernels.limits import of_op, triton_minor, verdict
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.harness.kernels.resources import lacking as lacking_compiler
@@ -313,7 +313,12 @@ def test_results_are_those_of_float64_in_equal_bits_each_time(
         return [o, *gradients]
 
     with everywhere(ON):
-        first, again = results(), results()
+        with launched() as seen:
+            first = results()
+        again = results()
+    assert [one.kernel.metadata.name for one in seen] == [
+        f"attention_specialised_{part}" for part in ("forward", "queries", "keys")
+    ]
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     for one, expected in zip(first, exact([do, q, k, v]), strict=True):
         assert off(one, expected) < (5e-3 if dtype is torch.bfloat16 else 8e-4)
