@@ -122,6 +122,7 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
         watch=None,
         candidate_label="candidate",
         say=print,
+        doing=print,
     )
     monkeypatch.setattr(comparison, "Session", lambda setting: setting)
     with comparison.prepared(request) as setting:  # type: ignore[arg-type]

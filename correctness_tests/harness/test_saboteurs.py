@@ -104,9 +104,11 @@ def test_other_bits_in_the_last_repeat_alone_are_found() -> None:
 def test_each_check_finds_some_saboteur() -> None:
     """A check that nothing fails would prove nothing."""
     used = {check for saboteur in ALL for check in saboteur.checks}
-    # test_programs.py, test_program_order.py, test_sizes.py, test_check_configurations.py
+    # test_programs.py, test_program_order.py, test_sizes.py, test_check_configurations.py,
+    # test_special_values.py
     of_programs = {"races", "large offsets", "program order", "sizes", "configurations"}
-    elsewhere = {"captured", "side stream", "resources"} | of_programs  # on a GPU; below
+    elsewhere = {"special values", "captured", "side stream", "resources"}  # on a GPU; below
+    elsewhere |= of_programs
     assert set(CHECKS) - used == elsewhere
 
 

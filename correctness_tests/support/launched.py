@@ -53,13 +53,14 @@ def large_kernels() -> set[str]:
 
 def chosen_kernels() -> set[str]:
     """The identities of the kernels that a chip's table alone chooses: in 16 bits, in the largest
-    case that is timed."""
+    case that is timed. Without those that Triton cannot interpret."""
     found = {
         launch.identity
         for op, provider in providers()
         if torch.bfloat16 in provider.dtypes and provider.supports(op.timed[-1].dims) is None
         for chip in WHOLLY
         for launch in launches_of(op, provider, op.timed[-1], torch.bfloat16, chip=chip)
+        if launch.kernel.interpretable
     }
     return found - large_kernels() - small_kernels()
 

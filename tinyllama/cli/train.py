@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tinyllama.cli.argument_types import file_path, number, whole, whole_within
-from tinyllama.harness.machine.device import current
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_apart, check_writable, write_json
 from tinyllama.model.config import MEMORY, PRECISIONS, PRESETS, ModelConfig, TrainConfig
@@ -159,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, ranks: Ranks) -> int:
     import tinyllama
     from tinyllama.cli.summary import ProgressBar, console, print_diagnosis, print_summary
+    from tinyllama.harness.machine.device import current
     from tinyllama.harness.records.results import versions
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
