@@ -1,7 +1,5 @@
 """What must be measured on this device, and what all measurements share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

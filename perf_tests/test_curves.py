@@ -5,8 +5,6 @@ from the same weights on the same batches; and five runs of V1 in bf16 whose ini
 by less than a rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The longest sequence that one card trains on: V3 has more tokens than torch.compile, as fast."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

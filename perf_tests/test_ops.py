@@ -1,7 +1,5 @@
 """Every provider of every op on its timed cases, and the bars of ops in targets.toml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

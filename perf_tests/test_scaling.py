@@ -1,7 +1,5 @@
 """Weak and strong scaling of training steps over all GPUs of this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

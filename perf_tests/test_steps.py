@@ -1,7 +1,5 @@
 """The ladder: training steps of every tier, their peers and the floor, alternately in one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Time and memory against sequence length and against batch size, tier by tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each part of V2 is worth: every part can be switched off, and is timed so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 `correctness_tests/ops/test_checks.py` runs them, and holds each reason to what the check says.
 """
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Op, Provider

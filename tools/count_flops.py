@@ -9,8 +9,6 @@ that the counters count. Exit status: 0 counted and no more than the last record
 more than that, 2 no such tool, no GPU, or counters that this user may not read.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the tools share that run ops under a program of the CUDA toolkit."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 

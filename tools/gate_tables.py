@@ -1,7 +1,5 @@
 """Tables of what the gate finds on each device, from the files under results/."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -7,8 +7,6 @@ A table stands in any ``*.md`` of the root, docs/ or docs/workshop/, between the
 ``<!-- generated: NAME -->`` and ``<!-- end -->``. NAME is a key of `GENERATORS`.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

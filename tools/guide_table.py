@@ -1,7 +1,5 @@
 """What each tier gains and costs, for the guide of the workshop."""
 
-from __future__ import annotations
-
 import ast
 import re
 

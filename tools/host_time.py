@@ -11,8 +11,6 @@ over calls, providers alternately. On a GPU each call begins on an idle device, 
 device is waited for.
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import functools

@@ -12,8 +12,6 @@ again, so a run can be continued. `tools/mutants.toml` must explain each survivo
 status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import signal

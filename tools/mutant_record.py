@@ -2,8 +2,6 @@
 explained, and the table of docs/CHECK.md.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """One mutant of a kernel, tried in a process of its own by the providers that run the kernel."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

@@ -16,8 +16,6 @@ few seconds. A function's trials that it holds are kept, and not made again, unl
 source has changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import multiprocessing

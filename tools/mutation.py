@@ -6,8 +6,6 @@ are dropped, sequences lose their last element, a parameter is read as another o
 a setting as its default.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

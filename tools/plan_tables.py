@@ -1,7 +1,5 @@
 """Tables of the planner (docs/PARALLEL.md): its errors, and what it says of some steps."""
 
-from __future__ import annotations
-
 from tinyllama.bench.planner import SHAPES, Links, Rates, Work, plans, points
 from tinyllama.cli.plan import BETWEEN, INSIDE
 from tinyllama.harness.records.report import markdown_table

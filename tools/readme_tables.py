@@ -1,7 +1,5 @@
 """The tables and lines of README.md: a short ladder, released bugs found, supported versions."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -8,8 +8,6 @@ run it with each that is recorded. A kernel that passes a limit of its chip is r
 it was made of, so that the tests compile it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A figure and the text around it name the record. For a newer record the figure is drawn again.
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

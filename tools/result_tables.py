@@ -3,8 +3,6 @@
 Only records that git tracks count: what a reader measures must not make the documents stale.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path

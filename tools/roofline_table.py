@@ -1,7 +1,5 @@
 """The operations of each op for each byte, beside the quotient of the measured ceilings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

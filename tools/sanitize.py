@@ -9,8 +9,6 @@ shows that the tool sees one here. Exit status: 0 nothing found, 1 a fault, 2 no
 or a tool that misses the planted fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

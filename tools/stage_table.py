@@ -1,7 +1,5 @@
 """What `tinyllama stages --keep` kept of each device, for the workshop."""
 
-from __future__ import annotations
-
 import json
 
 from tinyllama.workshop.running import KIND

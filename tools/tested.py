@@ -7,8 +7,6 @@ It has imported all that is not of the tree, which takes longer than most tests.
 of the tree: there a change may raise at import, and lines that run at import are to be seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -7,8 +7,6 @@ against the unchanged tree. Exit status: 0 every branch got its verdict in its t
 2 no GPU, or an edit that no longer fits this tree.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The floor of a step does a step's products, all of them, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that fill a card: what is compared there, and how the longest sequence is found."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import replace

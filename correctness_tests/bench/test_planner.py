@@ -1,7 +1,5 @@
 """The planner counts what a step does, takes rates from single ops only, and is held to steps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Steps on several ranks: how they share a GPU, and what a record keeps of them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any

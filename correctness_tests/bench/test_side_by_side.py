@@ -1,7 +1,5 @@
 """Contenders are made side by side where that disturbs nothing, and checked one after the other."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """A training step has a time only when its gradients are right and it learns what V1 learns."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

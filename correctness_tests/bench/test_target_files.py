@@ -1,7 +1,5 @@
 """Files of targets that cannot be used say what is wrong, where, and what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Targets: what was claimed and what is held, where it is asserted, and when it is met."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The plugin for timings under other settings: devices, versions, commits, options, resuming."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -3,8 +3,6 @@
 Each test runs a suite of two groups whose timings come from a file.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

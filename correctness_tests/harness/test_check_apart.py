@@ -1,7 +1,5 @@
 """``tinyllama check`` by its own candidate: what it patches decides nothing about its values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Accesses out of bounds and endless loops of interpreted kernels: named before they do harm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

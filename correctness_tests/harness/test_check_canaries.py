@@ -1,8 +1,6 @@
 """Canaries lie around every input and upstream gradient in every layout, and around outputs: code
 that is no interpreted kernel is held to its buffers too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

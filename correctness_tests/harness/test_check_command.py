@@ -1,7 +1,5 @@
 """``tinyllama check``: a verdict for each check, on files that are right, wrong, or deadly."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

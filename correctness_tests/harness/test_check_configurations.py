@@ -1,8 +1,6 @@
 """Each configuration of a kernel under ``triton.autotune`` is tried and named; extremes that torch
 itself fails are not held against a kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What a fault that ends a call leaves: nothing passes that was not compared, the next fault is
 looked for, and a crash names the author's file and line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What was a fault of the checks and none of the kernel: each of these candidates does what it
 declares, or has one fault, which one check names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What checks passed once: a table of addresses that was none, targets read as if they were dense,
 autocast that is ignored; and spilled registers, which are no fault."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """What ``tinyllama check`` prints: progress while it works, and a fault that several checks see
 once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

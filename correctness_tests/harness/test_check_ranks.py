@@ -1,8 +1,6 @@
 """The next fault is looked for behind a first one, right calls raise no alarm, and faults have
 ranks, which the exit status follows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What an author states is held to, and is no fault: contiguous inputs, gradients that are not
 given or that are overwritten by design, dtypes of outputs; and a slack has an end."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ The same as `test_clock.py` has of a simulated queue. What is held to seconds ne
 itself (`own_gpu`).
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator

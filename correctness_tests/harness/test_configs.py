@@ -1,7 +1,5 @@
 """Configurations: the chip's table, the default, what is forced, and tables that are wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

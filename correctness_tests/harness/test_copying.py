@@ -1,7 +1,5 @@
 """The copy into dense memory: its values for every layout, and how its kernel is compiled."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 A simulated sensor on a simulated clock stands for a GPU of 200 W: 200 J in each second.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What results are held to: inputs moved by a rounding, and memory that must stay as it was."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The record of released bugs agrees with its cases; ``field.run`` can fail."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The programs of docs/FIELD.md print what their comments say, on the releases that they name."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ Releases are installed from the package index, into the cache of `field.run`. do
 what was found.
 """
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """Files are written whole or not at all, and what a killed writer leaves goes with the next."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

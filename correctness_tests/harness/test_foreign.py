@@ -1,7 +1,5 @@
 """Kernels of other projects run without a GPU: what they ask of one is answered, and no more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

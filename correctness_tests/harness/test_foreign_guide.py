@@ -1,7 +1,5 @@
 """The commands of docs/FOREIGN.md print what it says, on the files that it shows."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`gpu_benchmark`: pytest-benchmark's fixture measures the device, and stays what it is."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Outputs of integers and booleans: equal to the reference's, or off by what is declared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The interpreter's own tests: bfloat16 as torch has it, and a language that is put back."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import math

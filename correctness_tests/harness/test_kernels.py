@@ -1,7 +1,5 @@
 """The door to Triton: where a launch goes, what is recorded, and what is said without triton."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

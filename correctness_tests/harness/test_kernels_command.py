@@ -1,7 +1,5 @@
 """What kernels take of a chip: occupancy by the makers' tables, and a revision that takes more."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 No GPU is needed: Triton's part of a launch is a stand-in, which compiles nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A kernel is launched on the device of its tensors, whichever device is the current one."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

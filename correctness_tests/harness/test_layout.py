@@ -1,7 +1,5 @@
 """Contiguity at the boundary: what is copied is counted, what lies side by side is not copied."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What is measured besides time: kernels and their kinds, bytes, ceilings, and cold caches."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The tool that mutates Python modules: what it changes, and what it tries a change with."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

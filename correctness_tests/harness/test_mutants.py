@@ -1,7 +1,5 @@
 """The tool that mutates kernels: what it changes, and that a mutant runs in its kernel's place."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """A provider that is timed: readings of each pass, on fresh inputs and cold caches, and facts."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

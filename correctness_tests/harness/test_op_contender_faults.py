@@ -3,8 +3,6 @@
 The faults come after a right first call, which is the one that a quick check would look at.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a record keeps of a timed op, and the bars that it is held to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Asked in a process of its own: they are providers of the tree's ops from then on.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from correctness_tests.support.commands import python

@@ -1,7 +1,5 @@
 """``--ops FILE`` of a file that cannot be used: one line with its place, and no test runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

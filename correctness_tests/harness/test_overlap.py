@@ -1,7 +1,5 @@
 """How much of the collectives' time lies under computation."""
 
-from __future__ import annotations
-
 import pytest
 
 from tinyllama.harness.measure.overlap import overlap_of

@@ -3,8 +3,6 @@
 No GPU is needed: see `correctness_tests.support.posed`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

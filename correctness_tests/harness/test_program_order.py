@@ -3,8 +3,6 @@
 Each kernel sums rows of x into one, in a way that real kernels use; the fault is a constant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

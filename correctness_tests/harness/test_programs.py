@@ -1,7 +1,5 @@
 """What only shows among many programs: races, offsets, the sums of many processors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

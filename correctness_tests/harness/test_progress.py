@@ -1,7 +1,5 @@
 """Waiting is shown: a line that is redrawn on a terminal, a line now and then in a log."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

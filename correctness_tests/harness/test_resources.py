@@ -1,7 +1,5 @@
 """The compile gate sees what passes a limit, and compiles what a launch on that chip would."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Interleaved rounds: drift falls out of a ratio, and its interval covers the truth."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

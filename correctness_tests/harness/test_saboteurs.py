@@ -5,8 +5,6 @@ raises is not found. Where that is possible it is tried as the reference too, wh
 must then contradict.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What pytest-benchmark saves and compares, in a suite of the plugin for timings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

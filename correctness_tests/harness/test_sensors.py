@@ -3,8 +3,6 @@
 Two made-up libraries stand for NVML and AMD SMI, by their documented names and units.
 """
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

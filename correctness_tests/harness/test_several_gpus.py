@@ -1,7 +1,5 @@
 """Each worker has its own GPU, and each session that times holds one; GPUs are stood in for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Each axis in turn made long and ragged: what goes wrong only there is found, what is not tried
 is said."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

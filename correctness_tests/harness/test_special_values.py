@@ -1,7 +1,5 @@
 """Values that random ones never are; sizes of one and of whole blocks; outputs that are inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`pytest perf_tests -n 2`: whole groups on two GPUs, in one report; GPUs are stood in for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

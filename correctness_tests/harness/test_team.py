@@ -1,7 +1,5 @@
 """``[tool.tinyllama]``: what a team sets counts, is said, and is not loosened by what it judges."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which configuration a search keeps, and how its table is put together."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A process for each contender: what happens in one stays in it, and comes back as an answer."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

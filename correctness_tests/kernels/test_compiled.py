@@ -10,8 +10,6 @@ their limits. `make test-slow` compiles that, the rest, all cases, and every con
 search may try.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

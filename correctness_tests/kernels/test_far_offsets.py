@@ -5,8 +5,6 @@ overflow on the way to an address. What is launched is registered with each op
 (`Op.rows_apart`, `Op.many_programs`).
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from typing import Any

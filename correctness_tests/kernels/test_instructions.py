@@ -6,8 +6,6 @@ folder has its record, ``instructions.toml``. A kernel that is not recorded for 
 listed among the skipped tests; test_compiled.py holds it to the limits of the chips.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ of GiB of a GPU; on a CPU the same runs with a few entries in between (`test_far
 further there).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -4,8 +4,6 @@ A setting that is passed on wrongly, or not at all, mostly has its default where
 each setting is also shown to matter: a run with its default is not theirs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path

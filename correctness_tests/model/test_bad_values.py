@@ -1,7 +1,5 @@
 """Values that cannot be used: one line on stderr that names value and fix, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import resource
 from fnmatch import fnmatch

@@ -4,8 +4,6 @@ On a GPU by its graphs; elsewhere by recorded calls, which freeze what a graph f
 (`correctness_tests.support.captured`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

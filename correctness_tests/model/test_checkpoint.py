@@ -1,7 +1,5 @@
 """Saved runs: they go on as if they had never stopped, in any tier, and are never half there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

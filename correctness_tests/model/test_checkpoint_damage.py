@@ -1,7 +1,5 @@
 """Files that are no checkpoint, or one no more: refused in one line that names file and fault."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Losses and gradients are those of the same model without ours: no further from t
 than three times what the plain one is, in every way that such a model is run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

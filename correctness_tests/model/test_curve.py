@@ -1,7 +1,5 @@
 """The loss curve that ``tinyllama train --curve`` writes."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Batches: which tokens a step sees, and that nothing but its number decides it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

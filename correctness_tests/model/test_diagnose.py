@@ -1,7 +1,5 @@
 """Diagnosis: where in the model numbers grow, vanish or stop being numbers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ parameters that got no gradient. Parameters, gradients and two moments are what 
 whoever computed it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ One job of two processes makes everything (`correctness_tests.support.two_ranks`
 what it wrote.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Small memory: blocks are computed again, and a parameter is updated, and its gradient freed,
 as soon as that is final. The training is that of the fast plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ kernels take strides. Copies by torch's own operators are observed one by one, s
 ``contiguous()`` anywhere in a provider is found.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

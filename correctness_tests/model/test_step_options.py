@@ -4,8 +4,6 @@ Adam divides by the gradient's size, so parameters hardly show a gradient that i
 a factor: the gradients themselves are compared.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A training run: it learns, it says what it did, and it does not hide what went wrong."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

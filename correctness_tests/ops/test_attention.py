@@ -4,8 +4,6 @@ Blocks of every proportion, one launch or several, scores of any size, gradients
 packed buffer and nowhere else, gradients left out, rows far apart.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -5,8 +5,6 @@ real ones on the meta device, where they are noted and not run. A GPU's allocato
 The materialised scores of eager grow with the square, so the same counting can fail.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

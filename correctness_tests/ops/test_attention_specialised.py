@@ -4,8 +4,6 @@ Triton cannot interpret Gluon. Without a GPU the launches are recorded as for a 
 these kernels need, and compiled for it; on such a GPU the results are compared with float64.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

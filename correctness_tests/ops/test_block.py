@@ -1,7 +1,5 @@
 """The magnitude of what cancels in the gradients of a block's query and key weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -4,8 +4,6 @@ Accuracy and resources have suites of their own; what runs where, and why someth
 table in docs/CHECK.md. A check that could not be made must say the reason that the table has.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

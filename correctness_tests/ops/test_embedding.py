@@ -1,7 +1,5 @@
 """The gradient of a table with blocks that no case has."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ one, the bytes that the launches move are held to the same bars: for ops that ar
 the ratio of bytes is that of the times, where every access is as wide as for contiguous inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """The products of a projection's backward pass, whose operands may be transposed first."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

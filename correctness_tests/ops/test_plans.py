@@ -4,8 +4,6 @@ Without a GPU: tensors of the CPU pass for a GPU's, and what a compiled kernel w
 interpreted (`correctness_tests.support.posed`). On a GPU: the compiled kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ accurate on them, and a failure is shown in its smallest form.
 The examples of a seed are the same everywhere; `make soak` draws others.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

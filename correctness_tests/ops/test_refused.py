@@ -2,8 +2,6 @@
 other, dtypes that differ or are unknown. The result is the reference's, or one clear error, and
 nothing is read or written past its end."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """How kernels of `stack` may be launched: attention with its product, and tensor descriptors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Barriers are waited at on a CPU too: the programs of a launch have their turns t
 (`tinyllama.harness.kernels.programs`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plans of `stack`: which products are kernels of ours, and which the vendor's BLAS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 

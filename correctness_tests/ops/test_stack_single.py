@@ -4,8 +4,6 @@ That it is right follows from the cases of the op. The interpreter runs programs
 other, so there each phase is a launch; barriers wait on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

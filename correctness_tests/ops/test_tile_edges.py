@@ -1,7 +1,5 @@
 """What the tiles of kernels reach behind the last row of a tensor, at sizes that no case has."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Summaries of profiles that are kept, and the study of recorded sweeps."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

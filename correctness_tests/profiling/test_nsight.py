@@ -1,7 +1,5 @@
 """Counters of Nsight Compute: the command that asks for them, and what is read of its file."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

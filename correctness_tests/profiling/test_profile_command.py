@@ -1,7 +1,5 @@
 """`tinyllama profile` and `how`, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of profilers: every version is read alike, and what is no such file is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

@@ -1,8 +1,6 @@
 """Command lines of external profilers: programs that accept what the real ones accept, by version
 of ROCm, take them. No AMD machine is behind any of this."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -1,7 +1,5 @@
 """The rates of a step's ops: what declarations say of a step, by hand, beside measured times."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The picture of a trace: what runs when, and nothing drawn twice."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

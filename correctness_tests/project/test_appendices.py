@@ -1,7 +1,5 @@
 """Counts of bytes and operations, derived in docs/APPENDICES.md, are those that ops declare."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

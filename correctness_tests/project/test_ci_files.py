@@ -1,8 +1,6 @@
 """What no linter sees of the workflows and of docs/CI.md: no failure passes, no lane is lost, and
 the statuses are those of the gate. `make lint` runs zizmor on the workflows."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The command line, as its users meet it: exit status, what is printed, what is written."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

@@ -4,8 +4,6 @@ The commands and their options are those of the parser, so a new one is tried wi
 What takes minutes is left out once the arguments were judged: `LEFT_OUT` says what.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

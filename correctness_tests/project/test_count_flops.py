@@ -1,7 +1,5 @@
 """`tools/count_flops.py`: every count is read, and counters that do not count are no success."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A new op passes by its own place alone: one file in tinyllama/ops, and nothing else changes."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`tools/sanitize.py`: only a tool that sees faults and finds none is a success."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from typing import Any

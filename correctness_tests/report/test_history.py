@@ -1,7 +1,5 @@
 """Change points of stored records: found where a level moved, and seldom where none did."""
 
-from __future__ import annotations
-
 import html
 import importlib.util
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The page made from records: what it says. How it looks is in test_page_in_browser.py."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

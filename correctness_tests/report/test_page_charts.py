@@ -1,7 +1,5 @@
 """What is drawn on the page: who has which colour and mark, and where each thing stands."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace

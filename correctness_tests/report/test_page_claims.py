@@ -1,7 +1,5 @@
 """What the page says of claims and bars: one row for one metric, and one square for each row."""
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import re

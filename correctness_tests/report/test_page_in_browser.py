@@ -3,8 +3,6 @@
 Each check of what a reader sees is itself checked, on a page that is broken in that respect.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What matplotlib draws on the page, and the tables beside it: places, units, axes, ceilings."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The commands on records, as their users meet them: exit status, and what is printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Tables in Markdown that are made from records: what stands in which cell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records: read only when valid, written whole, over no other one, and carried elsewhere whole."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

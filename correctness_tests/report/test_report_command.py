@@ -1,7 +1,5 @@
 """``python -m tinyllama report``: tables, Markdown and the page, from records alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

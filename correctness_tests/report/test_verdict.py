@@ -1,7 +1,5 @@
 """The verdict on two records: what is slower, what is missing, and that nothing else is green."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

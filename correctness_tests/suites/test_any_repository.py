@@ -1,7 +1,5 @@
 """A repository of one's own: an installed plugin tests its ops, and its tests stay its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

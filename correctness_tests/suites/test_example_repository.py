@@ -1,7 +1,5 @@
 """The example repository with an installed wheel: every command that its README names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

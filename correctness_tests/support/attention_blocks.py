@@ -1,7 +1,5 @@
 """Attention's kernels in blocks of a chosen size."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

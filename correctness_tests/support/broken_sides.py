@@ -3,8 +3,6 @@
 It imports torch only where it must: that takes a second.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor

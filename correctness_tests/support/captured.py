@@ -5,8 +5,6 @@ the same Python values, as a device graph does: what changes between steps shows
 memory that a call reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

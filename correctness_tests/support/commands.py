@@ -1,7 +1,5 @@
 """Command lines, for the specifications of the command line."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

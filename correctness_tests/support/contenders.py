@@ -1,7 +1,5 @@
 """Contenders of an op's providers, or of a call that is made a provider."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiers with a known fault, for the specifications that must see it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace

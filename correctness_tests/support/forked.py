@@ -3,8 +3,6 @@
 A fresh interpreter imports torch in 1.2 s of processor time. These are forked from one that has.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import io
 import os

@@ -1,7 +1,5 @@
 """Samples of what the gate writes: A/A blocks, certificates, reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The fixture ``subject`` is in the folder's conftest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar

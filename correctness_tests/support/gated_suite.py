@@ -5,8 +5,6 @@ The fixture ``gated`` is in the folder's conftest; a test module that uses it na
 ``pytest_plugins``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the workers of `test_worker` hold, without torch: it takes a second to import."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The kernels that the providers of this tree launch, for what must hold of each."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Iterator
 

@@ -1,8 +1,6 @@
 """Files as Nsight Compute writes them with --csv, and a program that stands for it. All synthetic:
 the form is that which `tools/count_flops.py` read on an H200."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -5,8 +5,6 @@ on the memory at the addresses that it is launched with. It raises an error wher
 what the kernel was specialised for.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Iterator

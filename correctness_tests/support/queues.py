@@ -1,7 +1,5 @@
 """A queue of a device on which time is known."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A reference beside code of the same op that is not ours."""
 
-from __future__ import annotations
-
 import math
 
 import torch

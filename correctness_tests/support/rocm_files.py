@@ -3,8 +3,6 @@ profilers: they accept what the real ones accept, and refuse the rest. No AMD ma
 it: every file is synthetic, made from the documented formats.
 """
 
-from __future__ import annotations
-
 import csv
 import sqlite3
 import sys

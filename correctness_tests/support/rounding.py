@@ -1,7 +1,5 @@
 """Random tensors, and results that are off by roundings alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

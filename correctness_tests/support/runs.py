@@ -1,7 +1,5 @@
 """Short training runs of a small model, for the specifications of training."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """SYNTHETIC records of every kind, for tests of what is made from records. Nothing in this file
 was measured: the figures follow from simple formulas, and every device says SYNTHETIC."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

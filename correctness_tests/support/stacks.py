@@ -1,7 +1,5 @@
 """A small stack of blocks."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.ops.rope import rope_tables

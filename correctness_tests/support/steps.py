@@ -1,7 +1,5 @@
 """Training steps of any tier, for the specifications that compare them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

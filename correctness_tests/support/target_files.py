@@ -1,7 +1,5 @@
 """Files of targets, right but for the keys that a test changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Its fixtures, ``suite`` and ``baseline``, are in the folder's conftest; a test m
 them names pytester in its ``pytest_plugins``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

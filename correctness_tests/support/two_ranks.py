@@ -6,8 +6,6 @@ Each case is a file of gradients and numbers, which rank 0 writes. Without CASE 
 can run are made, and in the last one rank 1 kills itself, so the job must fail, and soon.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

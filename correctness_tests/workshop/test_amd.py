@@ -4,8 +4,6 @@ ROCm's profilers are there as stand-ins; what they are given and what they write
 correctness_tests/profiling.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

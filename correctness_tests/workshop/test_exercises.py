@@ -1,7 +1,5 @@
 """The exercises' tables, the starters and their solutions, and the commands of the pages."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

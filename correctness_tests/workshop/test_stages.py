@@ -1,7 +1,5 @@
 """Each stage of the debugging journey has its fault, and its check finds that and nothing else."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

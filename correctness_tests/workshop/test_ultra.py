@@ -1,7 +1,5 @@
 """The open exercise of V4: each fault is found in turn, and the solution has none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The ceilings of a run; the shares in its entries are relative to them."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import torch

@@ -1,7 +1,5 @@
 """A contender of a group of training steps: what it is called, and how its worker makes it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Random tokens would show nothing: their loss stays at ln(V) whether or not the model learns.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

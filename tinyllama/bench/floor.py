@@ -5,8 +5,6 @@ embedding, no activations, no loss. Only a step whose products or attention are 
 torch's best, in the best layout of the operands, takes less time.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable, Mapping

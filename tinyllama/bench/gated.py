@@ -6,8 +6,6 @@ step must give the loss of the verified run at that step. In that run, the updat
 in one step were compared with float64 too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import statistics

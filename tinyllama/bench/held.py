@@ -4,8 +4,6 @@ That program prints what is allocated after a step. A captured step cannot be co
 because the pool of its graph holds the activations too.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Gradients are compared with the reference at the shortest length: at the longest
 layer of the reference do not fit on the GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence

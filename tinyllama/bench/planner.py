@@ -11,8 +11,6 @@ Not counted: gaps between launches, the wait for the slowest rank, and the slowd
 links are busy. Tensor and pipeline parallelism are not planned, because neither was measured.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ so each must learn what the others learn. A step whose gradients differ from the
 is not timed.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

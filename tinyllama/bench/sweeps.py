@@ -1,7 +1,5 @@
 """Time and memory against sequence length and against batch size, tier by tier."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The gain of each part of V2: its step with that part switched off, timed alternately with V2."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.bench.measure import Contender, Measured

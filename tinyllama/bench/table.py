@@ -5,8 +5,6 @@ after the other. So its timer here is a clock that advances by one reading in ea
 statistics are those of the readings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

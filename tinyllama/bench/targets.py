@@ -1,7 +1,5 @@
 """The targets of this project, from ``targets.toml``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tinyllama.harness.records.targets import load, load_ops

@@ -10,8 +10,6 @@ verdict of ``compare``; 130 Ctrl-C or SIGTERM. docs/CI.md has the statuses of ``
 Commands import torch when they run, so that ``--help`` is quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """Argument types and checks that several commands share."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterable

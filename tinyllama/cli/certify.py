@@ -3,8 +3,6 @@
 torch is imported by the command, not here, so that ``--help`` is quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

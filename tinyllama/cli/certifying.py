@@ -1,7 +1,5 @@
 """This tree gated against itself: A/A blocks of a device, and error rates from them."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """``tinyllama exercise NAME``: the table of an exercise of the workshop."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -5,8 +5,6 @@ process of its own. That process may end with any status at any time, so a green
 with the report that the gate writes last.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """``tinyllama how NAME``: the command that replaces a script or a command of the documents."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

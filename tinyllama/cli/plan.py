@@ -1,7 +1,5 @@
 """``tinyllama plan``: what a training step would take on many GPUs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """``tinyllama stages``: the stages of the debugging journey, measured and checked."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

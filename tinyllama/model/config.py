@@ -1,7 +1,5 @@
 """Shapes and settings, validated when they are made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

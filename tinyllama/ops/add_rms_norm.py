@@ -4,8 +4,6 @@ sum = x + residual, y = rms_norm(sum). Either upstream gradient may be absent: t
 sum of a model feeds only a norm.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """The query, key and value projections of one input."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """What the size of a kernel's block changes: RMSNorm in the form that the documents analyse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

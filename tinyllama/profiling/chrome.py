@@ -1,7 +1,5 @@
 """Traces that PyTorch's profiler writes, in Chrome's format."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ differ where they are wrong: ``--stats`` alone collects nothing, ``--kernel-trac
 hardware counters, and from ROCm 7.0 the default format is a database.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

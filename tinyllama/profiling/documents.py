@@ -1,7 +1,5 @@
 """The documents' scripts, programs and commands, and what does their work here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

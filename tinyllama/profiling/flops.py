@@ -1,7 +1,5 @@
 """The operations of a training step, counted in ways that do not share code."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """The summary of a profile, small enough to be kept among the records."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

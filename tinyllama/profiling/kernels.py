@@ -1,7 +1,5 @@
 """What a profile says of a program's kernels, whichever tool wrote it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Bytes of a training step by category, over its course."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Counters that Nsight Compute wrote: a line for each metric of each launch, after its notices."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterator

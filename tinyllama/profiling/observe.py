@@ -5,8 +5,6 @@
 WAY is a function of this file; what it finds is written into the folder.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Each op by Triton and by PyTorch: time, speed-up, maximum error, bandwidth."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import Any

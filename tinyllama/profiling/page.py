@@ -1,7 +1,5 @@
 """The summary page of ``profile all``: what each tool printed, in Markdown."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

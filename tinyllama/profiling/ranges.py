@@ -6,8 +6,6 @@ have one sequence number (`attributed`). A captured step has no ranges, and laun
 kernels in the same order (`by_order`).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

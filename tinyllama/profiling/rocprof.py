@@ -5,8 +5,6 @@ has no Thread_Id, 7.0 adds Stream_Id and the registers, rocpd2csv puts Guid firs
 version lacks is left out; a file without the columns that count is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import sqlite3

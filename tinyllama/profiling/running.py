@@ -1,7 +1,5 @@
 """A profiled program in a process of its own: a time limit, its output kept, and a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """What a profile says, as tables in a terminal."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What a profile of PyTorch says of one training step, as tables in a terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The documents' performance study: time and memory over lengths and batches, from the sweeps that
 ``pytest perf_tests`` recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

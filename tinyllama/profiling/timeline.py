@@ -1,7 +1,5 @@
 """A picture of a trace: when kernels ran, stream by stream, coloured by their kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ gradients, extreme values, and absent upstream gradients. Inputs must stay as th
 that a provider asks for holds NaN until it is written.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace

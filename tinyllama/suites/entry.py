@@ -8,8 +8,6 @@ these ops, and no others are added.
 The entry point is named as this module, so that a conftest may name it too without a second copy.
 """
 
-from __future__ import annotations
-
 import glob
 import sys
 from collections.abc import Generator, Iterable

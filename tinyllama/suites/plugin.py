@@ -5,8 +5,6 @@ that names no path. ``--record`` and ``--benchmark-compare`` time the ops; any o
 whether they are right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any

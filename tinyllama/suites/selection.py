@@ -1,7 +1,5 @@
 """Which ops a session is about."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Every provider of every op on its timed cases: device time, host time, bandwidth, roofline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

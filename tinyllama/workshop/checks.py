@@ -1,8 +1,6 @@
 """The checks that find each stage's fault. Each returns what is wrong, or None; one that cannot be
 made on this device raises `Unsupported` with the reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Protocol

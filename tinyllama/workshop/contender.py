@@ -1,7 +1,5 @@
 """A stage in its worker: the step that is measured, and what a participant is shown of it."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from typing import Any

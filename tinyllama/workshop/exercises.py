@@ -1,7 +1,5 @@
 """The tables that a participant fills in, each by a function that returns its rows."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run stages, each in a process of its own and all timed alternately, and write what was seen."""
 
-from __future__ import annotations
-
 import csv
 import io
 import statistics

@@ -5,8 +5,6 @@ the heads along the last axis. Seen as (B T H K), neighbours of one head are the
 each value that a kernel reads comes with H - 1 of other heads that it does not use.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

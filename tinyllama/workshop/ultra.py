@@ -3,8 +3,6 @@
 What is asked of it is asked one thing after the other, and no page says what it is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

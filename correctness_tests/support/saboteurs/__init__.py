@@ -5,8 +5,6 @@ the calling (strides, aliasing, streams, caches) is put on every op that it fits
 results that are off by a little (`values`); one of the arithmetic belongs to its op (`arithmetic`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from correctness_tests.support.saboteurs import arithmetic, calling, values

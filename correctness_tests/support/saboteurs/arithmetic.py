@@ -1,7 +1,5 @@
 """Faults of the arithmetic of single ops, which real kernels had."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

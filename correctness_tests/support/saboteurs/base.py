@@ -1,7 +1,5 @@
 """What a saboteur is, and how a fault is put on a right implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults of the calling, on any op with gradients: strides, aliasing, caches, the framework."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results that are off by a little, gradients that are absent, parameters that are ignored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ Liger-Kernel's. Each runs as its own users would run it; what it needs and this 
 said instead of a time.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hugging Face's Llama in the shape of a model of ours, for what compares the two."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

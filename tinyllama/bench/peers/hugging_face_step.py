@@ -1,7 +1,5 @@
 """A training step of Hugging Face's Llama, with or without Liger-Kernel and torch.compile."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 from collections.abc import Callable

@@ -6,8 +6,6 @@ ours, with the slack declared here; one that exceeds it has no time, and its ent
 Its losses count the targets on the host, so their calls wait for the device.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

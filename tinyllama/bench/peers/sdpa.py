@@ -4,8 +4,6 @@ The provider "torch" takes the backend that torch picks, which differs between v
 This is a file of providers like any other (``--ops FILE``).
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -12,8 +12,6 @@ An op of many inputs writes their names once, and its parameters' defaults in th
 Callers still pass one argument for each input, and parameters by name.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 What a check says depends only on what `signature` returns, so that it is made once for each.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

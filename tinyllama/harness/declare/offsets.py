@@ -6,8 +6,6 @@ nothing; the functions below give them inputs. An op in a folder keeps them in i
 which is imported only where they are asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ All three use `Registry.add`, which refuses duplicates: two ops of one
 name would make it unclear which one a verdict is about.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

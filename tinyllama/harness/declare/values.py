@@ -7,8 +7,6 @@ Its name is part of a case's name, because the data alone can change what a kern
 fast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tables of addresses on a device, for one launch that works on many tensors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ kernel, its program, the argument and the author's line, and the launch goes on,
 faults are seen too. A pointer that was a number meanwhile may reach every tensor of the launch.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import sys

@@ -5,8 +5,6 @@ whole sector of memory for each. This kernel takes tiles of two axes: the last o
 writes, and those that lie closest together in x, along which it reads.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

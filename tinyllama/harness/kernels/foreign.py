@@ -9,8 +9,6 @@ about a GPU that is there is still answered by torch and Triton. Kernels under `
 adopted, as in every file that ``tinyllama check`` loads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

@@ -11,8 +11,6 @@ is an error, and their results are compared on a GPU only. Where triton has no G
 form of it, a module with such kernels still imports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

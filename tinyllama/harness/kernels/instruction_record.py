@@ -8,8 +8,6 @@ Each op keeps the record of its own kernels, ``instructions.toml`` in its folder
 what it was made of (`made_of`): where this is the same, the compiler would give the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

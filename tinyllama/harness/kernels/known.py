@@ -5,8 +5,6 @@ types, whole numbers, alignments, constants and options on the same GPU takes th
 kernel, and goes straight to its launcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

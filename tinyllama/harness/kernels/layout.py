@@ -1,7 +1,5 @@
 """Contiguity at the boundary: the one place where a kernel's input is copied, and counted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

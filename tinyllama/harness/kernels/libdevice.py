@@ -3,8 +3,6 @@
 The common ones are computed in float64 and rounded once; any other raises an error that names it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

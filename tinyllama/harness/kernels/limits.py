@@ -21,8 +21,6 @@ entry that is not needed, or allows more than is measured, is an error: it would
     why = "..."
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping

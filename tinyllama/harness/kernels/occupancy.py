@@ -7,8 +7,6 @@ registers, shared memory of an SM with 1 KiB of it reserved for each block); the
 manuals of CDNA 2 to 4 (8 waves a SIMD, 512 vector registers, LDS of a CU).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tinyllama.harness.kernels.launch import cdiv

@@ -22,8 +22,6 @@ from the device, writes by torch, copies an input to another layout, uses anothe
 that is neither given nor made, has arguments that share memory, or returns what no step fills.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

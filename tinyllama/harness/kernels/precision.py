@@ -1,7 +1,5 @@
 """The precision of products: asked for by the caller, stated to every kernel, never a default."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

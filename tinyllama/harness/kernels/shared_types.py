@@ -5,8 +5,6 @@ its shape and that tuple's type. Here blocks of one element and shape share a ty
 a type share what follows from it. Nothing of what kernels compute or compile to changes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton.language as tl

@@ -1,7 +1,5 @@
 """A side branch: work beside the current stream, joined again before anything else reads it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ interpreter runs programs one after the other, so there the phases are launches 
 (`phases`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

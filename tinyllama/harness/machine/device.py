@@ -1,7 +1,5 @@
 """What a device can do. Code asks for a capability, never for a vendor's name."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """The machine of a record: what its figures depend on besides code and versions."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

@@ -1,7 +1,5 @@
 """Files: written whole or not at all, and read only where they are regular and not too large."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: both end a command in the same way, and neither in the middle of a step."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ There are two such libraries, NVML and AMD SMI. `sensor` tries both: a device th
 knows has no sensor, and the reason is given instead.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Mapping

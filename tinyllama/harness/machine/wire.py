@@ -5,8 +5,6 @@ whatever its sender likes. A class is named in the text. The reader of an answer
 has loaded the module, and only a dataclass, a named tuple or an enum is made.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

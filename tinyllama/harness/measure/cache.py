@@ -1,7 +1,5 @@
 """Cold caches, as a kernel finds them in a step whose other kernels have just used them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

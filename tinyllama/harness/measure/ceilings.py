@@ -4,8 +4,6 @@ No program reaches a datasheet's figures, so shares of them say little about a k
 reaches these ceilings on the same device, minutes before or after.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

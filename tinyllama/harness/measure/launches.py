@@ -1,7 +1,5 @@
 """What one call launches: kernels, copies, synchronisations, and the time of each kind."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable

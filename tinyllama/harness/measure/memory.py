@@ -5,8 +5,6 @@ blocks as allocated during the capture and as free afterwards, although nobody e
 captured step then seems to have no activations.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Sequence

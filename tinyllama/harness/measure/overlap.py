@@ -1,7 +1,5 @@
 """How much of the time that GPUs spend in collectives lies under computation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Interleaved rounds of the things compared, and the confidence interval of their ratio."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """One page made from records: self-contained, without network. Its script sorts and filters."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.util

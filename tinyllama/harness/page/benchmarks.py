@@ -1,7 +1,5 @@
 """The table of all benchmarks: how the readings of each scatter, in every run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tinyllama.harness.page.keys import SHOWN

@@ -1,7 +1,5 @@
 """What a plot shows, in a sentence computed from its records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tinyllama.harness.page.select import fastest, measured

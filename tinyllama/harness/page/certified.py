@@ -1,7 +1,5 @@
 """The panel of a device's certificate: how often the gate errs there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tinyllama.harness.gate.certificates import provenance

@@ -1,7 +1,5 @@
 """Panels of change points: the levels of each group's figures, and where they moved."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tinyllama.harness.page.panels import Panel

@@ -1,7 +1,5 @@
 """What was claimed by published documents, what was measured, and the bars of a project."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tables show of steps, ops and sweeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a reader needs to trust a device's figures: machine, versions, records, omissions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tinyllama.harness.page.tables import Table, texts

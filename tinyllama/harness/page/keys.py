@@ -1,7 +1,5 @@
 """The colour and the mark of every contender and provider: the same wherever a page shows one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tinyllama.harness.page.svg import COLOURS, MARKS, Key

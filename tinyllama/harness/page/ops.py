@@ -1,7 +1,5 @@
 """The panel of single ops: a roofline for each pass, what each reaches, every measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tinyllama.harness.page import captions, columns

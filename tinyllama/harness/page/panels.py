@@ -1,7 +1,5 @@
 """Panels: the charts, tables and notes of one group. No HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote

@@ -1,7 +1,5 @@
 """Plots of lines. Lengths of layout are in points."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

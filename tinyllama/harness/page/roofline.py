@@ -1,7 +1,5 @@
 """The roofline: what each op reaches, under what the device allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which records a page shows: by device, by what was measured together, by date."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

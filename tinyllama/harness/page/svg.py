@@ -4,8 +4,6 @@ Figures are drawn in placeholder colours. In the text of the SVG each is replace
 property, so that a plot follows the page from light to dark.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import re

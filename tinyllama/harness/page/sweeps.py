@@ -1,7 +1,5 @@
 """The panel of a sweep: time and peak memory against sequence length and against batch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Tables of a page: columns declared as data, empty ones dropped. No HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """The panels of history: the last run of each group against the one before, and all runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tinyllama.harness.page import captions

@@ -1,7 +1,5 @@
 """A page as data: its devices, their sections, and the panels of each. No HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,8 +16,6 @@ Exit status: pytest's own where that is neither 0 nor 5 (1: a test failed; 2: in
 that of the worst verdict. Each verdict is a test case too, in the summary and in JUnit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The GPUs of a session that times: no other such session, and no gate, has them meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 

@@ -5,8 +5,6 @@ has. A conftest says in `pytest_tinyllama_benchmarks` what those are. Each verdi
 the summary and in JUnit, and the worst is the exit status.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

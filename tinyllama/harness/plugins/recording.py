@@ -6,8 +6,6 @@ verdict speaks against it. A test marked ``target`` compares what was measured w
 fails the run fails, but the record stays complete and says what was missed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager

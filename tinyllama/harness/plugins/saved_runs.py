@@ -5,8 +5,6 @@ pytest-benchmark's. It passes where it compared nothing, so here a run that was 
 not exist is an error before anything is measured, and the summary says what the saved run has not.
 """
 
-from __future__ import annotations
-
 import warnings
 from contextlib import ExitStack
 from pathlib import Path

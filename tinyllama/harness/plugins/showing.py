@@ -1,7 +1,5 @@
 """The progress of a long session, on its terminal or in its log."""
 
-from __future__ import annotations
-
 import os
 import sys
 import weakref

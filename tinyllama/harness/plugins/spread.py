@@ -4,8 +4,6 @@ Workers of xdist run the tests, each worker on its own GPU. A group is measured 
 which judges and saves it. The session that started the workers makes one report of all groups.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

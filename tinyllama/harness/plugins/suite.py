@@ -4,8 +4,6 @@ A green run says little unless it says what it did not run. So cases marked ``sl
 with a reason, skips have one, and the summary counts both by reason.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections import Counter

@@ -4,8 +4,6 @@ In a file an entry is an object with its ``kind`` and the fields of the class th
 ``over_baseline`` is there under the baseline's name: ``over_v1`` is the ratio over contender v1.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

@@ -4,8 +4,6 @@ The file is a zip of ``<device>/<record>.json`` with a manifest of the SHA-256 o
 from elsewhere: all of it is checked before any of it is written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -11,8 +11,6 @@ parts between two changes are searched again. The test assumes that runs scatter
 independently: with outliers, as on a machine that others use, it shows more changes.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math

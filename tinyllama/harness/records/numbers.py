@@ -1,7 +1,5 @@
 """Figures as text: three significant digits, the unit in the header of the column."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

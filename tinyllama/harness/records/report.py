@@ -1,7 +1,5 @@
 """Tables made from records, and from nothing else: for a terminal, and in Markdown."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Targets as data: claims of documents and bars of a project, and whether entries meet them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ small ones add up from baseline to baseline, and more rounds do not remove what 
 sessions. For small slowdowns there is the gate, which measures two revisions alternately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -8,8 +8,6 @@ captured step freezes none of them. With ``found_inf`` = 1 nothing changes, t in
 loss of this step was not finite.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping

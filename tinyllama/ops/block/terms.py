@@ -4,8 +4,6 @@ They are sums over tokens of an outer product with the gradients of q and k, who
 attention (see `tinyllama.ops.attention.terms`): for a token that sees only itself, to zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cross-entropy of logits, their mean, sum or each token's own, in float32 or wider."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of a table by number, and the gradient of the table: sums over the tokens of each row."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

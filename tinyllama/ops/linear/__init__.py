@@ -5,8 +5,6 @@ along the inner axis of a product; kernels for other operands take up to 1.7 tim
 (docs/LOG.md). There an operand is transposed first, where a search on the chip found that it pays.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight  (Zhang and Sennrich, arXiv 1910.07467)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -5,8 +5,6 @@ Rows are read and written once, and held in registers meanwhile. The weight's gr
 two steps without atomics: each program over its own rows, then one launch over the programs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

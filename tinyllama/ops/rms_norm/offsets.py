@@ -1,7 +1,5 @@
 """The kernels of the norms at offsets past 2^31."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch

@@ -4,8 +4,6 @@ The pair (x[2i], x[2i + 1]) at position t is rotated by the angle t * theta^(-2i
 tables of cosines and sines are inputs: they are made once, in float64, and stay float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

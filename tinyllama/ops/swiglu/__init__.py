@@ -1,7 +1,5 @@
 """SwiGLU: h = silu(x Wg^T) * (x Wu^T), silu(a) = a sigmoid(a)  (Shazeer, arXiv 2002.05202)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The naive kernel at offsets past 2^31."""
 
-from __future__ import annotations
-
 from tinyllama.harness.declare.offsets import Put, Results, randn
 from tinyllama.ops.swiglu import element_kernel, swiglu
 

@@ -4,8 +4,6 @@ Matrix units that read float32 operands only along the products' inner axis (tf3
 run other operands through slower kernels; see `linear`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Large, Op, Tensor

@@ -1,7 +1,5 @@
 """The transpose at offsets past 2^31."""
 
-from __future__ import annotations
-
 from tinyllama.harness.declare.offsets import Ends, Pairs
 from tinyllama.ops.transpose import transpose, transposed
 
