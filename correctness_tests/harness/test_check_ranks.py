@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.saboteurs.base import with_upstream
 from tinyllama.cli import main
 from tinyllama.cli.check import FAILING, _faults, _held
 from tinyllama.harness import Op, Provider
@@ -19,7 +20,7 @@ from tinyllama.ops import OPS
 
 SILU, ROPE = OPS["silu_mul"], OPS["rope"]
 PASSED, FAILED, BLOCKED = Outcome.PASSED, Outcome.FAILED, Outcome.BLOCKED
-EAGER, TURNED = SILU["eager"].call, ROPE["eager"].call
+EAGER = SILU["eager"].call
 
 
 def found(op: Op, call: Callable[..., Any], *only: str, **traits: Any) -> dict[str, Finding]:
@@ -27,32 +28,9 @@ def found(op: Op, call: Callable[..., Any], *only: str, **traits: Any) -> dict[s
     return {one.check: one for one in run(Candidate(op, provider), only=only)}
 
 
-class Overwriting(torch.autograd.Function):
-    """The identity, whose backward works in its upstream gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0].mul_(0.5) * 2
-
-
-class Zero(torch.autograd.Function):
-    """The identity, with a gradient of zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return torch.zeros_like(gradients[0])
-
-
 def overwriting(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    return Overwriting.apply(EAGER(gate, up))
+    """Its backward works in its upstream gradient."""
+    return with_upstream(EAGER(gate, up), lambda g: g.mul_(0.5) * 2)
 
 
 def overwriting_and_dense(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -85,7 +63,7 @@ def test_an_overwritten_gradient_hides_no_layout_of_gradients() -> None:
 
 
 def zeros(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    return EAGER(Zero.apply(gate), up)
+    return EAGER(with_upstream(gate, torch.zeros_like), up)
 
 
 def zeros_and_dense(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -125,20 +103,9 @@ def test_changed_inputs_are_no_other_bits(call: Callable[..., Any]) -> None:
     assert found(SILU, call, "determinism")["determinism"].outcome is PASSED
 
 
-class InHalf(torch.autograd.Function):
-    """The identity, whose backward computes in float16, where halves of subnormals are rounded."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return (gradients[0] * 2**-13).half().to(gradients[0].dtype) * 2**13
-
-
 def in_half(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    return InHalf.apply(EAGER(gate, up))
+    """Its backward computes in float16, where halves of subnormals are rounded."""
+    return with_upstream(EAGER(gate, up), lambda g: (g * 2**-13).half().to(g.dtype) * 2**13)
 
 
 @pytest.mark.parametrize(
@@ -209,20 +176,13 @@ def test_a_refusal_of_a_plain_case_is_a_wrong_result() -> None:
     assert found(SILU, never, "outputs")["outputs"].rank is Rank.WRONG
 
 
-class Detached(torch.autograd.Function):
+def cut(x: torch.Tensor) -> torch.Tensor:
     """The identity, whose backward cuts the graph without a word."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0].detach()
+    return with_upstream(x, torch.Tensor.detach)
 
 
 def detached(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    return EAGER(Detached.apply(gate), Detached.apply(up))
+    return EAGER(cut(gate), cut(up))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +205,7 @@ def test_a_second_derivative_that_is_not_declared_is_a_fault_of_the_contract() -
 
 def test_a_second_derivative_that_is_wrong_is_a_wrong_result() -> None:
     def half_detached(gate: torch.Tensor, up: torch.Tensor) -> Any:
-        return EAGER(Detached.apply(gate), up)
+        return EAGER(cut(gate), up)
 
     finding = found(SILU, half_detached, "second derivative", double_backward=True)
     assert finding["second derivative"].rank is Rank.WRONG

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.saboteurs.base import with_upstream
 from tinyllama.harness import Case, DeclarationError, Op, Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.declare.op import MOST_SLACK
@@ -55,43 +56,23 @@ def test_contiguous_inputs_alone_are_a_limit_that_may_be_declared(
     assert finding.rank is rank, finding
 
 
-class Rounded(torch.autograd.Function):
-    """The identity, whose gradient is rounded as a difference of terms near 1 is."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dx: torch.Tensor) -> torch.Tensor:
-        return dx + 2.0**-21
-
-
 def test_under_autocast_too_what_cancels_is_held_to_the_terms_that_are_declared() -> None:
     attention = copy.copy(OPS["attention"])
     attention.cases = [Case(B=1, T=1, H=2, G=1, K=16)]  # one key: the gradient of q is zero
     eager = attention["eager"].call
-    rounded = lambda q, k, v: eager(Rounded.apply(q), k, v)  # noqa: E731
+
+    def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        """The gradient of q is rounded as a difference of terms near 1 is."""
+        return eager(with_upstream(q, lambda dq: dq + 2.0**-21), k, v)
+
     assert found(attention, rounded, "autocast")["autocast"].outcome is PASSED
     attention.magnitudes = None
     assert found(attention, rounded, "autocast")["autocast"].outcome is FAILED
 
 
-class Reusing(torch.autograd.Function):
-    """The identity, whose gradient is written over the upstream one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0].mul_(0.5) * 2
-
-
 def test_an_upstream_gradient_may_be_overwritten_by_design() -> None:
     def call(gate: torch.Tensor, up: torch.Tensor) -> Any:
-        return Reusing.apply(EAGER(gate, up))
+        return with_upstream(EAGER(gate, up), lambda g: g.mul_(0.5) * 2)
 
     only = ("gradients", "untouched inputs", "two consumers", "determinism")
     undeclared = found(SILU, call, *only)
