@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.bench.curves import (
-    GROUP,
-    OTHERS,
-    RUNS,
-    curve,
-    entry_of,
-    losses_of,
-    means,
-    not_here,
-)
+from tinyllama.bench.curves import GROUP, OTHERS, RUNS, curve, entry_of, losses_of, means, not_here
 from tinyllama.model.tiers import V1
 
 CLOSENESS = 2.0  # times the distance that rounding makes

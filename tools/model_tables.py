@@ -77,10 +77,7 @@ LETTERS: dict[str, Any] = {letter: Formula({letter: 1}) for letter in Formula.OR
 def sizes(workload: Workload) -> dict[str, int]:
     """The size of every dimension in a workload, by its letter."""
     model = workload.model
-    return {
-        **rates.sizes(model, workload.batch_size, workload.seq_len),
-        "P": model.parameters,
-    }
+    return {**rates.sizes(model, workload.batch_size, workload.seq_len), "P": model.parameters}
 
 
 def cost(op: Op, kind: str, which: str, of: Mapping[str, Any], size: Any = FP32) -> Any:

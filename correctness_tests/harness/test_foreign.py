@@ -21,10 +21,7 @@ X = torch.linspace(0.1, 3, 40)
 def in_a_process(code: str, folder: Path) -> str:
     """What Python code prints; `foreign` answers for the rest of a process."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -91,11 +91,7 @@ NAMES = {
         "triton_poi_fused_mul_silu_2",
         "triton_poi_fused__scaled_dot_product_flash_attention_view_5",
     ],
-    "copies": [
-        "Memcpy DtoD (Device -> Device)",
-        "Memset (Device)",
-        "memcpy32_post",
-    ],
+    "copies": ["Memcpy DtoD (Device -> Device)", "Memset (Device)", "memcpy32_post"],
     "other": ["spin_kernel(long)"],
 }
 

@@ -166,11 +166,7 @@ def test_a_run_is_continued_from_its_file(found: Kernels, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("outcome", "known", "status"),
-    [
-        (SURVIVED, False, 1),
-        (SURVIVED, True, 0),
-        (KILLED, False, 0),
-    ],
+    [(SURVIVED, False, 1), (SURVIVED, True, 0), (KILLED, False, 0)],
     ids=["survived", "explained", "killed"],
 )
 def test_only_a_survivor_without_a_reason_is_red(

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tinyllama.bench.measure_ops import (
-    OpCaseRun,
-    bars,
-    entries_of,
-    held_layouts,
-    layout_bars,
-)
+from tinyllama.bench.measure_ops import OpCaseRun, bars, entries_of, held_layouts, layout_bars
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading

@@ -377,11 +377,7 @@ NO_PLAN: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize(("function", "reason"), NO_PLAN.values(), ids=NO_PLAN)
-def test_there_is_no_plan_of(
-    function: Callable[..., Any],
-    reason: str,
-    posed: Posed,
-) -> None:
+def test_there_is_no_plan_of(function: Callable[..., Any], reason: str, posed: Posed) -> None:
     results, plan = plans.planned(function, (X.clone(),))
     assert plan.source == ""
     assert reason in plan.reason
@@ -498,8 +494,7 @@ def test_a_plan_sees_the_launches_of_its_own_thread(posed: Posed) -> None:
 
 
 def test_a_launcher_of_another_form_is_called_by_its_kernel(
-    posed: Posed,
-    monkeypatch: pytest.MonkeyPatch,
+    posed: Posed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later Triton may take other arguments."""
     assert known.takes_stream(posed_kernel(posed))

@@ -19,14 +19,7 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, is_recorded_so, planned
-from tinyllama.harness.correct.launched import (
-    MODES,
-    WHOLLY,
-    Planned,
-    launches_of,
-    plan,
-    plan_of,
-)
+from tinyllama.harness.correct.launched import MODES, WHOLLY, Planned, launches_of, plan, plan_of
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Tensor
 from tinyllama.harness.kernels import limits

@@ -53,12 +53,7 @@ CONFIG = TrainConfig(
     seed=5,
 )
 LOSS, MOVED = 1e-5, 1e-3  # how far apart losses and parameters may be, of themselves and of moves
-WAYS = [
-    *((name, "fast") for name in TIERS),
-    ("v1", "small"),
-    ("v2", "small"),
-    ("v3", "selective"),
-]
+WAYS = [*((name, "fast") for name in TIERS), ("v1", "small"), ("v2", "small"), ("v3", "selective")]
 
 
 @dataclass

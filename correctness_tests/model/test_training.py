@@ -10,10 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from correctness_tests.support.faults import (
-    detached_norm_tier,
-    tier_with,
-)
+from correctness_tests.support.faults import detached_norm_tier, tier_with
 from correctness_tests.support.runs import CONFIG, MODEL, PARAMETERS, run
 from correctness_tests.support.steps import slow_steps
 from tinyllama.harness.machine.device import cannot

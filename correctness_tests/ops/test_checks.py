@@ -121,9 +121,7 @@ def test_a_provider_of_the_tree_passes(
 
 @pytest.mark.parametrize("access", ["load", "store"])
 @pytest.mark.parametrize(
-    ("op", "provider"),
-    KERNELS,
-    ids=[str(provider) for _, provider in KERNELS],
+    ("op", "provider"), KERNELS, ids=[str(provider) for _, provider in KERNELS]
 )
 def test_an_access_without_its_mask_is_found_in_each_op(
     op: Op, provider: Provider, access: str, monkeypatch: pytest.MonkeyPatch

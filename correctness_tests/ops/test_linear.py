@@ -6,12 +6,7 @@ import torch
 from tinyllama.harness.kernels.configs import FORCED, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear as linear_file
-from tinyllama.ops.linear import (
-    INPUT_GRADIENT,
-    WEIGHT_GRADIENT,
-    input_gradient,
-    weight_gradient,
-)
+from tinyllama.ops.linear import INPUT_GRADIENT, WEIGHT_GRADIENT, input_gradient, weight_gradient
 from tinyllama.ops.transpose import transposed
 
 pytest.importorskip("triton")

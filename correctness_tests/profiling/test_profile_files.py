@@ -9,13 +9,7 @@ import pytest
 
 from correctness_tests.support import rocm_files
 from tinyllama.profiling import chrome, rocprof, shown
-from tinyllama.profiling.kernels import (
-    Dispatch,
-    Profile,
-    ProfileError,
-    compare,
-    of_dispatches,
-)
+from tinyllama.profiling.kernels import Dispatch, Profile, ProfileError, compare, of_dispatches
 
 NAMES = {name for name, *_ in rocm_files.LAUNCHES}
 

@@ -184,11 +184,7 @@ def test_it_trains_on_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [
-        (["--diagnose"], [1, 7]),
-        (["--diagnose-every", "3"], [1, 3, 6, 7]),
-        ([], []),
-    ],
+    [(["--diagnose"], [1, 7]), (["--diagnose-every", "3"], [1, 3, 6, 7]), ([], [])],
 )
 def test_diagnosis_shows_the_steps_asked_for(options: list[str], steps: list[int]) -> None:
     out = printed(*TINY, "--num-steps", "7", *options)
@@ -345,9 +341,7 @@ def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback() -> None
         assert done.stderr.endswith(said)
 
 
-def test_ctrl_c_before_there_is_a_run_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_before_there_is_a_run_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -216,8 +216,7 @@ def hold(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
 
 @pytest.mark.usefixtures("left_out")
 @pytest.mark.parametrize(
-    "examples",
-    [FEW, pytest.param(MANY, marks=pytest.mark.slow("300 commands take minutes"))],
+    "examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow("300 commands take minutes"))]
 )
 def test_no_values_of_options_raise(
     examples: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int

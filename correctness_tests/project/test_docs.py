@@ -83,9 +83,7 @@ def test_a_bar_holds_or_is_missed_and_one_without_a_time_has_no_row(
     assert result_tables.op_bars() == "Nothing is recorded yet."
 
 
-def test_the_short_ladder_says_what_was_not_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_short_ladder_says_what_was_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(peer: str) -> list[str]:
         records = [
             record(group, [step(group, name) for name in ("v1", "v3", peer)], device="a GPU")

@@ -162,18 +162,12 @@ def test_light_and_dark_differ(browser: Any, small_page: Path) -> None:
 
 CSP = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], list[str]], Callable[[str], str]]] = {
-    "a wide table": (
-        overflow,
-        lambda text: text.replace("overflow-x: auto;", ""),
-    ),
+    "a wide table": (overflow, lambda text: text.replace("overflow-x: auto;", "")),
     "a table whose end is out of reach": (
         hidden,
         lambda text: text.replace("overflow-x: auto;", "overflow-x: hidden;"),
     ),
-    "a table without a shadow": (
-        uncued,
-        lambda text: text.replace("100% local", "100% scroll"),
-    ),
+    "a table without a shadow": (uncued, lambda text: text.replace("100% local", "100% scroll")),
     "an image": (
         loads,
         lambda text: CSP.sub("", text).replace("</h1>", '</h1><img src="http://x.invalid/a.png">'),

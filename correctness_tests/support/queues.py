@@ -15,10 +15,7 @@ class SimulatedQueue:
     """
 
     def __init__(
-        self,
-        launch: float = 1 * US,
-        uneven: random.Random | None = None,
-        marking: float = 0.0,
+        self, launch: float = 1 * US, uneven: random.Random | None = None, marking: float = 0.0
     ) -> None:
         self.launch, self.uneven, self.marking = launch, uneven, marking
         self.host = 0.0

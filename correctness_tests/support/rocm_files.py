@@ -97,8 +97,7 @@ def database(path: Path) -> Path:
         db.execute("CREATE VIEW counters_collection AS SELECT * FROM rocpd_counter_ab12")
         for name, start, end in LAUNCHES:
             db.execute(
-                "INSERT INTO rocpd_kernel_ab12 VALUES (NULL, ?, 3, 1, ?, ?, 8)",
-                (name, start, end),
+                "INSERT INTO rocpd_kernel_ab12 VALUES (NULL, ?, 3, 1, ?, ?, 8)", (name, start, end)
             )
             db.execute("INSERT INTO rocpd_counter_ab12 VALUES (?, 'SQ_WAVES', 16)", (name,))
     db.close()

@@ -310,10 +310,7 @@ def entry_of(contender: Contender, measured: Measured, product_flops: float) -> 
 
 
 def bars(
-    targets: Iterable[Target],
-    measured: Measured,
-    entries: Mapping[str, StepEntry],
-    device: str,
+    targets: Iterable[Target], measured: Measured, entries: Mapping[str, StepEntry], device: str
 ) -> list[Bar]:
     """Judge the targets of a group by its entries (by contender) on a device of that name. A target
     without a measurement is missed, unless a contender cannot run here."""

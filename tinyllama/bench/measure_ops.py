@@ -93,11 +93,7 @@ class Bench:
     """
 
     def __init__(
-        self,
-        dtype: str,
-        device: torch.device,
-        ops: Iterable[Op],
-        files: Sequence[str] = PEER_FILES,
+        self, dtype: str, device: torch.device, ops: Iterable[Op], files: Sequence[str] = PEER_FILES
     ) -> None:
         self.files = tuple(files)
         self.device = device

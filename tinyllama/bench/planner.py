@@ -22,13 +22,7 @@ import numpy as np
 from tinyllama.harness import Tensor
 from tinyllama.harness.declare.autograd import shape_of
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.records.entries import (
-    CeilingEntry,
-    OpEntry,
-    ScalingEntry,
-    StepEntry,
-    Timed,
-)
+from tinyllama.harness.records.entries import CeilingEntry, OpEntry, ScalingEntry, StepEntry, Timed
 from tinyllama.harness.records.results import Record
 from tinyllama.model.config import WORKLOADS, ModelConfig
 from tinyllama.model.tiers import V3

@@ -40,10 +40,7 @@ class Group:
         return WORKLOADS[self.workload]
 
 
-ALL = [
-    *(Group(w, p) for w in (*ON_CPU, *ON_GPU) for p in PRECISIONS),
-    Group.parse(LARGE),
-]
+ALL = [*(Group(w, p) for w in (*ON_CPU, *ON_GPU) for p in PRECISIONS), Group.parse(LARGE)]
 
 
 def not_beside(contender: str, group: str) -> str | None:

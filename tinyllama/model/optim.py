@@ -29,10 +29,7 @@ class AdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        parameters: Iterable[torch.Tensor],
-        config: TrainConfig,
-        provider: str = "eager",
+        self, parameters: Iterable[torch.Tensor], config: TrainConfig, provider: str = "eager"
     ) -> None:
         super().__init__(list(parameters), {"lr": config.learning_rate})
         chosen = OPS["adamw"][provider]

@@ -55,10 +55,7 @@ add_rms_norm = Op(
         "forward": lambda size, B, T, D: (4 * B * T * D + D) * size,
         "backward": lambda size, B, T, D: (4 * B * T * D + 2 * D) * size,
     },
-    flops={
-        "forward": lambda B, T, D: 5 * B * T * D,
-        "backward": lambda B, T, D: 9 * B * T * D,
-    },
+    flops={"forward": lambda B, T, D: 5 * B * T * D, "backward": lambda B, T, D: 9 * B * T * D},
 )
 
 

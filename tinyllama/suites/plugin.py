@@ -91,8 +91,7 @@ def pytest_tinyllama_benchmarks(config: pytest.Config) -> Registered:
     patterns = tuple(files) if config.option.ops else team_of(config, str(root)).ops
     version = project(root).get("project", {}).get("version", "0")
     return Registered(
-        tinyllama.ops,
-        own=Own(patterns, selection.modules, tuple(config.option.op), version),
+        tinyllama.ops, own=Own(patterns, selection.modules, tuple(config.option.op), version)
     )
 
 

@@ -30,11 +30,7 @@ class HuggingFaceStep(StepContender):
     """
 
     def __init__(
-        self,
-        attention: str = "sdpa",
-        liger: bool = False,
-        mode: str | None = None,
-        **where: Any,
+        self, attention: str = "sdpa", liger: bool = False, mode: str | None = None, **where: Any
     ) -> None:
         importlib.import_module(LLAMA)  # not compiling
         super().__init__(**where)

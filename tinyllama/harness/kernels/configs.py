@@ -73,11 +73,7 @@ class Space:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        default: Callable[..., Config],
-        configs: Callable[..., Sequence[Config]],
+        self, name: str, *, default: Callable[..., Config], configs: Callable[..., Sequence[Config]]
     ) -> None:
         if name in SPACES:
             raise ValueError(f"space {name!r} is declared twice: pick another name")

@@ -26,13 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tinyllama.harness.kernels.known import (
-    AFFECTING,
-    MOST_KNOWN,
-    Ready,
-    launch_key,
-    show,
-)
+from tinyllama.harness.kernels.known import AFFECTING, MOST_KNOWN, Ready, launch_key, show
 from tinyllama.harness.machine.distribution import install
 
 # Options whose default differs between triton's versions.

@@ -15,13 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tinyllama.harness.kernels.known import AFFECTING
-from tinyllama.harness.kernels.launch import (
-    CHOOSING,
-    HAS_TRITON,
-    current,
-    device_of,
-    identity,
-)
+from tinyllama.harness.kernels.launch import CHOOSING, HAS_TRITON, current, device_of, identity
 
 if HAS_TRITON:
     from triton.runtime.jit import KernelInterface

@@ -117,9 +117,7 @@ def untimed(provider: Provider, device: torch.device) -> str | None:
 
 
 def loaded(
-    package: str,
-    files: tuple[str, ...],
-    load: Callable[[str, Registry], ModuleType] = load_file,
+    package: str, files: tuple[str, ...], load: Callable[[str, Registry], ModuleType] = load_file
 ) -> tuple[Registry, dict[str, str]]:
     """The ops of a package and of files, and the file of each module that these became; kept, since
     a process can register them once only."""

@@ -182,9 +182,7 @@ def _stack(
 ) -> Bar:
     parts = tuple(
         Part(
-            100 * seconds / entry.time / whole,
-            f"part-{part}",
-            f"{part} {milliseconds(seconds)} ms",
+            100 * seconds / entry.time / whole, f"part-{part}", f"{part} {milliseconds(seconds)} ms"
         )
         for part, seconds in found.items()
         if seconds > 0

@@ -101,10 +101,7 @@ def _device(
     unsearched = history.unsearched(records)
     sections: dict[str, Iterable[Panel | None]] = {
         "bars": [claims.panel(context, found, devices)],
-        "ladder": [
-            panels.ladder(context, rungs),
-            *(panels.rung(context, rung) for rung in rungs),
-        ],
+        "ladder": [panels.ladder(context, rungs), *(panels.rung(context, rung) for rung in rungs)],
         "roofline": [
             ops.panel(context, runs[-1], dtype, f"{ident}-ops{n}")
             for n, ((dtype,), runs) in enumerate(timed.items())

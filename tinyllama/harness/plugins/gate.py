@@ -99,9 +99,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--gate-json", metavar="FILE", help="write all that the gate measured")
     group.addoption(
-        "--unwatched",
-        action="store_true",
-        help="gate on a GPU whose load cannot be read",
+        "--unwatched", action="store_true", help="gate on a GPU whose load cannot be read"
     )
 
 

@@ -84,16 +84,8 @@ adamw = Op(
         Case(P=(32_500_000,)),
     ],
     extremes={
-        "first": {
-            "step": constant(0.0),
-            "exp_avg": constant(0.0),
-            "exp_avg_sq": constant(0.0),
-        },
-        "faint": {
-            "grad": normal(1e-8),
-            "exp_avg": normal(1e-8),
-            "exp_avg_sq": uniform(0.0, 1e-16),
-        },
+        "first": {"step": constant(0.0), "exp_avg": constant(0.0), "exp_avg_sq": constant(0.0)},
+        "faint": {"grad": normal(1e-8), "exp_avg": normal(1e-8), "exp_avg_sq": uniform(0.0, 1e-16)},
         "skipped": {"found_inf": constant(1.0)},
     },
     bytes={"forward": lambda size, P: 7 * sum(P) * size},

@@ -18,9 +18,7 @@ from tinyllama.harness.kernels.precision import SHORT
 
 TARGETS = Tensor("N", dtype=torch.int64, values=lambda dims: integers(dims["V"]))
 LOSS = Tensor(
-    "",
-    dtype=torch.float32,
-    shape_by=lambda params: "N" if params["reduction"] == "none" else "",
+    "", dtype=torch.float32, shape_by=lambda params: "N" if params["reduction"] == "none" else ""
 )
 # ignore_index: tokens of this target have a loss and a gradient of 0, and no part in the mean.
 # reduction: "mean", "sum", or "none" for the loss of each token.

@@ -19,10 +19,7 @@ from tinyllama.ops.transpose import transposed
 
 linear = Op(
     "linear",
-    inputs={
-        "x": Tensor("N D", grad=True),
-        "w": Tensor("F D", grad=True, values=normal(0.1)),
-    },
+    inputs={"x": Tensor("N D", grad=True), "w": Tensor("F D", grad=True, values=normal(0.1))},
     outputs={"y": "N F"},
     leading=("N",),
     instead="a bias is added to y",
@@ -87,10 +84,7 @@ def _turns(space: Space, x: torch.Tensor, **key: int) -> bool:
 
 
 def weight_gradient(
-    dy_NF: torch.Tensor,
-    x_ND: torch.Tensor,
-    dtype: torch.dtype,
-    into: torch.Tensor | None = None,
+    dy_NF: torch.Tensor, x_ND: torch.Tensor, dtype: torch.dtype, into: torch.Tensor | None = None
 ) -> torch.Tensor:
     """dW (F D) = dy^T x in ``dtype``, accumulated in float32; dy (N F) and x (N D) have one dtype
     and dense rows. Of the two the narrower one is transposed, if any. into: the memory for dW."""

@@ -56,10 +56,7 @@ rms_norm = Op(
         "forward": lambda size, B, T, D: (2 * B * T * D + D) * size,
         "backward": lambda size, B, T, D: (3 * B * T * D + 2 * D) * size,
     },
-    flops={
-        "forward": lambda B, T, D: 4 * B * T * D,
-        "backward": lambda B, T, D: 8 * B * T * D,
-    },
+    flops={"forward": lambda B, T, D: 4 * B * T * D, "backward": lambda B, T, D: 8 * B * T * D},
     small_kernels={"sum_kernel": "reads one row for each program of a backward pass"},
 )
 

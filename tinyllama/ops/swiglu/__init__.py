@@ -34,10 +34,7 @@ swiglu = Op(
         Case(B=8, T=128, D=512, F=2048),
         Case(B=4, T=4096, D=2048, F=8192),
     ],
-    extremes={
-        "saturated": {"x": normal(50.0)},
-        "tiny": {"x": normal(1e-3)},
-    },
+    extremes={"saturated": {"x": normal(50.0)}, "tiny": {"x": normal(1e-3)}},
     bytes={
         "forward": lambda size, B, T, D, F: (B * T * (D + F) + 2 * F * D) * size,
         "backward": lambda size, B, T, D, F: (B * T * (2 * D + 3 * F) + 4 * F * D) * size,
