@@ -34,6 +34,13 @@ def vast(q, k, cos, sin):
     torch.ones(2**40)
     return rope["eager"].call(q, k, cos, sin)
 """
+RAISES = """
+from tinyllama.ops.silu_mul import silu_mul
+
+@silu_mul.provider("raises", dtypes=silu_mul.dtypes[:1])
+def raises(gate, up):
+    raise ArithmeticError("no result today")
+"""
 
 
 def verdicts(path: Path, tmp_path: Path, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
@@ -270,3 +277,23 @@ def test_an_output_that_would_be_lost_or_take_anothers_place_is_refused(
     asked = ["check", str(path), *options.format(tmp=tmp_path).split()]
     assert message.format(tmp=tmp_path) in refused(*asked)
     assert path.read_text() == "x = 1"
+
+
+def test_progress_is_shown_and_one_crash_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "raises.py"
+    path.write_text(RAISES)
+    only = "outputs,scaled upstream,determinism"
+    assert main(["check", str(path), "--only", only, "--device", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "silu_mul-raises: trying outputs",
+        "silu_mul-raises: outputs crashed",
+        "silu_mul-raises: trying scaled upstream",
+        "silu_mul-raises: scaled upstream crashed",
+        "silu_mul-raises: trying determinism",
+        "silu_mul-raises: determinism crashed",
+    ]
+    assert out.count("no result today") == 1
+    assert out.count("as outputs") == 2

@@ -1,4 +1,4 @@
-"""What is measured besides time: kernels and their kinds, bytes, ceilings, and cold caches."""
+"""What is measured besides time: kernels, their kinds and overlap, bytes, ceilings, cold caches."""
 
 import statistics
 import time
@@ -20,6 +20,7 @@ from tinyllama.harness.measure.launches import (
     seconds_by_kind,
     totals_by_name,
 )
+from tinyllama.harness.measure.overlap import overlap_of
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -177,6 +178,26 @@ def test_waits_of_the_host_are_counted(gpu: torch.device) -> None:
     assert once is not None
     assert once >= 1
     assert launches(lambda: [x.sum().item() for _ in range(3)], gpu).host_syncs == 3 * once
+
+
+def test_what_lies_under_other_kernels_is_hidden() -> None:
+    """A collective of 4 us, of which 1 us lies under a product; a second one under two kernels."""
+    found = overlap_of(
+        [
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0.0, 4.0),
+            ("product_kernel", 3.0, 6.0),
+            ("rcclGenericKernel", 10.0, 12.0),
+            ("product_kernel", 9.0, 11.0),
+            ("copy_kernel", 11.0, 13.0),
+        ]
+    )
+    assert found.collective == pytest.approx(6e-6)
+    assert found.hidden == pytest.approx(3e-6)
+    assert found.share == pytest.approx(0.5)
+
+
+def test_without_a_collective_there_is_no_share() -> None:
+    assert overlap_of([("product_kernel", 0.0, 1.0)]).share is None
 
 
 # -- bytes ------------------------------------------------------------------------------------
