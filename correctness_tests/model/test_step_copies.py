@@ -22,7 +22,7 @@ from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V3, StepPlan, Tier
 from tinyllama.ops import OPS
-from tinyllama.ops import adamw as adamw_file
+from tinyllama.ops.adamw import kernels as adamw_kernels
 from tinyllama.training.step import TrainStep, products
 
 SHAPE = ModelConfig(
@@ -65,7 +65,7 @@ def casts_of_bf16(device: torch.device) -> Counter[Copy]:
 def expected(precision: str, device: torch.device) -> Counter[Copy]:
     """Every copy of a step."""
     parameters = 2 + 9 * SHAPE.num_layers
-    tables = (6, adamw_file.next_power_of_2(parameters))
+    tables = (6, adamw_kernels.next_power_of_2(parameters))
     copies: Counter[Copy] = Counter()
     copies["copy_", INT64, INT64, (2, *SETTINGS.values())] += 1  # tokens and targets
     copies["copy_", torch.bool, FP32, ()] += 1  # whether the loss was finite
@@ -136,7 +136,7 @@ def counted(
     tokens = torch.arange(shape[0] * shape[1]).view(shape).to(device)
     with products(precision, device):
         step = prepared(tier, precision, device, **how)
-        monkeypatch.setattr(adamw_file, "TABLES", Tables())
+        monkeypatch.setattr(adamw_kernels, "TABLES", Tables())
         before = layout.copies
         with copies:
             step(tokens)

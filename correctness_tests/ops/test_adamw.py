@@ -15,8 +15,8 @@ import torch
 from tinyllama.harness.kernels import addresses
 from tinyllama.harness.kernels.addresses import Tables
 from tinyllama.harness.kernels.launch import processors, recorded
-from tinyllama.ops import adamw as adamw_file
 from tinyllama.ops.adamw import State, adamw, count, update
+from tinyllama.ops.adamw import kernels as adamw_kernels
 
 pytest.importorskip("triton")
 
@@ -61,7 +61,9 @@ def test_bias_corrections_at_any_step(step: int, device: torch.device) -> None:
     factors = torch.empty(3, device=device)
     count, found_inf = scalars(device, step=float(step))
     arguments = (count, found_inf, 0.25, 0.5, factors, None)
-    adamw_file._advance[(1,)](*arguments, BETA1=0.9, BETA2=0.999, LR_ON_DEVICE=False, num_warps=1)
+    adamw_kernels._advance[(1,)](
+        *arguments, BETA1=0.9, BETA2=0.999, LR_ON_DEVICE=False, num_warps=1
+    )
     t = step + 1
     exact = [1 - 0.25 * 0.5, 0.25 / (1 - 0.9**t), 1 / math.sqrt(1 - 0.999**t)]
     assert count.item() == t

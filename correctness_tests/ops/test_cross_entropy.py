@@ -25,6 +25,7 @@ from tinyllama.ops.cross_entropy import (
     loss_forward,
     row_losses,
 )
+from tinyllama.ops.cross_entropy import kernels as cross_entropy_kernels
 from tinyllama.ops.linear_cross_entropy import CHUNKS, chunk_rows, in_chunks, linear_cross_entropy
 
 pytest.importorskip("triton")
@@ -429,8 +430,8 @@ def test_true_class_keeps_its_gradient_at_any_block(BLOCK: int, device: torch.de
     targets = torch.zeros(3, dtype=torch.int64, device=device)
     exact = torch.softmax(logits.double(), -1)[:, 0] - 1
     loss_N = torch.empty(3, device=device)
-    key = cross_entropy_file._key(logits)
-    with cross_entropy_file.BOTH.force(Config(BLOCK=BLOCK, num_warps=1), **key):
+    key = cross_entropy_kernels._key(logits)
+    with cross_entropy_kernels.BOTH.force(Config(BLOCK=BLOCK, num_warps=1), **key):
         cross_entropy_file.losses_and_gradient(logits, targets, 1.0, loss_N)
     error = (logits[:, 0].double() - exact).abs().max()
     assert error <= 4 * torch.finfo(torch.float32).eps
@@ -443,7 +444,7 @@ def test_logits_of_hundreds_do_not_overflow(BLOCK: int, device: torch.device) ->
     logits, targets = logits.to(device), torch.tensor([0, 500, 999], device=device)
     exact = torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none")
     loss_N = torch.empty(3, device=device)
-    config, key = Config(BLOCK=BLOCK, num_warps=1), cross_entropy_file._key(logits)
-    with cross_entropy_file.BOTH.force(config, **key):
+    config, key = Config(BLOCK=BLOCK, num_warps=1), cross_entropy_kernels._key(logits)
+    with cross_entropy_kernels.BOTH.force(config, **key):
         cross_entropy_file.losses_and_gradient(logits, targets, 1.0, loss_N)
     torch.testing.assert_close(loss_N.double(), exact, rtol=1e-5, atol=1e-4)
