@@ -194,17 +194,6 @@ def test_each_part_of_v2_can_be_switched_off(switch: str, device: torch.device) 
         assert not getattr(tier.gpu, switch)
 
 
-def test_what_cannot_be_captured_says_why(device: torch.device) -> None:
-    """On every device: an optimizer that counts on the host would freeze in a graph."""
-    if cannot("capture", device):
-        pytest.skip(f"capture: {cannot('capture', device)}")
-    step = TrainStep(TinyLlama(SHAPE, V2.without("adamw")).to(device), TrainConfig())
-    assert not step.plan.capture
-    assert "counts its steps on the host" in step.left_out["capture"]
-    step = TrainStep(TinyLlama(SHAPE, V2).to(device), TrainConfig(precision="fp16"))
-    assert "gradient scaler" in step.left_out["capture"]
-
-
 def test_a_plan_that_cannot_run_is_refused(device: torch.device) -> None:
     if cannot("capture", device) is None:
         pytest.skip("this device can capture: there is no plan to refuse")
