@@ -1,6 +1,7 @@
-"""A plan repeats a function where nothing has changed, and nowhere else.
+"""A plan repeats the calls of an op where nothing has changed, and nowhere else.
 
-No GPU is needed: see `correctness_tests.support.posed`.
+No GPU is needed: see `correctness_tests.support.posed`. test_plan_functions.py has what a plan is
+made of.
 """
 
 import contextlib
@@ -14,96 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.planned import BOTH, SCALE, Calls, X, scale_kernel, scaled, shifted
 from correctness_tests.support.posed import STREAM, Posed
-from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.checked import signature
 from tinyllama.harness.kernels import known, launch, plans
-from tinyllama.harness.kernels.configs import Config, Space, asked
-from tinyllama.harness.kernels.launch import jit, launched, processors, recorded, tl
-from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.harness.kernels.plans import Repeated
-
-
-@jit
-def scale_kernel(x, y, factor, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, factor * tl.load(x + at, mask=at < n), mask=at < n)
-
-
-SCALE = Space(
-    "test_plans.scale",
-    default=lambda: Config(BLOCK=16),
-    configs=lambda: [Config(BLOCK=16), Config(BLOCK=32)],
-)
-
-
-def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    y = torch.empty_like(x)
-    config = SCALE.choose(x.device)
-    n = x.numel()
-    scale_kernel[(-(-n // config["BLOCK"]),)](x, y, factor, n, **config.kwargs())
-    return y
-
-
-def scaling(name: str) -> tuple[Op, list[str]]:
-    """y = factor x, and the passes that were run as they are written."""
-    ran: list[str] = []
-    op = Op(
-        name,
-        inputs={"x": Tensor("N", grad=True)},
-        params={"factor": 3.0},
-        outputs={"y": "N"},
-        cases=[Case(N=64)],
-    )
-
-    @op.reference
-    def eager(x: torch.Tensor, factor: float = 3.0) -> torch.Tensor:
-        return x * factor
-
-    @op.provider("triton", requires=("triton",), replays=True)
-    class Triton:
-        @staticmethod
-        def forward(x: torch.Tensor, factor: float) -> torch.Tensor:
-            ran.append("forward")
-            return scaled(contiguous(x), factor)
-
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: Any, factor: float) -> Any:
-            ran.append("backward")
-            return {"x": scaled(grads[0].contiguous(), factor)}
-
-    return op, ran
-
-
-_NUMBER = iter(range(10**6))
-
-
-class Calls:
-    """An op of its own, and what its calls give."""
-
-    def __init__(self) -> None:
-        self.op, self.ran = scaling(f"scaling_{next(_NUMBER)}")
-
-    def __call__(self, x: torch.Tensor, grad: torch.Tensor | None = None, **params: Any) -> None:
-        """Whether the results are right; they may come from a plan."""
-        x = x.detach().requires_grad_()
-        y = self.op["triton"](x, **params)
-        grad = torch.ones_like(y) if grad is None else grad
-        y.backward(grad)
-        factor = params.get("factor", 3.0)
-        assert torch.equal(y, x * factor)
-        assert x.grad is not None
-        assert torch.equal(x.grad, grad * factor)
-
-    def new(self, call: Callable[[], None]) -> list[str]:
-        """The passes that a call ran as they are written."""
-        before = len(self.ran)
-        call()
-        return self.ran[before:]
+from tinyllama.harness.kernels.configs import Config, asked
+from tinyllama.harness.kernels.launch import launched, processors, recorded
 
 
 @pytest.fixture
@@ -117,18 +38,10 @@ def calls(posed: Posed) -> Calls:
     return calls
 
 
-X = torch.arange(64.0)
-BOTH = ["forward", "backward"]
-
-
 def test_two_calls_are_planned_and_later_ones_are_not_run(posed: Posed) -> None:
     calls = Calls()
     ran = [calls.new(functools.partial(calls, X + i)) for i in range(5)]
     assert ran == [BOTH, BOTH, BOTH, [], []]
-
-
-def shifted(places: int) -> torch.Tensor:
-    return torch.arange(64.0 + places)[places:]
 
 
 UNLIKE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -328,133 +241,6 @@ def plans_of(calls: Calls) -> list[Any]:
     return found
 
 
-# -- functions that have no plan ----------------------------------------------------------------
-
-
-def copied(x: torch.Tensor) -> list[torch.Tensor]:
-    return [scaled(contiguous(x[::2]), 2.0)]
-
-
-def other_memory(x: torch.Tensor) -> list[torch.Tensor]:
-    y = torch.empty_like(x)
-    scale_kernel[(4,)](X, y, 2.0, 64, BLOCK=16)
-    return [y]
-
-
-def chosen_grid(x: torch.Tensor) -> list[torch.Tensor]:
-    y = torch.empty_like(x)
-    scale_kernel[lambda named: (4,)](x, y, 2.0, 64, BLOCK=16)
-    return [y]
-
-
-def copied_to_the_host(x: torch.Tensor) -> list[torch.Tensor]:
-    """As where a value is read without a call that is seen: ``x.cpu().numpy()``."""
-    return [scaled(x, float(x.to("meta", copy=True).numel()))]
-
-
-def filled_by_others(x: torch.Tensor) -> list[torch.Tensor]:
-    """A launch past `tinyllama.harness.kernels.jit`, such as of a raw ``triton.jit`` kernel."""
-    y = torch.empty_like(x)
-    with _disable_current_modes():
-        y.copy_(x)
-    return [y]
-
-
-NO_PLAN: dict[str, tuple[Callable[..., Any], str]] = {
-    "a value that is read": (lambda x: [scaled(x, x[0].item())], "gives no tensor"),
-    "another device": (copied_to_the_host, "makes a tensor on meta"),
-    "what is not seen": (filled_by_others, "no step that is seen fills a1"),
-    "a list": (lambda x: [torch.cat([scaled(x, 2.0), scaled(x, 3.0)])], "a list of tensors"),
-    "a copy": (copied, "copied to another layout"),
-    "an argument": (lambda x: [x], "t0 is a result"),
-    "a view of an argument": (lambda x: [x[:8]], "t0 is a result"),
-    "a write": (lambda x: [scaled(x, 2.0).add_(1)], "add_.Tensor writes"),
-    "a write to an argument": (lambda x: [scaled(x.mul_(1), 2.0)], "mul_.Tensor writes"),
-    "a view for torch": (lambda x: [scaled(x, 2.0)[:8] + 1], "a view of a1"),
-    "other memory": (other_memory, "neither given nor made"),
-    "another dtype": (lambda x: [scaled(x, 2.0).view(torch.int32)], "in another dtype"),
-}
-
-
-@pytest.mark.parametrize(("function", "reason"), NO_PLAN.values(), ids=NO_PLAN)
-def test_there_is_no_plan_of(function: Callable[..., Any], reason: str, posed: Posed) -> None:
-    results, plan = plans.planned(function, (X.clone(),))
-    assert plan.source == ""
-    assert reason in plan.reason
-    (result,) = results
-    assert result is not None
-    assert torch.equal(result, function(X.clone())[0])
-
-
-def test_torch_is_repeated_below_autocast(posed: Posed) -> None:
-    """The code may turn autocast off: the product would have operands of 16 bits otherwise."""
-
-    def product(x: torch.Tensor) -> list[torch.Tensor]:
-        with torch.autocast("cpu", enabled=False):
-            return [torch.mm(x, x)]
-
-    x = torch.full((16, 16), 1.001)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        call, put = repeated(product)
-        for _ in range(4):
-            assert torch.equal(call(x)[0], product(x)[0])
-    assert [one.__name__ for one in put] == ["plan"]
-
-
-def test_a_launch_that_triton_specialises_every_time_is_told(posed: Posed) -> None:
-    seen: list[Any] = []
-    with known.traced(seen.append):
-        chosen_grid(X)
-    assert seen == [None]
-    watch = plans._Watch(chosen_grid, (X,))
-    watch.launched(None)
-    assert "specialises at every launch" in watch.plan([]).reason
-
-
-def test_tensors_that_share_memory_are_not_told_apart_by_a_plan(posed: Posed) -> None:
-    both = torch.arange(128.0)
-    function = lambda x, y: [scaled(x, 2.0), scaled(y, 2.0)]  # noqa: E731
-    assert "share memory" in plans.planned(function, (both[:64], both[64:]))[1].reason
-    assert "share memory" in plans.planned(function, (X, X))[1].reason
-
-
-def test_there_is_no_plan_from_an_address_that_is_no_multiple_of_16_bytes(posed: Posed) -> None:
-    """Its kernels are compiled for such addresses."""
-    reason = plans.planned(lambda x: [scaled(x, 2.0)], (shifted(1),))[1].reason
-    assert reason == "t0 does not begin at a multiple of 16 bytes"
-
-
-def test_a_function_without_a_plan_is_called(posed: Posed) -> None:
-    put: list[Any] = []
-    function = lambda x: [scaled(x, x[0].item())]  # noqa: E731
-    again = Repeated(function, put.append)
-    for first in (2.0, 3.0):
-        x = X + first
-        assert torch.equal(again(x)[0], x * first)
-    assert put == [function]
-
-
-# -- what a plan makes --------------------------------------------------------------------------
-
-
-def test_steps_of_torch_and_views_are_repeated_in_their_order(posed: Posed) -> None:
-    def function(x: torch.Tensor, y: torch.Tensor | None) -> list[torch.Tensor | None]:
-        rows = scaled(x.view(4, 16)[1:], 2.0)  # from an address inside x
-        total = rows.sum(0)
-        return [rows.view(2, 24), total, scaled(total, 0.5), y, rows[0, :8]]
-
-    _, plan = plans.planned(function, (X, None))
-    assert plan.reason == ""
-    for x in (X + 1, X * 7):
-        found = plan.made()(x, None)
-        for one, expected in zip(found, function(x, None), strict=True):
-            assert (one is None) == (expected is None)
-            if one is not None and expected is not None:
-                assert torch.equal(one, expected)
-                assert one.stride() == expected.stride()
-    assert found[0].untyped_storage().data_ptr() == found[4].untyped_storage().data_ptr()
-
-
 def test_results_are_new_memory_each_time(calls: Calls) -> None:
     first, second = (calls.op["triton"](X) for _ in range(2))
     assert first.data_ptr() != second.data_ptr()
@@ -471,28 +257,6 @@ def test_a_plan_keeps_no_tensor(posed: Posed) -> None:
     assert alive() is None
 
 
-def test_a_plan_keeps_its_kernels(posed: Posed) -> None:
-    """Triton unloads a kernel's code when nobody holds it."""
-    plan = plans.planned(lambda x: [scaled(x, 2.0)], (X,))[1]
-    alive = [weakref.ref(one) for one in posed.specialised]
-    posed.specialised.clear()
-    scale_kernel._ready.clear()
-    gc.collect()
-    assert [one() is None for one in alive] == [False]
-    assert plan.reason == ""
-
-
-def test_a_plan_sees_the_launches_of_its_own_thread(posed: Posed) -> None:
-    def function(x: torch.Tensor) -> list[torch.Tensor]:
-        other = threading.Thread(target=scaled, args=(X, 5.0))
-        other.start()
-        other.join()
-        return [scaled(x, 2.0)]
-
-    plan = plans.planned(function, (X,))[1]
-    assert plan.source.count("None, None, None") == 1
-
-
 def test_a_launcher_of_another_form_is_called_by_its_kernel(
     posed: Posed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,63 +271,6 @@ def test_a_launcher_of_another_form_is_called_by_its_kernel(
 def posed_kernel(posed: Posed) -> Any:
     scaled(X, 2.0)
     return posed.specialised[-1]
-
-
-# -- what a plan must not miss ------------------------------------------------------------------
-
-
-def repeated(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
-    """The function as a provider's pass is called, and what was put in its place."""
-    put: list[Any] = []
-    again = Repeated(function, put.append)
-    return lambda *tensors: (put[-1] if put else again)(*tensors), put
-
-
-def test_a_number_that_python_counts_is_found_out(posed: Posed) -> None:
-    count = iter(range(1, 100))
-    call, put = repeated(lambda x: [scaled(x, float(next(count)))])
-    found = [call(X)[0] for _ in range(5)]
-    assert all(torch.equal(one, X * i) for i, one in enumerate(found, 1))
-    assert [one.__name__ for one in put] == ["<lambda>"]
-
-
-def test_so_is_a_step_that_is_made_at_times(posed: Posed) -> None:
-    count = iter(range(100))
-    call, _ = repeated(lambda x: [scaled(x, 2.0) if next(count) % 2 else scaled(x, 2.0) + 1])
-    found = [call(X)[0] for _ in range(6)]
-    assert all(torch.equal(one, X * 2 + (i % 2 == 0)) for i, one in enumerate(found))
-
-
-def test_random_numbers_of_torch_are_drawn_at_each_call(posed: Posed) -> None:
-    call, put = repeated(lambda x: [scaled(torch.rand_like(x), 2.0)])
-    first, *others = [call(X)[0] for _ in range(5)]
-    assert put[0].__name__ == "plan"
-    assert not any(torch.equal(first, one) for one in others)
-
-
-def test_a_planned_call_inside_a_planned_one_is_seen(posed: Posed) -> None:
-    """A plan launches past what watches, so none is used while someone watches."""
-    inner, put = repeated(lambda x: [scaled(x, 2.0)])
-    for _ in range(4):
-        inner(X)
-    assert put[0].__name__ == "plan"
-    outer, put = repeated(lambda x: [scaled(inner(x)[0], 3.0)])
-    for i in range(5):
-        assert torch.equal(outer(X + i)[0], (X + i) * 6)
-    assert put[0].__name__ == "plan"
-
-
-def test_one_tensor_may_be_given_twice(posed: Posed) -> None:
-    call, put = repeated(lambda x, y: [scaled(x, 2.0) if x is y else scaled(y, 3.0)])
-    for _ in range(3):
-        call(X, X + 1)
-    assert put[0].__name__ == "plan"
-    call, put = repeated(lambda x, y: [scaled(x, 2.0), scaled(y, 3.0)])
-    for _ in range(3):
-        call(X, X + 1)
-    assert [torch.equal(one, X * i) for one, i in zip(call(X, X), (2, 3), strict=True)] == [
-        True
-    ] * 2
 
 
 def test_deterministic_algorithms_are_part_of_the_signature(calls: Calls) -> None:
@@ -638,25 +345,3 @@ def test_threads_plan_and_use_plans_at_once(posed: Posed) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-
-
-def test_memory_between_steps_is_not_shared(posed: Posed) -> None:
-    """Tensors that die in the function are seen with their own memory, though it is free again."""
-
-    def function(x: torch.Tensor) -> list[torch.Tensor]:
-        for _ in range(50):
-            torch.empty_like(x)  # free at once
-        return [scaled(x, 2.0)]
-
-    plan = plans.planned(function, (X,))[1]
-    assert plan.reason == ""
-    assert plan.source.count("= empty(") == 51
-
-
-def test_amd_gpus_keep_the_ordinary_way() -> None:
-    """Their backend specialises kernels by more than addresses."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-
-    backends = [make_backend(GPUTarget(*of)) for of in (("hip", "gfx942", 64), ("cuda", 90, 32))]
-    assert [known.specialises_by_address(type(one)) for one in backends] == [False, True]

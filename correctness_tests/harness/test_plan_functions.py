@@ -1,0 +1,239 @@
+"""What a plan makes of a function of tensors, of which functions there is none, and what it must
+not miss. No GPU is needed: see `correctness_tests.support.posed`."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.planned import X, scale_kernel, scaled, shifted
+from correctness_tests.support.posed import Posed
+from tinyllama.harness.kernels import known, plans
+from tinyllama.harness.kernels.layout import contiguous
+from tinyllama.harness.kernels.plans import Repeated
+
+
+def copied(x: torch.Tensor) -> list[torch.Tensor]:
+    return [scaled(contiguous(x[::2]), 2.0)]
+
+
+def other_memory(x: torch.Tensor) -> list[torch.Tensor]:
+    y = torch.empty_like(x)
+    scale_kernel[(4,)](X, y, 2.0, 64, BLOCK=16)
+    return [y]
+
+
+def chosen_grid(x: torch.Tensor) -> list[torch.Tensor]:
+    y = torch.empty_like(x)
+    scale_kernel[lambda named: (4,)](x, y, 2.0, 64, BLOCK=16)
+    return [y]
+
+
+def copied_to_the_host(x: torch.Tensor) -> list[torch.Tensor]:
+    """As where a value is read without a call that is seen: ``x.cpu().numpy()``."""
+    return [scaled(x, float(x.to("meta", copy=True).numel()))]
+
+
+def filled_by_others(x: torch.Tensor) -> list[torch.Tensor]:
+    """A launch past `tinyllama.harness.kernels.jit`, such as of a raw ``triton.jit`` kernel."""
+    y = torch.empty_like(x)
+    with _disable_current_modes():
+        y.copy_(x)
+    return [y]
+
+
+NO_PLAN: dict[str, tuple[Callable[..., Any], str]] = {
+    "a value that is read": (lambda x: [scaled(x, x[0].item())], "gives no tensor"),
+    "another device": (copied_to_the_host, "makes a tensor on meta"),
+    "what is not seen": (filled_by_others, "no step that is seen fills a1"),
+    "a list": (lambda x: [torch.cat([scaled(x, 2.0), scaled(x, 3.0)])], "a list of tensors"),
+    "a copy": (copied, "copied to another layout"),
+    "an argument": (lambda x: [x], "t0 is a result"),
+    "a view of an argument": (lambda x: [x[:8]], "t0 is a result"),
+    "a write": (lambda x: [scaled(x, 2.0).add_(1)], "add_.Tensor writes"),
+    "a write to an argument": (lambda x: [scaled(x.mul_(1), 2.0)], "mul_.Tensor writes"),
+    "a view for torch": (lambda x: [scaled(x, 2.0)[:8] + 1], "a view of a1"),
+    "other memory": (other_memory, "neither given nor made"),
+    "another dtype": (lambda x: [scaled(x, 2.0).view(torch.int32)], "in another dtype"),
+}
+
+
+@pytest.mark.parametrize(("function", "reason"), NO_PLAN.values(), ids=NO_PLAN)
+def test_there_is_no_plan_of(function: Callable[..., Any], reason: str, posed: Posed) -> None:
+    results, plan = plans.planned(function, (X.clone(),))
+    assert plan.source == ""
+    assert reason in plan.reason
+    (result,) = results
+    assert result is not None
+    assert torch.equal(result, function(X.clone())[0])
+
+
+def test_torch_is_repeated_below_autocast(posed: Posed) -> None:
+    """The code may turn autocast off: the product would have operands of 16 bits otherwise."""
+
+    def product(x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            return [torch.mm(x, x)]
+
+    x = torch.full((16, 16), 1.001)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call, put = repeated(product)
+        for _ in range(4):
+            assert torch.equal(call(x)[0], product(x)[0])
+    assert [one.__name__ for one in put] == ["plan"]
+
+
+def test_a_launch_that_triton_specialises_every_time_is_told(posed: Posed) -> None:
+    seen: list[Any] = []
+    with known.traced(seen.append):
+        chosen_grid(X)
+    assert seen == [None]
+    watch = plans._Watch(chosen_grid, (X,))
+    watch.launched(None)
+    assert "specialises at every launch" in watch.plan([]).reason
+
+
+def test_tensors_that_share_memory_are_not_told_apart_by_a_plan(posed: Posed) -> None:
+    both = torch.arange(128.0)
+    function = lambda x, y: [scaled(x, 2.0), scaled(y, 2.0)]  # noqa: E731
+    assert "share memory" in plans.planned(function, (both[:64], both[64:]))[1].reason
+    assert "share memory" in plans.planned(function, (X, X))[1].reason
+
+
+def test_there_is_no_plan_from_an_address_that_is_no_multiple_of_16_bytes(posed: Posed) -> None:
+    """Its kernels are compiled for such addresses."""
+    reason = plans.planned(lambda x: [scaled(x, 2.0)], (shifted(1),))[1].reason
+    assert reason == "t0 does not begin at a multiple of 16 bytes"
+
+
+def test_a_function_without_a_plan_is_called(posed: Posed) -> None:
+    put: list[Any] = []
+    function = lambda x: [scaled(x, x[0].item())]  # noqa: E731
+    again = Repeated(function, put.append)
+    for first in (2.0, 3.0):
+        x = X + first
+        assert torch.equal(again(x)[0], x * first)
+    assert put == [function]
+
+
+def test_steps_of_torch_and_views_are_repeated_in_their_order(posed: Posed) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor | None) -> list[torch.Tensor | None]:
+        rows = scaled(x.view(4, 16)[1:], 2.0)  # from an address inside x
+        total = rows.sum(0)
+        return [rows.view(2, 24), total, scaled(total, 0.5), y, rows[0, :8]]
+
+    _, plan = plans.planned(function, (X, None))
+    assert plan.reason == ""
+    for x in (X + 1, X * 7):
+        found = plan.made()(x, None)
+        for one, expected in zip(found, function(x, None), strict=True):
+            assert (one is None) == (expected is None)
+            if one is not None and expected is not None:
+                assert torch.equal(one, expected)
+                assert one.stride() == expected.stride()
+    assert found[0].untyped_storage().data_ptr() == found[4].untyped_storage().data_ptr()
+
+
+def test_a_plan_keeps_its_kernels(posed: Posed) -> None:
+    """Triton unloads a kernel's code when nobody holds it."""
+    plan = plans.planned(lambda x: [scaled(x, 2.0)], (X,))[1]
+    alive = [weakref.ref(one) for one in posed.specialised]
+    posed.specialised.clear()
+    scale_kernel._ready.clear()
+    gc.collect()
+    assert [one() is None for one in alive] == [False]
+    assert plan.reason == ""
+
+
+def test_a_plan_sees_the_launches_of_its_own_thread(posed: Posed) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        other = threading.Thread(target=scaled, args=(X, 5.0))
+        other.start()
+        other.join()
+        return [scaled(x, 2.0)]
+
+    plan = plans.planned(function, (X,))[1]
+    assert plan.source.count("None, None, None") == 1
+
+
+def repeated(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """The function as a provider's pass is called, and what was put in its place."""
+    put: list[Any] = []
+    again = Repeated(function, put.append)
+    return lambda *tensors: (put[-1] if put else again)(*tensors), put
+
+
+def test_a_number_that_python_counts_is_found_out(posed: Posed) -> None:
+    count = iter(range(1, 100))
+    call, put = repeated(lambda x: [scaled(x, float(next(count)))])
+    found = [call(X)[0] for _ in range(5)]
+    assert all(torch.equal(one, X * i) for i, one in enumerate(found, 1))
+    assert [one.__name__ for one in put] == ["<lambda>"]
+
+
+def test_so_is_a_step_that_is_made_at_times(posed: Posed) -> None:
+    count = iter(range(100))
+    call, _ = repeated(lambda x: [scaled(x, 2.0) if next(count) % 2 else scaled(x, 2.0) + 1])
+    found = [call(X)[0] for _ in range(6)]
+    assert all(torch.equal(one, X * 2 + (i % 2 == 0)) for i, one in enumerate(found))
+
+
+def test_random_numbers_of_torch_are_drawn_at_each_call(posed: Posed) -> None:
+    call, put = repeated(lambda x: [scaled(torch.rand_like(x), 2.0)])
+    first, *others = [call(X)[0] for _ in range(5)]
+    assert put[0].__name__ == "plan"
+    assert not any(torch.equal(first, one) for one in others)
+
+
+def test_a_planned_call_inside_a_planned_one_is_seen(posed: Posed) -> None:
+    """A plan launches past what watches, so none is used while someone watches."""
+    inner, put = repeated(lambda x: [scaled(x, 2.0)])
+    for _ in range(4):
+        inner(X)
+    assert put[0].__name__ == "plan"
+    outer, put = repeated(lambda x: [scaled(inner(x)[0], 3.0)])
+    for i in range(5):
+        assert torch.equal(outer(X + i)[0], (X + i) * 6)
+    assert put[0].__name__ == "plan"
+
+
+def test_one_tensor_may_be_given_twice(posed: Posed) -> None:
+    call, put = repeated(lambda x, y: [scaled(x, 2.0) if x is y else scaled(y, 3.0)])
+    for _ in range(3):
+        call(X, X + 1)
+    assert put[0].__name__ == "plan"
+    call, put = repeated(lambda x, y: [scaled(x, 2.0), scaled(y, 3.0)])
+    for _ in range(3):
+        call(X, X + 1)
+    assert [torch.equal(one, X * i) for one, i in zip(call(X, X), (2, 3), strict=True)] == [
+        True
+    ] * 2
+
+
+def test_memory_between_steps_is_not_shared(posed: Posed) -> None:
+    """Tensors that die in the function are seen with their own memory, though it is free again."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        for _ in range(50):
+            torch.empty_like(x)  # free at once
+        return [scaled(x, 2.0)]
+
+    plan = plans.planned(function, (X,))[1]
+    assert plan.reason == ""
+    assert plan.source.count("= empty(") == 51
+
+
+def test_amd_gpus_keep_the_ordinary_way() -> None:
+    """Their backend specialises kernels by more than addresses."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    backends = [make_backend(GPUTarget(*of)) for of in (("hip", "gfx942", 64), ("cuda", 90, 32))]
+    assert [known.specialises_by_address(type(one)) for one in backends] == [False, True]
