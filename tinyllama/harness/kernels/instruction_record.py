@@ -11,7 +11,6 @@ what it was made of (`made_of`): where this is the same, the compiler would give
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,11 +19,7 @@ from typing import Any
 from tinyllama.harness.kernels.instructions import Instructions
 from tinyllama.harness.kernels.limits import Known
 from tinyllama.harness.kernels.resources import CHIPS, Compilation
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tinyllama.harness.machine.toml import tomllib
 
 NONE = "none"
 FLOATING = re.compile(r"\*(?:fp|bf)\d+\w*")

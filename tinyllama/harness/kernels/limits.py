@@ -22,18 +22,13 @@ entry that is not needed, or allows more than is measured, is an error: it would
 """
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tinyllama.harness.kernels.resources import CHIPS, Compilation, Resources
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tinyllama.harness.machine.toml import tomllib
 
 
 @dataclass(frozen=True)
