@@ -12,8 +12,6 @@ pytest-benchmark's. On a CPU, where nothing is enqueued, the time is that of the
 In a project of one's own: ``pytest -p tinyllama.harness.plugins.gpu_benchmark``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +32,7 @@ class DeviceTimer:
     def __init__(self, queue: Queue) -> None:
         self.clock = Clock(queue)
 
-    def __call__(self) -> Point:
+    def __call__(self) -> "Point":
         return Point(self.clock)
 
     def prepare(self, call: Callable[[], object], before: Callable[[], object]) -> None:
@@ -53,7 +51,7 @@ class Point:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.stamp = clock, Stamp(clock.queue, clock.spin_seconds)
 
-    def __sub__(self, earlier: Point) -> float:
+    def __sub__(self, earlier: "Point") -> float:
         reading = self.stamp.since(earlier.stamp)
         if not reading.queued:
             raise NotQueuedError(
