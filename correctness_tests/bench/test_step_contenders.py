@@ -1,14 +1,17 @@
 """A training step has a time only when its gradients are right and it learns what V1 learns."""
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tinyllama.bench import steps
 from tinyllama.bench.contender import Contender
+from tinyllama.bench.floor import Floor
 from tinyllama.bench.measure import FLOOR, Measured, _Run, empty_entry, entry_of
 from tinyllama.bench.peers.hugging_face_step import HuggingFaceStep
 from tinyllama.bench.steps import TierStep
@@ -176,3 +179,43 @@ def test_what_failed_or_cannot_run_has_an_entry_that_says_why() -> None:
 
 def contender(name: str) -> Contender:
     return Contender(name, name, "tier", "nowhere:Nothing")
+
+
+# -- the floor of a step does its products, all of them, and nothing else --------------------------
+
+
+@pytest.fixture(scope="module")
+def floor() -> Floor:
+    return Floor(WHERE["group"], "cpu")
+
+
+def counted(part: Callable[[], None]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        part()
+    return counter.get_total_flops()
+
+
+def test_its_products_are_those_of_a_step(floor: Floor) -> None:
+    workload = Group.parse(WHERE["group"]).shape
+    model = workload.model
+    width = model.num_heads * model.head_dim
+    scores = 6 * model.num_layers * workload.batch_size * width
+    attention = scores * workload.seq_len * (workload.seq_len + 1)
+    step = model.step_flops(workload.batch_size, workload.seq_len)
+    assert counted(floor.parts["products"]) == step - attention
+
+
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+def test_operands_are_turned_in_memory_only(floor: Floor, turned: tuple[bool, bool]) -> None:
+    a, b = floor._pair((3, 4, 5), turned)
+    assert (a.shape, b.shape) == ((3, 4), (4, 5))
+    assert [not x.is_contiguous() for x in (a, b)] == list(turned)
+
+
+def test_the_fastest_layout_is_kept(monkeypatch: pytest.MonkeyPatch, floor: Floor) -> None:
+    """As a GPU chooses: by the time that each takes."""
+    monkeypatch.setattr(floor, "device", torch.device("meta"))
+    monkeypatch.setattr(floor, "_random", lambda *shape: torch.empty(shape, device="meta"))
+    monkeypatch.setattr(floor, "_graph", lambda product: product.args)
+    monkeypatch.setattr(floor, "_seconds", lambda pair: 1.0 + pair[0].is_contiguous())
+    assert floor._fastest_layout((3, 4, 5)) == (True, False)

@@ -244,7 +244,7 @@ def test_a_name_that_is_no_op_or_provider_is_one_error(options: str, message: st
     ("text", "options", "message"),
     [
         (None, [], "no file"),
-        ("x = 1\ny = = 2", [], "some.py:2: SyntaxError: "),  # test_ops_files.py has others
+        ("x = 1\ny = = 2", [], "some.py:2: SyntaxError: "),  # test_plugin.py has others
         ("x = 1", [], "declares no op and no provider"),
         ("", ["--only", "speed"], "--only 'speed' does not exist: use one of"),
         ("", ["--device", "tpu"], "device 'tpu' is unknown"),
