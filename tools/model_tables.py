@@ -1,7 +1,5 @@
 """The tables of docs/MODEL.md and docs/OPS.md, computed from configs, ops and the model itself."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -37,15 +35,15 @@ class Formula:
         self.terms = {letters: times for letters, times in terms.items() if times}
 
     @classmethod
-    def of(cls, value: Formula | int) -> Formula:
+    def of(cls, value: "Formula | int") -> "Formula":
         return value if isinstance(value, Formula) else cls({"": value})
 
-    def __add__(self, other: Formula | int) -> Formula:
+    def __add__(self, other: "Formula | int") -> "Formula":
         total = Counter(self.terms)
         total.update(self.of(other).terms)
         return Formula(total)
 
-    def __mul__(self, other: Formula | int) -> Formula:
+    def __mul__(self, other: "Formula | int") -> "Formula":
         product: Counter[str] = Counter()
         for one, times in self.terms.items():
             for two, more in self.of(other).terms.items():

@@ -4,8 +4,6 @@ Each test file runs once unchanged under `coverage`, which keeps the lines of ev
 processes that it starts. The answer is kept in ``build/mutants`` until the test file changes.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools
@@ -93,7 +91,7 @@ class TimeOverError(Exception):
 
 
 @contextlib.contextmanager
-def servers(number: int, end: float = float("inf")) -> Iterator[list[Server]]:
+def servers(number: int, end: float = float("inf")) -> "Iterator[list[Server]]":
     """Servers in copies of the tree's files, in which mutants are planted. Each copy has a change
     that is not committed, so that no mutant is killed by a test that asks whether there is one.
 

@@ -3,8 +3,6 @@
 The queue is simulated, on a host clock of its own: what is true of a call is then known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time
@@ -216,7 +214,7 @@ def test_a_gpus_queue_reads_marks_that_were_reached(monkeypatch: pytest.MonkeyPa
         def synchronize(self) -> None:
             self.reached = True
 
-        def elapsed_time(self, later: Event) -> float:  # in ms
+        def elapsed_time(self, later: "Event") -> float:  # in ms
             assert later.reached
             return (later.at - self.at) * 1e3
 

@@ -3,8 +3,6 @@
 The kernels are those of the op `stack`, which the suites of `correctness_tests/ops` hold.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import weakref
@@ -221,7 +219,7 @@ class Stream:
     def __init__(self) -> None:
         self.waited: list[Stream] = []
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: "Stream") -> None:
         self.waited.append(other)
 
 

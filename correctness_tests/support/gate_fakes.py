@@ -10,8 +10,6 @@ test says otherwise, all benchmarks exist and are right on both sides, run diffe
 the same time but for noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -203,7 +201,7 @@ class Script:
 
     # -- what a side answers ----------------------------------------------------------------
 
-    def answer(self, worker: ScriptedWorker, method: str, args: tuple[Any, ...]) -> Any:
+    def answer(self, worker: "ScriptedWorker", method: str, args: tuple[Any, ...]) -> Any:
         self.asked.append((worker.launch, worker.tree.name, method, args))
         benchmark = args[0] if args else None
         for rule in self.rules:
@@ -218,12 +216,12 @@ class Script:
                 return rule.answer(benchmark) if callable(rule.answer) else rule.answer
         return getattr(self, f"_{method}", lambda *_: None)(worker, *args)
 
-    def _identity(self, worker: ScriptedWorker) -> dict[str, Any]:
+    def _identity(self, worker: "ScriptedWorker") -> dict[str, Any]:
         usual = {"python": "3.14 /usr", "versions": VERSIONS, "device": "a device"}
         root = str(worker.tree.root.resolve())
         return {"root": root, **usual, **self.identity[worker.tree.name]}
 
-    def _benchmarks(self, worker: ScriptedWorker) -> list[Benchmark]:
+    def _benchmarks(self, worker: "ScriptedWorker") -> list[Benchmark]:
         side, found = worker.tree.name, []
         for name in self.names[side]:
             stated = self.states.get((side, name), {**self.slowdowns[side], **worker.tree.usual})
@@ -231,38 +229,38 @@ class Script:
             found.append(Benchmark(name, timed, f"ops.{name}", stated, layouts=bars))
         return found
 
-    def _left_out(self, worker: ScriptedWorker) -> dict[str, int]:
+    def _left_out(self, worker: "ScriptedWorker") -> dict[str, int]:
         return {}
 
-    def _begin(self, worker: ScriptedWorker, *args: Any) -> float:
+    def _begin(self, worker: "ScriptedWorker", *args: Any) -> float:
         return 3.0
 
-    def _inputs(self, worker: ScriptedWorker, name: str) -> int:
+    def _inputs(self, worker: "ScriptedWorker", name: str) -> int:
         return 7
 
-    def _counted(self, worker: ScriptedWorker, name: str) -> dict[str, int]:
+    def _counted(self, worker: "ScriptedWorker", name: str) -> dict[str, int]:
         return {} if self.device.type == "cpu" else COUNTS
 
-    def _compiled(self, worker: ScriptedWorker, name: str) -> list[str]:
+    def _compiled(self, worker: "ScriptedWorker", name: str) -> list[str]:
         return [] if self.device.type == "cpu" else [f"code of the {worker.tree.name}"]
 
-    def _verify(self, worker: ScriptedWorker, name: str) -> list[dict[str, Proof]]:
+    def _verify(self, worker: "ScriptedWorker", name: str) -> list[dict[str, Proof]]:
         return [{"y": Proof(len(worker.tree.name), (1.0,) * 8, 0.1, (1.0,) * 8)}]
 
-    def _paced(self, worker: ScriptedWorker, name: str, calls: int) -> float:
+    def _paced(self, worker: "ScriptedWorker", name: str, calls: int) -> float:
         return 0.0
 
-    def _turn(self, worker: ScriptedWorker, name: str, seed: int = 0) -> dict[str, float]:
+    def _turn(self, worker: "ScriptedWorker", name: str, seed: int = 0) -> dict[str, float]:
         return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}
 
-    def _factor(self, worker: ScriptedWorker, name: str, metric: str) -> float:
+    def _factor(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         if worker.tree.name == BASE:
             return 1.0
         if (name, metric) not in worker.shifts:  # drawn once for a launch
             worker.shifts[name, metric] = self.random.normal(0.0, self.noise)
         return self.ratios.get((name, metric), 1.0) * math.exp(worker.shifts[name, metric])
 
-    def _profiles(self, worker: ScriptedWorker, name: str, times: int) -> list[dict[str, Any]]:
+    def _profiles(self, worker: "ScriptedWorker", name: str, times: int) -> list[dict[str, Any]]:
         ratio = 1.0 if worker.tree.name == BASE else self.ratios.get((name, DEVICE), 1.0)
         took = SECONDS[DEVICE] * ratio
         kernels = {f"{name}_kernel": (1, took), "fill": (2, 1e-6)}

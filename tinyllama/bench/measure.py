@@ -6,8 +6,6 @@ gradients are checked before any time is taken. Then all contenders are timed al
 disturbs the device (profiler, energy) comes last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics
@@ -80,7 +78,7 @@ class Effort:
     energy: float
 
     @staticmethod
-    def on(device: torch.device) -> Effort:
+    def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
             return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
         return Effort(warm_up=1.0, turn=0.1, rounds=20, total=40, readings=10, energy=1.5)

@@ -5,8 +5,6 @@ round caches are cold, inputs are fresh, and the outputs of each timed call are 
 `tinyllama.harness.measure.op_contender`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,7 +68,7 @@ class Effort:
     layout_rounds: int
 
     @staticmethod
-    def on(device: torch.device) -> Effort:
+    def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
             return Effort(warm_up=0.05, rounds=8, layout_rounds=8)
         return Effort(warm_up=0.2, rounds=10, layout_rounds=8)

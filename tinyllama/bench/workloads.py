@@ -1,7 +1,5 @@
 """What is timed here: groups of a workload and a precision, for the device at hand."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 
@@ -32,7 +30,7 @@ class Group:
         return f"{self.workload}-{self.precision}"
 
     @staticmethod
-    def parse(name: str) -> Group:
+    def parse(name: str) -> "Group":
         return Group(*name.rsplit("-", 1))
 
     @property

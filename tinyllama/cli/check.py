@@ -3,8 +3,6 @@
 torch is imported by the command, not here, so that ``--help`` is quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re
@@ -137,7 +135,7 @@ def place(file: str | Path, details: str) -> str:
     return f"{file}:{lines[-1]}: " if lines else ""
 
 
-def _held(findings: list[Finding], least: str) -> bool:
+def _held(findings: "list[Finding]", least: str) -> bool:
     """Whether there is no fault of this rank or a worse one, and some check could be made."""
     from tinyllama.harness.correct.checks import Rank
 
@@ -146,7 +144,7 @@ def _held(findings: list[Finding], least: str) -> bool:
     return good and any(one.outcome.value != "unsupported" for one in findings)
 
 
-def _faults(findings: list[Finding]) -> str:
+def _faults(findings: "list[Finding]") -> str:
     """The failed checks by rank, the worst first; then the checks that another fault blocked."""
     from tinyllama.harness.correct.checks import Rank
 
@@ -158,7 +156,7 @@ def _faults(findings: list[Finding]) -> str:
     return "; ".join(f"{rank}: {', '.join(names)}" for rank, names in named.items() if names)
 
 
-def _not_run(findings: list[Finding]) -> list[str]:
+def _not_run(findings: "list[Finding]") -> list[str]:
     """A line for each reason why checks were not tried, or cannot be made here."""
     named: dict[tuple[str, str], list[str]] = {}
     for one in findings:
@@ -167,7 +165,7 @@ def _not_run(findings: list[Finding]) -> list[str]:
     return [f"{what}: {', '.join(names)} ({why})" for (what, why), names in named.items()]
 
 
-def _table(provider: str, findings: list[Finding]) -> Any:
+def _table(provider: str, findings: "list[Finding]") -> Any:
     from rich.table import Table
     from rich.text import Text
 

@@ -1,7 +1,5 @@
 """``tinyllama doctor``: what can run on this machine, and why the rest cannot."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def tool_reasons(device: torch.device) -> dict[str, str | None]:
+def tool_reasons(device: "torch.device") -> dict[str, str | None]:
     """By tool: None where it can be used, else why it cannot."""
     from tinyllama.harness.machine.device import cannot
 
@@ -76,7 +74,7 @@ def _verdict(reason: str | None) -> str:
     return "yes" if reason is None else f"no: {reason}"
 
 
-def _how(tier: Tier, device: torch.device) -> str:
+def _how(tier: "Tier", device: "torch.device") -> str:
     """How a tier runs on a device, and which parts of its plan cannot run, with the reasons."""
     from tinyllama.harness.machine.device import cannot
 

@@ -3,8 +3,6 @@
 Nothing is run and no GPU is needed. torch is imported by the command, not here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -49,10 +47,10 @@ class Row:
     num_warps: int
     occupancy: float | None
     limited_by: str
-    instructions: Instructions
+    instructions: "Instructions"
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Row:
+    def from_json(cls, values: dict[str, Any]) -> "Row":
         from tinyllama.harness.kernels.instructions import Instructions
 
         return cls(**{**values, "instructions": Instructions.from_json(values["instructions"])})
@@ -136,7 +134,7 @@ def _triton() -> str:
     return str(triton.__version__)
 
 
-def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
+def _rows(op: "Op", provider: "Provider", chips: list[str]) -> Iterator[Row]:
     """A row for each chip, case, mode and kernel, and for each way in which it is compiled."""
     from tinyllama.harness.correct.cases import OpCase
     from tinyllama.harness.correct.launched import launches_of
@@ -165,7 +163,7 @@ def _rows(op: Op, provider: Provider, chips: list[str]) -> Iterator[Row]:
                     yield _row(op, found, name, len(ways))
 
 
-def _row(op: Op, found: Compilation, case: str, launch: int) -> Row:
+def _row(op: "Op", found: "Compilation", case: str, launch: int) -> Row:
     from tinyllama.harness.kernels.occupancy import occupancy
 
     taken = found.run()
@@ -240,7 +238,7 @@ def _check_held(path: Path, before: list[Row], chips: list[str], ops: list[str] 
             )
 
 
-def _with_kernels(op: Op) -> list[Provider]:
+def _with_kernels(op: "Op") -> "list[Provider]":
     return [one for one in op.providers.values() if "triton" in one.requires]
 
 

@@ -1,7 +1,5 @@
 """``tinyllama profile TOOL``: profile a training step with the profilers of this machine."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys
@@ -113,7 +111,7 @@ def _all(args: argparse.Namespace) -> int:
     return FAILED if any(part.outcome.startswith("failed") for part in parts.values()) else 0
 
 
-def _attempt(args: argparse.Namespace, tool: str) -> Part:
+def _attempt(args: argparse.Namespace, tool: str) -> "Part":
     """How one of several tools ended, and what it printed."""
     from tinyllama.profiling.command_lines import MissingToolError
     from tinyllama.profiling.kernels import ProfileError
@@ -173,7 +171,7 @@ def _study(args: argparse.Namespace) -> int:
     return 0
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def _workload(args: argparse.Namespace) -> "Workload":
     from tinyllama.model.tiers import resolve
     from tinyllama.profiling.workload import Workload
 
@@ -192,8 +190,8 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 
 def _lines(
-    args: argparse.Namespace, tool: str, workload: Workload, folder: Path
-) -> tuple[str, list[Line]]:
+    args: argparse.Namespace, tool: str, workload: "Workload", folder: Path
+) -> "tuple[str, list[Line]]":
     """The profiler that a tool uses here, and its commands. Raises MissingToolError."""
     from tinyllama.profiling.command_lines import EXTERNAL, Line, MissingToolError
     from tinyllama.profiling.observe import program
@@ -222,7 +220,7 @@ def _lines(
     )
 
 
-def _no_sensor(workload: Workload) -> str | None:
+def _no_sensor(workload: "Workload") -> str | None:
     """Why the energy of a step cannot be measured; None if a sensor can measure it."""
     from tinyllama.harness.machine.sensors import sensor
 
@@ -230,7 +228,7 @@ def _no_sensor(workload: Workload) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _no_gpu(workload: Workload) -> str | None:
+def _no_gpu(workload: "Workload") -> str | None:
     """Why no external profiler would see a kernel; None if one would."""
     import torch
 

@@ -3,8 +3,6 @@
 torch is imported by the commands, not here, so that ``--help`` is quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -75,7 +73,7 @@ def _compare(args: argparse.Namespace) -> int:
     return outcome.status
 
 
-def _load(path: Path) -> Record:
+def _load(path: Path) -> "Record":
     from tinyllama.harness.records import results
 
     try:
@@ -86,14 +84,14 @@ def _load(path: Path) -> Record:
         raise ConfigError(f"{error}: name a record") from error
 
 
-def _differences(a: Record, b: Record) -> str:
+def _differences(a: "Record", b: "Record") -> str:
     pairs = dict(sorted(a.other_versions(b).items()))
     if a.device != b.device:
         pairs = {"device": (a.device, b.device), **pairs}
     return ", ".join(f"{name} {x} and {y}" for name, (x, y) in pairs.items())
 
 
-def _print_sources(a: Record, b: Record) -> None:
+def _print_sources(a: "Record", b: "Record") -> None:
     from tinyllama.harness.records.report import source
 
     for name, record in (("A", a), ("B", b)):
@@ -103,7 +101,7 @@ def _print_sources(a: Record, b: Record) -> None:
         print(f"note: A is of group {a.group}, B of {b.group}")
 
 
-def _print_comparison(verdicts: list[Verdict], *, judged: bool) -> None:
+def _print_comparison(verdicts: "list[Verdict]", *, judged: bool) -> None:
     from rich.table import Table
 
     from tinyllama.cli.summary import console
@@ -115,7 +113,7 @@ def _print_comparison(verdicts: list[Verdict], *, judged: bool) -> None:
     console(sys.stdout).print(table)
 
 
-def _rows(verdict: Verdict) -> list[tuple[str, ...]]:
+def _rows(verdict: "Verdict") -> list[tuple[str, ...]]:
     if not verdict.figures:
         return [(verdict.name, "", "", "", "", f"{verdict.outcome.title}: {verdict.text}")]
     return [
@@ -131,7 +129,7 @@ def _rows(verdict: Verdict) -> list[tuple[str, ...]]:
     ]
 
 
-def _outcome(figure: Figure) -> str:
+def _outcome(figure: "Figure") -> str:
     title = figure.outcome.title
     return title if figure.outcome.green else f"{title}: {figure.text}"
 
@@ -146,7 +144,7 @@ def _shown(metric: str, value: float | None) -> str:
     return f"{value:g}"
 
 
-def stored(root: Path, device: str | None = None) -> list[tuple[Path, Record]]:
+def stored(root: Path, device: str | None = None) -> "list[tuple[Path, Record]]":
     """The records under a folder, of one device or of all. Raises ConfigError."""
     from tinyllama.harness.records import results
 
@@ -158,7 +156,7 @@ def stored(root: Path, device: str | None = None) -> list[tuple[Path, Record]]:
         raise ConfigError(f"{error}: repair or remove that file") from error
 
 
-def _selected(args: argparse.Namespace) -> list[tuple[Path, Record]]:
+def _selected(args: argparse.Namespace) -> "list[tuple[Path, Record]]":
     """The records that the options select. Raises ConfigError if there are none."""
     from tinyllama.harness.machine.device import slug
 

@@ -1,7 +1,5 @@
 """``python -m tinyllama report``: what was recorded, as tables and as one page."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -78,7 +76,7 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_device(every: Sequence[Record], root: Path, device: str | None) -> list[Record]:
+def _of_device(every: "Sequence[Record]", root: Path, device: str | None) -> "list[Record]":
     from tinyllama.harness.machine.device import slug
     from tinyllama.harness.machine.distribution import recording
 
@@ -91,7 +89,7 @@ def _of_device(every: Sequence[Record], root: Path, device: str | None) -> list[
     return found
 
 
-def _targets(records: Sequence[Record]) -> list[Target | OpTarget]:
+def _targets(records: "Sequence[Record]") -> "list[Target | OpTarget]":
     """The targets of this project, where some record has a step of one of its tiers. The ops of
     another repository may have the names of ours, and its records are not about these bars."""
     from tinyllama.bench.targets import OF_OPS, OF_STEPS
@@ -102,7 +100,7 @@ def _targets(records: Sequence[Record]) -> list[Target | OpTarget]:
     return [*OF_STEPS, *OF_OPS] if ours else []
 
 
-def _claims(targets: Sequence[Target | OpTarget], records: Sequence[Record]) -> list[str]:
+def _claims(targets: "Sequence[Target | OpTarget]", records: "Sequence[Record]") -> list[str]:
     """The documented figures as text, each with its caveat; empty if there are none."""
     from tinyllama.harness.records.targets import Target
 

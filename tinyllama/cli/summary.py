@@ -1,7 +1,5 @@
 """How a training run looks in a terminal: the progress bar, the summary, the diagnosis."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Iterable
@@ -46,7 +44,7 @@ class ProgressBar:
         )
         self._task = self._progress.add_task("warming up", total=config.num_steps, state="")
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> "ProgressBar":
         self._progress.start()
         return self
 

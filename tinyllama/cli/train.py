@@ -1,7 +1,5 @@
 """``tinyllama train``: train a model, and print how it went."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Container
@@ -155,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"rank {ranks.rank} of {ranks.count}: {error}") from error
 
 
-def _run(args: argparse.Namespace, ranks: Ranks) -> int:
+def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     import tinyllama
     from tinyllama.cli.summary import ProgressBar, console, print_diagnosis, print_summary
     from tinyllama.harness.machine.device import current
@@ -243,7 +241,7 @@ def _run(args: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def settings(
-    args: argparse.Namespace, resumed: Checkpoint | None
+    args: argparse.Namespace, resumed: "Checkpoint | None"
 ) -> tuple[ModelConfig, TrainConfig]:
     """The configs: options over the preset, over the checkpoint's, over the defaults."""
     model = PRESETS[args.preset] if args.preset else resumed.model if resumed else ModelConfig()
@@ -275,7 +273,7 @@ def _with(config: Config, given: dict[str, Any]) -> Config:
     return replace(config, **{name: given[name] for name in names})
 
 
-def _check_data(args: argparse.Namespace, resumed: Checkpoint, batches: Batches) -> None:
+def _check_data(args: argparse.Namespace, resumed: "Checkpoint", batches: "Batches") -> None:
     """A checkpoint does not contain its text, so --data must name it; other data gives a note."""
     if args.data is None and resumed.batches["kind"] == "text":
         raise UsageError(

@@ -3,8 +3,6 @@
 torch is imported by the command, not here, so that ``--help`` is quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -120,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cases(args: argparse.Namespace) -> list[OpCase]:
+def _cases(args: argparse.Namespace) -> "list[OpCase]":
     from tinyllama.harness import Case
     from tinyllama.harness.correct.cases import OpCase
     from tinyllama.harness.kernels.precision import SHORT
@@ -157,7 +155,7 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
     return found
 
 
-def _show_choices(cases: list[OpCase], chip: str, precision: str) -> int:
+def _show_choices(cases: "list[OpCase]", chip: str, precision: str) -> int:
     """Print which configuration each kernel of the cases takes on a chip, and where that is said;
     the exit status."""
     from tinyllama.harness.correct.launched import launches_of
@@ -181,7 +179,7 @@ def _show_choices(cases: list[OpCase], chip: str, precision: str) -> int:
     return 0
 
 
-def _show(case: OpCase, found: Search) -> None:
+def _show(case: "OpCase", found: "Search") -> None:
     print(f"{case}: {found.space} {found.key}: {found.best} ({found.gain:.2f} times as fast)")
     for config, seconds in sorted(found.seconds.items(), key=lambda item: item[1]):
         spilled = found.spilled.get(config)

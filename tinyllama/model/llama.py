@@ -3,8 +3,6 @@
 Shape suffixes: B batch, T time, N = B x T, D width, V vocabulary (see tinyllama.ops).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -109,7 +107,7 @@ class TinyLlama(nn.Module):
         self._adjoin()
         self.initialise(seed)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> TinyLlama:
+    def _apply(self, fn: Any, recurse: bool = True) -> "TinyLlama":
         super()._apply(fn, recurse)
         self._adjoin()
         return self

@@ -1,7 +1,5 @@
 """AdamW as an optimizer: the state, and a call of the op's provider."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -225,7 +223,7 @@ class RoundedWeights:
     @classmethod
     def of(
         cls, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype | None
-    ) -> RoundedWeights | None:
+    ) -> "RoundedWeights | None":
         """The copies that a step of this model reads; None where it reads none."""
         if dtype is None or model.stack is None or model.tier.table["adamw"] != "triton":
             return None

@@ -4,8 +4,6 @@ V1 is what a good PyTorch user writes first; V2 is the fastest stock PyTorch; V3
 V4 puts everything between two matrix products into their epilogues and prologues.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -87,7 +85,7 @@ class Tier:
         """Whether a provider of the table reads its step count on the host."""
         return any(OPS[op][name].counts_on_host for op, name in self.table.items())
 
-    def without(self, *switches: str) -> Tier:
+    def without(self, *switches: str) -> "Tier":
         """This tier with parts switched off, "compile" and "capture" among them.
 
         Raises ConfigError for a switch that the tier does not have.
@@ -107,7 +105,7 @@ class Tier:
                 )
         return replace(tier, name=f"{self.name}-no-{'-'.join(switches)}") if switches else self
 
-    def with_plan(self, plan: str | None) -> Tier:
+    def with_plan(self, plan: str | None) -> "Tier":
         """This tier with its blocks in the launches of a plan, one of `tinyllama.ops.stack.
         provider_of`: "fused" (what the chip's table chooses), "single", "all", "none", or products
         such as "out+down"; None: as they are.
@@ -132,7 +130,7 @@ class Tier:
         gpu, cpu = (replace(one, overlap=False) for one in (self.gpu, self.cpu))
         return replace(tier, gpu=gpu, cpu=cpu)
 
-    def with_memory(self, memory: str) -> Tier:
+    def with_memory(self, memory: str) -> "Tier":
         """This tier with plans of this memory mode, one of `tinyllama.model.config.MEMORY`.
 
         Memory mode ``small`` is not captured: a graph's pool keeps more than the step's peak.

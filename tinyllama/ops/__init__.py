@@ -12,8 +12,6 @@ Dimension names, used in declarations and as suffixes on tensors:
     y = rms_norm(x, weight, eps=1e-5, provider="torch")
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from tinyllama.harness.declare.registry import discover
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     OPS: Registry
 
 
-def __getattr__(name: str) -> Registry:
+def __getattr__(name: str) -> "Registry":
     if name != "OPS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = discover(__name__)

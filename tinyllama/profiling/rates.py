@@ -1,7 +1,5 @@
 """The bandwidth and the rate of operations that each op of a step reached, beside the ceilings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +23,7 @@ class Cost:
     bytes: float = 0.0
     flops: float = 0.0
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.bytes + other.bytes, self.flops + other.flops)
 
 

@@ -1,7 +1,5 @@
 """The training step that is profiled, in a form that another process can read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +32,7 @@ class Workload:
         return json.dumps(asdict(self))
 
     @classmethod
-    def load(cls, text: str) -> Workload:
+    def load(cls, text: str) -> "Workload":
         given = json.loads(text)
         model, train = ModelConfig(**given.pop("model")), TrainConfig(**given.pop("train"))
         return cls(model, train, **given)

@@ -1,7 +1,5 @@
 """The stages of the documents' debugging journey, and a sixth: one model with one part broken."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -53,7 +51,7 @@ class Stage:
     memory: str = "~282 MB"
 
     @property
-    def fixed(self) -> Stage:
+    def fixed(self) -> "Stage":
         """This stage with its fault removed."""
         if self.fault is None:
             return self

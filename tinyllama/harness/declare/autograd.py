@@ -32,8 +32,6 @@ as one opaque node with declared shapes. A second derivative raises an error, be
 that is silently detached would be wrong and nobody would notice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -71,7 +69,7 @@ class Derived:
     saved: dict[str, Any]
     reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     replays: bool = False
-    known: dict[tuple[Any, ...], _Calls] = field(default_factory=dict, repr=False)
+    known: "dict[tuple[Any, ...], _Calls]" = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot

@@ -5,8 +5,6 @@ implementations of the same mathematics (``eager``, ``torch``, ``triton``, ...);
 reference, run in float64, is the oracle that all of them are held to.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect
@@ -97,7 +95,7 @@ class Provider:
     def __call__(self, *args: Any, **params: Any) -> Any:
         return self.call(*args, **params)
 
-    def offered(self, op: Op) -> Op:
+    def offered(self, op: "Op") -> "Op":
         """The op without the gradients that this provider does not give."""
         if not self.frozen:
             return op

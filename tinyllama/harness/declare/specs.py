@@ -5,8 +5,6 @@ scalar. A dimension whose size in a case is a tuple, such as ``N=(1000, 1)``, be
 inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,7 +97,7 @@ class Case:
         set_field(self, "params", dict(params or {}))
         set_field(self, "values", dict(values or {}))
 
-    def resized(self, **dims: int | tuple[int, ...]) -> Case:
+    def resized(self, **dims: int | tuple[int, ...]) -> "Case":
         """The same case with other sizes of some dimensions."""
         sizes = {**self.dims, **dims}
         return Case(why=self.why, params=self.params, values=self.values, **sizes)

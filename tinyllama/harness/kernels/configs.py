@@ -14,8 +14,6 @@ Nothing is searched inside a run. `python -m tinyllama tune` times a space on a 
 must compile within every chip's limits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -53,7 +51,7 @@ class Config:
         """What a launch takes."""
         return {**dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}
 
-    def replace(self, **constants: int) -> Config:
+    def replace(self, **constants: int) -> "Config":
         """The same with some constants changed."""
         return Config(**{**self.kwargs(), **constants})
 
@@ -61,7 +59,7 @@ class Config:
         return ", ".join(f"{name}={value}" for name, value in self.kwargs().items())
 
 
-SPACES: dict[str, Space] = {}
+SPACES: "dict[str, Space]" = {}
 
 
 class Space:

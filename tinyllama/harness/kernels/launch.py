@@ -14,8 +14,6 @@ without a GPU (tensors may then be on the ``meta`` device). Without triton a mod
 still imports, and a launch raises an error that says what to install.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util
@@ -87,7 +85,7 @@ class Launch:
 CHOOSING: list[Any] = []  # of `tinyllama.harness.kernels.tuned`: whose launch is being made
 _RECORDS: list[list[Launch]] = []
 _CHIPS: list[str] = []
-_LAUNCHED: list[list[Launched]] = []
+_LAUNCHED: "list[list[Launched]]" = []
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ the other. Here each program has a thread, of which one at a time has its turn:
   may still be writing when one of them releases a lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import inspect
@@ -61,7 +59,7 @@ class Order:
 
 NAMES = ("reversed", "shuffled", "interleaved")
 _ORDERS: list[tuple[Order, dict[str, str]]] = []
-_LAUNCHES: list[_Launch] = []
+_LAUNCHES: "list[_Launch]" = []
 
 
 @contextlib.contextmanager

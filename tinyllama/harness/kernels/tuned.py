@@ -7,8 +7,6 @@ for one in found.values():
         with one.forced(config): ...
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -27,7 +25,7 @@ class Tuned(NamedTuple):
     """A kernel under ``triton.autotune``, and the configurations that it chooses from in a launch:
     those that the author's own pruning leaves. chosen: of the launch that is made."""
 
-    kernel: AutoTuned
+    kernel: "AutoTuned"
     configs: list[Any]
     chosen: Any
 
@@ -49,13 +47,13 @@ class Tuned(NamedTuple):
             del _FORCED[self.kernel]
 
 
-_FORCED: dict[AutoTuned, Any] = {}
-_SEEN: list[dict[AutoTuned, Tuned]] = []
+_FORCED: "dict[AutoTuned, Any]" = {}
+_SEEN: "list[dict[AutoTuned, Tuned]]" = []
 AFFECTING += [_FORCED, _SEEN]
 
 
 @contextlib.contextmanager
-def tuned() -> Iterator[dict[AutoTuned, Tuned]]:
+def tuned() -> "Iterator[dict[AutoTuned, Tuned]]":
     """Collect what ``triton.autotune`` chooses configurations for inside the block."""
     found: dict[AutoTuned, Tuned] = {}
     _SEEN.append(found)

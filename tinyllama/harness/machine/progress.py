@@ -1,7 +1,5 @@
 """What a command that takes long is doing: one line of a terminal, elsewhere a line a minute."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -50,7 +48,7 @@ class Progress:
                 self._redraw("")
             self._write(f"{time.strftime('%H:%M:%S')} {text}")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self._over.clear()
         self._thread = threading.Thread(target=self._show, daemon=True)
         self._thread.start()

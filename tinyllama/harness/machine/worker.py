@@ -14,8 +14,6 @@ anything.
 Compiler caches of a worker start empty, so that the time to compile is a measurement.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -132,7 +130,7 @@ class Worker:
         self._ended()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,8 +11,6 @@ cost of the events themselves is subtracted. On a CPU, host and device are the
 same, and so are the two readings.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -143,7 +141,7 @@ class Stamp:
         self.started = queue.mark()
         self.host_started = queue.now()
 
-    def since(self, earlier: Stamp) -> Reading:
+    def since(self, earlier: "Stamp") -> Reading:
         """Both clocks between two stamps; waits for the device."""
         device = self.queue.elapsed(earlier.started, self.ended)
         spun = self.queue.elapsed(earlier.ended, earlier.started)
@@ -153,7 +151,7 @@ class Stamp:
         queued = isinstance(self.queue, HostQueue) or self.host_marked <= spinning_until
         return Reading(device, self.host_ended - earlier.host_started, queued)
 
-    def __sub__(self, earlier: Stamp) -> float:
+    def __sub__(self, earlier: "Stamp") -> float:
         return self.since(earlier).device
 
 

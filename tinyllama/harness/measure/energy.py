@@ -1,7 +1,5 @@
 """Energy of a call: joules and watts, over many repetitions."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -67,7 +65,7 @@ class _PowerLog:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
-    def __enter__(self) -> _PowerLog:
+    def __enter__(self) -> "_PowerLog":
         self._sample()
         self._thread.start()
         return self

@@ -5,8 +5,6 @@ reference is computed in float64 on the same inputs, and the error, over the ten
 row, may not exceed what the rule allowed in the first call. A wrong call gives no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -58,7 +56,7 @@ class Timed:
     layout: str = "contiguous"
 
     @classmethod
-    def of(cls, case: OpCase) -> Timed:
+    def of(cls, case: OpCase) -> "Timed":
         index = case.op.timed.index(case.case)
         return cls(case.op.name, case.provider.name, index, SHORT[case.dtype])
 

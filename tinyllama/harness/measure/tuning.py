@@ -10,8 +10,6 @@ do not change with the noise. Among those that are equally fast within the margi
 fewer registers is chosen, because another compiler may spill more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import statistics
@@ -116,7 +114,7 @@ class _Subject(NamedTuple):
     keys: dict[tuple[str, str], dict[str, Key]]
 
     @classmethod
-    def of(cls, case: OpCase, device: torch.device) -> _Subject:
+    def of(cls, case: OpCase, device: torch.device) -> "_Subject":
         inputs = make_inputs(case.op, case.case, case.dtype, device, drawn_on=device)
         with asked() as keys:
             return cls(case, inputs, evaluate(case.op, case.provider.call, inputs), keys)

@@ -1,7 +1,5 @@
 """Charts that are HTML: lengths are percents of the page's own width, text keeps its size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class Scale:
     high: float
 
     @classmethod
-    def around(cls, values: Iterable[float]) -> Scale:
+    def around(cls, values: Iterable[float]) -> "Scale":
         """A scale with some room at both ends."""
         found = list(values)
         return cls(min(found) / 1.2, max(found) * 1.2)

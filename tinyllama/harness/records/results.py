@@ -5,8 +5,6 @@ all, and is written whole or not at all: ``results/<device>/<date>-<commit>-<gro
 schema is docs/RECORDS.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
@@ -79,13 +77,13 @@ class Record:
         """The versions in words."""
         return ", ".join(f"{name} {version}" for name, version in self.versions.items())
 
-    def other_versions(self, other: Record, absent: str = "none") -> dict[str, tuple[str, str]]:
+    def other_versions(self, other: "Record", absent: str = "none") -> dict[str, tuple[str, str]]:
         """What differs between the versions of this and another record: name -> both."""
         names = dict.fromkeys([*self.versions, *other.versions])
         each = {n: (self.versions.get(n, absent), other.versions.get(n, absent)) for n in names}
         return {name: pair for name, pair in each.items() if pair[0] != pair[1]}
 
-    def same_setting(self, other: Record) -> bool:
+    def same_setting(self, other: "Record") -> bool:
         """Whether two records may be compared: one device, one set of versions."""
         return self.device == other.device and self.versions == other.versions
 

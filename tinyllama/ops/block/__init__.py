@@ -7,8 +7,6 @@
 oracle, from a tier's providers it is what the model runs. A provider may replace it whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -176,7 +174,7 @@ class Matrices:
     down: torch.Tensor  # (D F)
 
     @staticmethod
-    def of(weights: Sequence[torch.Tensor], flat: torch.Tensor | None) -> Matrices:
+    def of(weights: Sequence[torch.Tensor], flat: torch.Tensor | None) -> "Matrices":
         """Views of ``flat``, all seven side by side; None: of the weights where they lie, with
         a copy (counted) only where two that are read as one do not lie side by side."""
         q, k, v, out, gate, up, down = weights
