@@ -12,6 +12,13 @@ ANY_NAMES = 'use a name, a list of names, or "any"'
 NAMES = "use a name, or a list of names"
 
 
+def refused(read: Callable[[Path], object], path: Path, where: str, message: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        read(path)
+    assert str(caught.value).startswith(where)
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -46,10 +53,7 @@ def test_a_target_that_cannot_be_used_says_why(
     tmp_path: Path, changed: dict[str, str | None], message: str
 ) -> None:
     path = written(tmp_path, changed)
-    with pytest.raises(TargetError) as caught:
-        load(path)
-    assert str(caught.value).startswith(f"{path}, target 1: ")
-    assert message in str(caught.value)
+    refused(load, path, f"{path}, target 1: ", message)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +79,7 @@ def test_a_target_of_ops_that_cannot_be_used_says_why(
     tmp_path: Path, changed: dict[str, str | None], message: str
 ) -> None:
     path = written(tmp_path, changed, key="op")
-    with pytest.raises(TargetError) as caught:
-        load_ops(path)
-    assert str(caught.value).startswith(f"{path}, op 1: ")
-    assert message in str(caught.value)
+    refused(load_ops, path, f"{path}, op 1: ", message)
 
 
 NOTHING_ELSE = "use [[target]] and [[op]] tables and nothing else"
@@ -102,10 +103,7 @@ def test_a_file_that_is_none_of_targets_says_so(
 ) -> None:
     path = tmp_path / "targets.toml"
     path.write_text(text)
-    with pytest.raises(TargetError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert message in str(caught.value)
+    refused(read, path, f"{path}: ", message)
 
 
 def test_a_missing_file_and_a_repeated_target_are_errors(tmp_path: Path) -> None:
