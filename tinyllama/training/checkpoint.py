@@ -10,8 +10,6 @@ The description holds the SHA-256 of all the rest: of the description without it
 tensor. Files of version 1 have none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@ inside a block; each of the many parts is compiled alone and fuses nothing acros
 graph of a block serves all blocks, with whole parameters and with shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

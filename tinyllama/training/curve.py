@@ -1,7 +1,5 @@
 """The loss curve of a run as a file: a CSV, a picture, or a folder of TensorBoard's events."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io

@@ -6,8 +6,6 @@ The position in the data is therefore the number of steps done, and nothing else
 Shape suffixes: B batch, T time (sequence length).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

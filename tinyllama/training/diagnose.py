@@ -4,8 +4,6 @@ Both run the forward and the backward pass of a batch once more, uncaptured and 
 (`TrainStep.probe`), so diagnosis does not change the loss curve of a run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +35,7 @@ class Statistics:
     nonfinite: float
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, scale: float = 1.0) -> Statistics:
+    def of(cls, tensor: torch.Tensor, scale: float = 1.0) -> "Statistics":
         """The statistics of ``tensor / scale``."""
         values = tensor.detach().double().flatten() / scale
         finite = values[values.isfinite()]

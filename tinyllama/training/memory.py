@@ -1,7 +1,5 @@
 """Memory of a training run: what stays allocated between steps, and a step's peak."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

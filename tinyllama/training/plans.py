@@ -1,7 +1,5 @@
 """Which parts of a tier's plan a step can run, and why the others cannot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The result of a training run, as data."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
