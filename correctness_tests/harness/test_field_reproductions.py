@@ -3,13 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.commands import python
 from field import run as field
 
 TEXT = (field.ROOT / "docs" / "FIELD.md").read_text(encoding="utf-8")
@@ -32,12 +32,7 @@ def test_a_program_prints_what_it_says(named: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(folder), str(field.ROOT)])
     program = tmp_path / "program.py"
     program.write_text("import torch\n\ntorch.manual_seed(0)\n" + PROGRAMS[named])
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    done = python(str(program), env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     comments = re.findall(r"^ *print\(.*\)  # (.*)$", PROGRAMS[named], re.MULTILINE)
     assert done.stdout.splitlines() == [one for text in comments for one in text.split(", ")]

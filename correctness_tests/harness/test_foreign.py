@@ -4,7 +4,6 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT, tinyllama
+from correctness_tests.support.commands import ROOT, python, tinyllama
 from tinyllama.harness.kernels import foreign as door
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.interpreter import stock
@@ -24,9 +23,7 @@ X = torch.linspace(0.1, 3, 40)
 
 def in_a_process(code: str, folder: Path) -> str:
     """What Python code prints; `foreign` answers for the rest of a process."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True
-    )
+    done = python("-c", textwrap.dedent(code), cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,8 +1,6 @@
 """A process for each contender: what happens in one stays in it, and comes back as an answer."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from correctness_tests.support.commands import ENVIRONMENT, ROOT, python
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.records.entries import Ratio
@@ -205,13 +203,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         "import os\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    parent = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    parent = python("-c", code, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)})
     assert parent.returncode == -9, parent.stderr
     pids = [int(pid) for pid in parent.stdout.split()]
     assert len(pids) == 2

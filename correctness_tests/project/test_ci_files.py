@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from correctness_tests.support.commands import ran
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.verdict import Outcome
 
@@ -89,14 +90,8 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     path = folder / "script.sh"
     path.write_text(script)
-    return subprocess.run(
-        ["bash", *options, str(path)],
-        cwd=folder,
-        env={**os.environ, "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "GITHUB_STEP_SUMMARY": str(folder / "summary.md"), **variables}
+    return ran("bash", *options, str(path), cwd=folder, env=env)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +149,7 @@ def test_every_shell_script_parses_and_lets_nothing_pass() -> None:
     scripts = [*blocks("bash"), SUMMARY.read_text(), *(s["run"] for s in steps if "run" in s)]
     assert len(blocks("bash")) >= 4
     for text in scripts:
-        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+        done = ran("bash", "-n", input=text)
         assert not done.stderr, text
         assert not re.search(PASSES, text, re.M), text
 

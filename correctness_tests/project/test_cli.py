@@ -22,6 +22,7 @@ from correctness_tests.support.commands import (
     Done,
     printed,
     python,
+    ran,
     refused,
     tinyllama,
 )
@@ -329,13 +330,7 @@ def test_a_run_whose_checkpoint_cannot_be_written_is_shown_and_kept(
 def test_output_that_nobody_reads_or_that_has_no_place_is_no_traceback() -> None:
     argv = [sys.executable, "-m", "tinyllama", "how", "get_trace.sh"]
     for place, said in (("| true", ""), ("> /dev/full", "No space left on device\n")):
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} {place}"],
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran("bash", "-o", "pipefail", "-c", f"{shlex.join(argv)} {place}")
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == bool(said), done.stderr
         assert done.stderr.endswith(said)

@@ -7,8 +7,6 @@ cli.
 """
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tinyllama
+from correctness_tests.support.commands import python
 from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.quick
@@ -130,10 +129,7 @@ def test_the_harness_names_no_op_no_tier_and_no_layer_above() -> None:
 
 def loaded_by(statement: str) -> set[str]:
     code = f"{statement}; import sys; print(*(m for m in sys.modules if m.startswith('tiny')))"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    return set(run.stdout.split())
+    return set(python("-c", code, cwd=ROOT, check=True).stdout.split())
 
 
 def test_the_harness_loads_no_model() -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.commands import ENVIRONMENT, ROOT
+from correctness_tests.support.commands import ENVIRONMENT, ROOT, python, ran
 
 NEW = "tinyllama/ops/softmax.py"
 OWN = shutil.ignore_patterns(
@@ -43,9 +42,7 @@ def tree(tmp_path: Path) -> Path:
 
 def passes(tree: Path, *args: str) -> None:
     kept = {name: value for name, value in ENVIRONMENT.items() if "PYTEST" not in name}
-    done = subprocess.run(
-        [sys.executable, "-m", *args], cwd=tree, env=kept, capture_output=True, text=True
-    )
+    done = python("-m", *args, cwd=tree, env=kept)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
@@ -55,5 +52,5 @@ def test_a_new_op_is_one_file(tree: Path) -> None:
         passes(tree, "ruff", "format", "--check")
     passes(tree, "pytest", "-q", "-p", "no:xdist", "-k", CHOSEN, *TESTS)
     status = ["git", "status", "--porcelain", "--untracked-files=all"]
-    changed = subprocess.run(status, cwd=tree, capture_output=True, text=True, check=True).stdout
+    changed = ran(*status, cwd=tree, check=True).stdout
     assert changed.splitlines() == [f"?? {NEW}"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from correctness_tests.support.commands import ROOT
+from correctness_tests.support.commands import ROOT, ran
 
 EXAMPLE = ROOT / "docs/examples/repository"
 SOURCES = ("pyproject.toml", "README.md", "LICENSE")
@@ -63,14 +63,8 @@ class Installed:
         argv = ["tinyllama"] if name == "tinyllama" else ["python", "-m", name]
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST", "PYTHONPATH"))}
         kept["TMPDIR"] = str(self.temporary)  # where devices are locked
-        done = subprocess.run(
-            [str(self.bin / argv[0]), *argv[1:], *args],
-            cwd=self.root,
-            env={**kept, **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        kept |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+        done = ran(str(self.bin / argv[0]), *argv[1:], *args, cwd=self.root, env=kept)
         return done.returncode, done.stdout + done.stderr
 
     def edit(self, before: str, after: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tinyllama as package
 from tinyllama import cli
@@ -50,8 +51,12 @@ def refused(*argv: str | Path) -> str:
     return line
 
 
-def python(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python in a process of its own and wait for it."""
-    return subprocess.run(
-        [sys.executable, *argv], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+def ran(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program, keep what it prints, and wait for it; options as of `subprocess.run`."""
+    options = {"env": ENVIRONMENT, "check": False, **options}
+    return subprocess.run(argv, capture_output=True, text=True, **options)
+
+
+def python(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run this Python in a process of its own and wait for it; options as of `subprocess.run`."""
+    return ran(sys.executable, *argv, **options)

@@ -7,7 +7,6 @@ correctness_tests/profiling.
 import os
 import re
 import shlex
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support import rocm_files
+from correctness_tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = re.compile(r"^\| ([\w ]+) \| `([^`]+)` \|", re.M)
@@ -50,32 +50,26 @@ def test_the_steps_of_the_first_hour_run_in_order(tmp_path: Path) -> None:
     programs = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}
     path = os.pathsep.join((str(tools), os.environ["PATH"]))
     environment = {**os.environ, "PATH": path, "ROCM_PATH": str(tools.parent)}
+    environment["PYTHONPATH"] = str(tmp_path)
     for step, command in steps().items():
         if step in ELSEWHERE:
             continue
         program, *words = shlex.split(f"{command} {SHORTER.get(step, '')}")
-        ran = subprocess.run(
-            [*programs[program], *words],
-            cwd=tmp_path,
-            env={**environment, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        said = f"{command}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}"
-        assert "Traceback" not in ran.stderr, said
+        argv = (*programs[program], *words)
+        done = ran(*argv, cwd=tmp_path, env=environment, timeout=600)
+        said = f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert "Traceback" not in done.stderr, said
         if step in NEEDS_GPU:
-            assert ran.returncode == 2, said
-            assert NEEDS_GPU[step] in ran.stderr
+            assert done.returncode == 2, said
+            assert NEEDS_GPU[step] in done.stderr
             continue
-        assert ran.returncode == 0, said
+        assert done.returncode == 0, said
         if step == "profile":
             for tool in ("trace", "hotspots", "torch", "flops", "memory", "triton"):
-                assert re.search(rf"^{tool} +done$", ran.stdout, re.M), said
+                assert re.search(rf"^{tool} +done$", done.stdout, re.M), said
             for tool in ("counters", "rocprof-compute", "rocprof-sys"):
-                assert re.search(rf"^{tool} +not here: .*there is no GPU", ran.stdout, re.M), said
+                assert re.search(rf"^{tool} +not here: .*there is no GPU", done.stdout, re.M), said
         if step == "what is here":
-            assert re.search(r"rocprof-compute +│ yes", ran.stdout), said
+            assert re.search(r"rocprof-compute +│ yes", done.stdout), said
     (archive,) = tmp_path.glob("*.zip")
     assert zipfile.ZipFile(archive).namelist()

@@ -2,14 +2,13 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from correctness_tests.support.commands import printed, refused
+from correctness_tests.support.commands import printed, ran, refused
 from tinyllama.cli import exercise, main, parser
 from tinyllama.harness.correct.checks import run
 from tinyllama.harness.correct.checks.finding import Candidate, Finding
@@ -164,16 +163,9 @@ def test_every_command_of_the_pages_runs(tmp_path: Path) -> None:
     before = 'export PATH="$PWD:$PATH" PYTHONPATH=' + str(ROOT)
     for command in commands():
         line = f"set -e -o pipefail; {before}; {command}"
-        ran = subprocess.run(
-            ["bash", "-c", line],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
-        assert "Traceback" not in ran.stderr, command
+        done = ran("bash", "-c", line, cwd=tmp_path, env=None, timeout=300)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, command
 
 
 IN_TABLES = re.compile(r"`(python -m tinyllama [^`]+)`")
