@@ -1,4 +1,4 @@
-"""Which tests a change of a module is tried with: those that import it and execute its lines.
+"""Which tests a change of a module is tried with: those that execute its lines, of files near it.
 
 Each test file runs once unchanged under `coverage`, which keeps the lines of every test, and of the
 processes that it starts. The answer is kept in ``build/mutants`` until the test file changes.
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ MOST = 60.0  # seconds, after which no other test of a file is traced
 SECONDS = 600.0  # that tracing a file may take
 TIMES = 5.0  # as long as the unchanged test a test may take, beside `LEAST`
 LEAST = 60.0  # seconds; processors may be busy
+ENOUGH = 20  # test files: a module may be imported by few, and be executed by others
 BUDGET = 45.0  # seconds that the tests chosen from some files may take unchanged
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
@@ -43,9 +45,13 @@ Tests = dict[str, float]  # by name, the seconds that each takes unchanged
 
 @functools.cache
 def imports(file: Path) -> frozenset[str]:
-    """The modules that a file imports, and the names that it takes from them, as dotted names."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    """The modules that a file imports, and the names that it takes from them, as dotted names; and
+    modules of the tree that it names in a text, as one does that has pytest load plugins."""
+    text = file.read_text(encoding="utf-8")
+    found: set[str] = set(
+        re.findall(r"[\"']((?:tinyllama|correctness_tests)(?:\.\w+)+)[\"']", text)
+    )
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -67,20 +73,22 @@ def _importers(module: str) -> tuple[Path, ...]:
     return tuple(sorted(path for path in every if module in imports(path)))
 
 
-def tests_of(module: str) -> list[str]:
+def tests_of(module: str) -> dict[str, int]:
     """The test files that import a module, by themselves or through a module of
-    `correctness_tests.support`; if there are none, those of the modules that import it."""
-    seen, now = {module}, [module]
-    while now:
+    `correctness_tests.support`; while they are fewer than `ENOUGH`, those of the modules that
+    import it too, and so on. The number: of the modules between."""
+    tests: dict[str, int] = {}
+    seen, now, between = {module}, [module], 0
+    while now and len(tests) < ENOUGH:
         importers = [path for one in now for path in _importers(one)]
         helpers = [path for path in importers if "support" in path.parts]
         users = [*importers, *(user for path in helpers for user in _importers(module_of(path)))]
-        tests = {str(path.relative_to(ROOT)) for path in users if path.name.startswith("test_")}
-        if tests:
-            return sorted(tests)
+        found = {str(path.relative_to(ROOT)) for path in users if path.name.startswith("test_")}
+        tests = dict.fromkeys(found, between) | tests
         now = [name for path in importers if (name := module_of(path)) not in seen]
         seen.update(now)
-    return []
+        between += 1
+    return tests
 
 
 # -- a copy of the tree, and tests in it ----------------------------------------------------------
@@ -276,14 +284,16 @@ def _lines(folder: Path, tree: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def nearest(module: str) -> list[str]:
-    """The test files that import a module, first those with its name, then those that import the
-    fewest modules of the tree."""
+    """The test files of a module, first those with its name, then those with the fewest modules
+    between, and of these those that import the fewest modules of the tree."""
+    tests = tests_of(module)
 
-    def distance(file: str) -> tuple[bool, int, str]:
+    def distance(file: str) -> tuple[bool, int, int, str]:
         named = module.rpartition(".")[2].rstrip("s") in Path(file).stem
-        return not named, sum(one.startswith("tinyllama") for one in imports(ROOT / file)), file
+        many = sum(one.startswith("tinyllama") for one in imports(ROOT / file))
+        return not named, tests[file], many, file
 
-    return sorted(tests_of(module), key=distance)
+    return sorted(tests, key=distance)
 
 
 def chosen(

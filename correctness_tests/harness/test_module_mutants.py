@@ -77,6 +77,12 @@ def test_the_tests_of_a_module_are_those_that_import_it() -> None:
     assert "correctness_tests/gate/test_gate_pair.py" in found("tinyllama.harness.gate.pair")
     # No test imports it: those of the modules that do.
     assert found("tinyllama.training.memory")
+    # One test imports it; others have pytest load the plugin that does.
+    near = mutant_tests.nearest("tinyllama.harness.plugins.recording")
+    several, suites = (
+        f"correctness_tests/harness/test_{n}.py" for n in ("several_gpus", "benchmarks")
+    )
+    assert near.index(several) < near.index(suites)
 
 
 def test_every_module_is_tested() -> None:
@@ -110,6 +116,19 @@ def test_the_order_of_a_seed_is_that_of_any_part() -> None:
     assert module_mutants.drawn(some[::-1], 3) == order
     assert module_mutants.drawn(some[5:], 3) == [one for one in order if one in some[5:]]
     assert module_mutants.drawn(some, 4) != order
+
+
+def test_each_explanation_is_of_a_mutant_of_the_code_as_it_is() -> None:
+    explained = {one for one in mutant_record.explained() if one[0].startswith("tinyllama.")}
+    assert explained
+    folders = [mutant_record.ROOT / folder for folder in mutant_tests.FOLDERS]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    texts = {mutant_tests.module_of(path): path.read_text() for path in files}
+    settings, found = defaults(texts.values()), set()
+    for module, text in texts.items():
+        if any(f"{name}.".startswith(f"{module}.") for name, _ in explained):
+            found |= {Mutant(module, "", change).key for change in changes_of(text, settings)}
+    assert explained - found == set()
 
 
 def test_a_record_is_of_all_modules(tmp_path: Path) -> None:

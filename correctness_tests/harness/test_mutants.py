@@ -196,7 +196,8 @@ def test_what_does_not_end_or_ends_its_process_is_told_apart() -> None:
 def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Kernels) -> None:
     """Of the kernels as they are now: a change of one leaves no reason behind."""
     names = Counter(m.name for kernel, _ in found.values() for m in mutants_of(kernel))
-    assert {name: names[name] for name in mutant_record.explained() if names[name] != 1} == {}
+    explained = [one for one in mutant_record.explained() if not one[0].startswith("tinyllama.")]
+    assert {name: names[name] for name in explained if names[name] != 1} == {}
     for kernel, tests in mutant_record.tests().items():
         assert kernel in found
         for test in tests:
