@@ -37,3 +37,13 @@ def test_a_clock_that_is_right_in_calls_and_wrong_in_turns_gives_no_time(side: s
     assert found["a"].outcome is Outcome.MISSING
     assert "by the judge's clock" in found["a"].text
     assert found["b"].outcome is Outcome.SAME
+
+
+def test_what_prepares_calls_is_not_timed_with_them() -> None:
+    script = Script("a")
+    script.run()
+    for side in SIDES:
+        asked = [method for _, where, method, _ in script.asked if where == side]
+        before = [asked[place - 1] for place, method in enumerate(asked) if method == "paced"]
+        assert before
+        assert set(before) == {"ready"}

@@ -107,6 +107,13 @@ def test_compiling_may_take_some_seconds_longer_and_no_more(
     assert ("compile_seconds 3.0 -> 6.6, allowed 6.5" in verdict.text) is (seconds == 6.6)
 
 
+def test_identical_code_hides_no_longer_compilation() -> None:
+    script = Script()
+    script.alike("a", host_only=True)
+    script.on(CANDIDATE, "begin", 6.6, launch=1)
+    assert script.run()["a"].outcome is Outcome.SLOWER
+
+
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
 @pytest.mark.parametrize("side", SIDES)
 def test_what_is_no_time_to_compile_is_missing(side: str, seconds: float) -> None:
@@ -213,6 +220,15 @@ def test_a_new_benchmark_that_is_not_measured_right_is_not_green(
     assert found["a"].outcome is Outcome.SAME
     beside = Outcome.NO_BASELINE if outcome is Outcome.MISSING else Outcome.NEW
     assert found["newer"].outcome is beside
+
+
+def test_what_is_missing_last_of_all_is_missing_too() -> None:
+    script = Script("a")
+    script.names[CANDIDATE] += ["new", "last"]
+    script.on(CANDIDATE, "turn", {DEVICE: 1.0}, "last")
+    found = script.run()
+    assert list(found)[-1] == "last"
+    assert outcomes(found)["new"] is Outcome.NO_BASELINE
 
 
 def test_what_only_one_interpreter_has_is_not_new() -> None:

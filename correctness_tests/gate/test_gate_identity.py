@@ -11,7 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -19,7 +22,7 @@ from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gate_fakes import Script, outcomes
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
-from tinyllama.harness.gate import identity
+from tinyllama.harness.gate import identity, opened
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.own import Own
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
@@ -178,19 +181,19 @@ def test_what_files_cannot_tell_is_unidentified(
     tmp_path: Path, seen: Callable[..., list[Seen]]
 ) -> None:
     files = {f"kernels/{n}.py": op_file(n, line) for n, (line, _) in UNIDENTIFIED.items()}
-    hidden = "import sys; sys.path.insert(0, str(HERE / 'elsewhere')); import hidden"
-    files |= {"kernels/sourceless.py": op_file("sourceless", hidden), "hidden.py": "x = 1\n"}
+    hidden = "import sys; sys.path.insert(0, str(HERE / 'elsewhere')); import zz_hidden"
+    files |= {"kernels/sourceless.py": op_file("sourceless", hidden), "zz_hidden.py": "x = 1\n"}
     files["kernels/alone.py"] = op_file("alone")
     pair(tmp_path, files, {})
     for side in (BASE, CANDIDATE):
         (tmp_path / side / "elsewhere").mkdir()
-        compiled = tmp_path / side / "elsewhere/hidden.pyc"
-        py_compile.compile(str(tmp_path / side / "hidden.py"), str(compiled), doraise=True)
+        compiled = tmp_path / side / "elsewhere/zz_hidden.pyc"
+        py_compile.compile(str(tmp_path / side / "zz_hidden.py"), str(compiled), doraise=True)
     found = judged(tmp_path, [*UNIDENTIFIED, "sourceless", "alone"], seen)
     assert set(found) == {f"{name}-sum" for name in (*UNIDENTIFIED, "sourceless")}
     for name, (_, reason) in UNIDENTIFIED.items():
         assert reason in found[f"{name}-sum"]
-    assert "imports hidden without source" in found["sourceless-sum"]
+    assert "imports zz_hidden without source" in found["sourceless-sum"]
 
 
 def test_what_an_import_changes_for_every_op_is_seen_by_its_name(
@@ -262,3 +265,12 @@ def test_what_is_unidentified_is_measured_and_reported() -> None:
 def test_nothing_is_observed_where_no_source_is_the_same() -> None:
     script = Script("a")
     script.run(unidentified=lambda *_: pytest.fail("it was asked"))
+
+
+def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
+    noted: list[str] = []
+    events: Any = SimpleNamespace(trusted=tuple(opened._folders()), native=noted)
+    here = Path(torch.__file__).parent
+    for file in (here / "_C.so", Path(numpy.__file__).parent / "core/x.so", "/elsewhere/x.so"):
+        opened._Events._foreign(events, str(file), f"it loads {file}")
+    assert noted == ["it loads /elsewhere/x.so"]

@@ -25,6 +25,7 @@ from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Side
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
+from tinyllama.harness.plugins.gate import Gating
 
 PACKAGE = "tinyllama.ops"
 PATTERN = "kernels/*.py"
@@ -216,3 +217,16 @@ def test_a_table_elsewhere_that_changed_is_named_and_its_op_is_measured(
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=False)
     assert " IDENTICAL," not in done.stdout, done.stdout + done.stderr
     assert "not IDENTICAL: 2 benchmarks: it opens t/x.json, which differs" in done.stdout
+
+
+@pytest.mark.parametrize("names", [(), ("once", "twice")])
+def test_a_comparison_of_some_ops_says_that_there_are_no_others(names: tuple[str, ...]) -> None:
+    own = Own(files=(PATTERN,), names=names)
+    gating: Any = SimpleNamespace(
+        **{"verdicts": [], "reports": [], "unreadable": None, "ended": True, "judge": "it"},
+        registered=Registered(ops, own=own),
+        team=SimpleNamespace(lines=list),
+        counted=str,
+    )
+    said = [line for line in Gating.lines(gating) if line.startswith("--op")]
+    assert said == (["--op: no other ops than once, twice were compared"] if names else [])

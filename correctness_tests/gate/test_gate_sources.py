@@ -357,3 +357,11 @@ def test_a_tree_is_read_once(unchanged: Sources, monkeypatch: pytest.MonkeyPatch
     assert found == unchanged.of(NORM, NORM), "other modules, and no other files"
     monkeypatch.setattr(sources, "closure", None)
     assert unchanged.of(NORM) is found
+
+
+def test_a_path_is_no_module(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    for name in ("norm", "not-a-name"):
+        (tmp_path / f"kernels/{name}.py").touch()
+    found = [sources.module_file(tmp_path, f"kernels.{one}") for one in ("norm", "not-a-name", "")]
+    assert found == [tmp_path / "kernels/norm.py", None, None]

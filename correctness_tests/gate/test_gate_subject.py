@@ -3,8 +3,11 @@ that two seeds give alternately."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,6 +211,14 @@ def test_one_row_among_many_is_seen(subject: Make, dtype: str) -> None:
         made.verify()
 
 
+def test_an_error_of_some_times_eagers_is_wrong(subject: Make) -> None:
+    """And a single one is right: `SLACK`."""
+    for errors, right in ((1, True), (12, False)):
+        made = subject(lambda x, w, n=errors: weighed(x, w) * (1 + n * 2.0**-24))
+        with contextlib.nullcontext() if right else pytest.raises(WrongResultError):
+            made.verify()
+
+
 def test_a_shape_that_broadcasts_is_no_result(subject: Make) -> None:
     made = subject(lambda x, w: weighed(x, w))
     made._one_call = lambda seed: {  # type: ignore[method-assign]
@@ -326,6 +337,30 @@ def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subje
     call.turned = True
     with pytest.raises(WrongResultError, match="from what was verified, allowed"):
         made.gated_turn()
+
+
+def test_each_projection_of_what_was_verified_must_be_near(subject: Make) -> None:
+    loose = {"deterministic": frozenset[str]()}
+    proofs = subject(**loose).verify()
+    proof = proofs[0]["y"]
+    for place in range(len(proof.projections)):
+        moved = list(proof.projections)
+        moved[place] += 17 * proof.allowed
+        proofs[0]["y"] = replace(proof, projections=tuple(moved))
+        with pytest.raises(WrongResultError, match="y: it is not near what was verified"):
+            subject(**loose).expect(proofs)
+
+
+def test_a_profile_is_of_all_passes(subject: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = subject()
+
+    def launches(run: Callable[[], None], device: torch.device) -> SimpleNamespace:
+        run()
+        return SimpleNamespace(by_name={"kernel": (1, 1e-6)})
+
+    monkeypatch.setattr(module, "launches", launches)
+    assert made.profile() == {"kernel": (1, 1e-6)}
+    assert set(made._collected()) == RESULTS
 
 
 def test_a_result_that_was_proven_and_is_not_given_is_wrong(subject: Make) -> None:

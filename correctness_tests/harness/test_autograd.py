@@ -57,6 +57,7 @@ X = {"x": Tensor("B D", grad=True)}
 def test_derived_provider_passes_the_cases_of_its_op() -> None:
     cases = list(op_cases([PAIR], providers=["manual"]))
     assert any(case.absent == "y" for case in cases)
+    assert {case.provider.name for case in cases} == {"manual"}
     for case in cases:
         assert all(c.passed for c in case.compare()), str(case)
 
@@ -248,3 +249,27 @@ def test_double_backward_is_right_or_raises(op: Op, provider: Any) -> None:
     for one, other in zip(got, expected, strict=True):
         assert (one.double() - other).norm() <= 1e-4 * other.norm()
         assert other.norm() > 0
+
+
+def test_an_equal_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = scaled_pair("checked_once")
+    checked: list[Any] = []
+
+    def check_arguments(*args: Any) -> dict[str, Any]:
+        checked.append(args)
+        return {}
+
+    monkeypatch.setattr(op, "check_arguments", check_arguments)
+    x, weight = torch.ones(3, 8), torch.ones(8)
+    for _ in range(3):
+        op["manual"].call(x, weight)
+    assert len(checked) == 1
+    op["manual"].call(x[:2], weight)
+    assert len(checked) == 2
+
+
+def test_compiled_outputs_of_mixed_inputs_have_the_dtypes_of_the_reference() -> None:
+    derived = PAIR["manual"].derived
+    assert derived is not None
+    x, weight = torch.ones(3, 8, dtype=torch.bfloat16), torch.ones(8)
+    assert derived.output_dtypes((x, weight, 3.0)) == [torch.float32, torch.bfloat16]

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tinyllama.cli import main
 from tinyllama.harness.correct import apart
+from tinyllama.harness.correct.checks import remote
 from tinyllama.harness.correct.checks.remote import APART
 from tinyllama.ops import OPS
 
@@ -119,3 +121,38 @@ def test_tensors_keep_their_layout_in_files(tmp_path: Path) -> None:
             read = apart.load(stored, tmp_path / str(number), torch.device("cpu"))
             assert (read.stride(), read.dtype) == (value.stride(), value.dtype)
             assert torch.equal(read, value)
+
+
+def test_each_process_is_closed_also_where_the_candidate_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder goes with that."""
+    started, closed = [], set()
+
+    class Noted(remote.Worker):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(id(self))
+
+        def close(self) -> None:
+            closed.add(id(self))
+            super().close()
+
+    monkeypatch.setattr(remote, "Worker", Noted)
+    ends = "from tinyllama.harness.correct import apart\nimport os\n"
+    checked(tmp_path, RIGHT + ends + "apart.answer = lambda *args: os._exit(0)\n")
+    assert len(started) > 1
+    assert closed == set(started)
+
+
+def test_memory_is_limited_to_what_is_available_but_a_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource = pytest.importorskip("resource")
+    limits: list[tuple[int, int]] = []
+    (facts := tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8388608 kB\n")
+    monkeypatch.setattr(remote, "Path", lambda name: facts)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (-1, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limit: limits.append(limit))
+    remote.limit_memory()
+    assert limits == [(8 * 2**30 - remote.RESERVE, resource.RLIM_INFINITY)]

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, remote, run
 from tinyllama.harness.kernels import interpreter
 from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.launch import jit, tl
@@ -62,11 +62,15 @@ def beside(kernel: Any, shift: int, wrong: str = "") -> Any:
     return call
 
 
-def found(call: Any, *only: str) -> dict[str, Finding]:
+def candidate(call: Any) -> Candidate:
     provider = Provider(OP.name, "tried", call, dtypes=(torch.float32,), requires=("triton",))
     dims = OP.cases[0].dims
     narrow = replace(provider, supports=lambda given: None if given == dims else "another case")
-    return {one.check: one for one in run(Candidate(OP, narrow), only=only)}
+    return Candidate(OP, narrow)
+
+
+def found(call: Any, *only: str) -> dict[str, Finding]:
+    return {one.check: one for one in run(candidate(call), only=only)}
 
 
 @pytest.mark.parametrize(
@@ -98,12 +102,22 @@ def test_one_layout_alone_is_out_of_bounds() -> None:
     findings = found(beside(storing, FAR, "strided"), "outputs", "out of bounds", "input layouts")
     assert findings["out of bounds"].case.endswith("-strided_inputs")
     assert {findings[name].outcome for name in ("outputs", "input layouts")} == {PASSED}
+    (alone,) = found(beside(storing, FAR, "strided"), "out of bounds").values()
+    assert alone.case.endswith("-strided_inputs"), "also where nothing else is asked for"
 
 
 def test_an_access_that_one_check_alone_sees_is_its_fault() -> None:
     finding = found(beside(storing, FAR), "determinism")["determinism"]
     assert (finding.outcome, finding.rank) == (FAILED, Rank.UNSAFE)
     assert finding.message.startswith("out of bounds: ")
+
+
+@pytest.mark.parametrize(("bounded", "outcome"), [(True, "failed"), (False, "passed")])
+def test_where_bounds_do_not_hold_no_other_check_says_it_again(bounded: bool, outcome: str) -> None:
+    checks = remote.Checks.__new__(remote.Checks)
+    checks.candidates = {"tried": candidate(beside(storing, FAR))}
+    (one,) = checks.findings("tried", ["determinism"], True, bounded, {})
+    assert one["outcome"] == outcome, one
 
 
 def test_an_endless_loop_is_ended_and_named() -> None:

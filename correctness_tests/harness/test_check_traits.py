@@ -125,3 +125,10 @@ def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(
     with pytest.raises(DeclarationError) as caught:
         SILU.provider("other", **traits)(EAGER)
     assert message in str(caught.value)
+
+
+def test_all_that_a_provider_requires_is_asked_for() -> None:
+    call = SILU["eager"].call
+    provider = Provider(SILU.name, "tried", call, dtypes=SILU.dtypes, requires=("triton", "gpu"))
+    (finding,) = run(Candidate(SILU, provider), only=["outputs"])
+    assert finding.outcome is Outcome.UNSUPPORTED, finding

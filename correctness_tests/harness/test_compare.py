@@ -134,6 +134,16 @@ def test_says_when_it_could_not_have_failed() -> None:
         assert (found.sees_zero, found.sees_scale) == (sees, sees)
 
 
+def test_where_a_factor_of_one_percent_passes_it_is_said() -> None:
+    found = []
+    for eager_error in (1.0, 10.0, 100.0):
+        reference, _ = rounded(dtype=torch.bfloat16, eager_error=eager_error)
+        scaled = compare("y", (1.01 * reference.oracle).to(torch.bfloat16), reference)
+        found.append((scaled.passed, scaled.sees_scale))
+    assert (True, True) not in found
+    assert {passed for passed, _ in found} == {True, False}
+
+
 def test_a_result_that_is_exactly_zero() -> None:
     zero = torch.zeros(4, 8, dtype=torch.float64)
     exact = Reference(zero.float(), zero, [zero] * 8)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.ops import OPS
 
@@ -91,3 +92,21 @@ def test_a_nan_that_stays_is_no_change() -> None:
     inputs = strided()
     inputs.args["x"][0] = math.nan
     assert evaluate(OP, EAGER, inputs)["y"].isnan().any()
+
+
+# -- upstream gradients -----------------------------------------------------------------------
+
+
+def test_each_output_has_its_own_share_of_a_gradient() -> None:
+    op = Op(
+        "both",
+        inputs={"x": Tensor("N", grad=True)},
+        outputs={"y": "N", "z": "N"},
+        cases=[Case(N=3)],
+    )
+    op.reference(lambda x: (2 * x, 3 * x))
+    one = torch.ones(3)
+    inputs = Inputs({"x": one}, {"y": one, "z": 10 * one}, {})
+    assert evaluate(op, op["eager"].call, inputs)["grad x"].tolist() == [32.0] * 3
+    inputs = Inputs({"x": one}, {"y": one, "z": None}, {})
+    assert evaluate(op, op["eager"].call, inputs)["grad x"].tolist() == [2.0] * 3

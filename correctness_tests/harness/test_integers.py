@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run
 from tinyllama.harness.correct.compare import Reference, compare
 from tinyllama.harness.declare.specs import DeclarationError
@@ -112,6 +113,12 @@ def test_a_wrong_index_is_found(wrong: Callable[[T], T]) -> None:
     (one,) = run(Candidate(op, op["tried"]), only=["outputs"])
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG)
     assert "index: exact error" in one.message
+
+
+def test_how_far_an_index_may_be_off_is_what_is_declared() -> None:
+    op = op_of(off_by=1)
+    case = next(case for case in op_cases([op]) if case.provider.name == "manual")
+    assert case.references(case.inputs()).off_by == {"value": 0, "index": 1}
 
 
 def test_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

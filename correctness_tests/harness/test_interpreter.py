@@ -260,12 +260,15 @@ def test_a_mask_made_of_a_block_and_a_scalar_works_as_it_compiles(
         compile_launch(launches[0], "sm_90")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("other", [0.0, 1.5, -1.0, -math.inf, math.nan])
-def test_masked_elements_are_the_given_other_and_are_not_stored(other: float) -> None:
-    a = bf16(16)
-    out = torch.full((16,), 7.0, dtype=torch.bfloat16)
+def test_masked_elements_are_the_given_other_and_are_not_stored(
+    other: float, dtype: torch.dtype
+) -> None:
+    a = bf16(16).to(dtype)
+    out = torch.full((16,), 7.0, dtype=dtype)
     masked[(1,)](a, out, 10, OTHER=other, BLOCK=16)
-    expected = torch.cat((a[:10], torch.full((4,), other), torch.full((2,), 7.0))).bfloat16()
+    expected = torch.cat((a[:10], torch.full((4,), other), torch.full((2,), 7.0))).to(dtype)
     assert_same(out, expected)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tinyllama.harness.declare.autograd import size_of
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.kernels.layout import as_one, contiguous, joined, placed_alike
+from tinyllama.harness.kernels.layout import as_one, contiguous, even_rows, joined, placed_alike
 from tinyllama.harness.kernels.precision import compute_dtype, product
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import ALIGNMENT, TinyLlama
@@ -110,3 +110,12 @@ def test_zeros_lie_as_the_tensors_do() -> None:
     for others in ([a, torch.ones(3)], [a, buffer[200:220:2]], [buffer[:6], buffer[294:]]):
         apart = placed_alike(others)
         assert all(t.untyped_storage().nbytes() == 4 * t.numel() for t in apart)
+
+
+def test_rows_that_lie_evenly_apart_are_not_copied() -> None:
+    wide = torch.randn(2, 3, 8)
+    for rows in (wide[..., :5], wide[0, :, :5], wide[0, 0, :5], wide[0, 0, 0]):
+        assert even_rows(rows) is rows
+    for other in (wide[..., ::2], wide[0, :, ::2], wide[0, 0, ::2], wide.transpose(0, 1)[:, :, :5]):
+        assert copies_of(even_rows, other) == 1
+        assert torch.equal(even_rows(other), other)

@@ -204,3 +204,22 @@ def test_warming_up_takes_the_time_that_it_is_given(contender: Contender) -> Non
 def test_ops_are_found_once_in_a_process() -> None:
     assert ops_of(PACKAGE, FILES) is ops_of(PACKAGE, FILES)
     assert set(ops_of(PACKAGE, FILES)) == {*OPS, "weigh_rows"}
+
+
+def test_what_was_freed_is_allocated_again_before_a_reading(contender: Contender) -> None:
+    inputs: list[float] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        inputs.append(float(x.detach().sum()))
+        return weighed(x, weight)
+
+    right = contender(call)
+    inputs.clear()
+    right.turn()
+    usual = len(inputs)
+    right._forget()
+    right.emptied = True
+    inputs.clear()
+    right.turn()
+    assert len(inputs) == usual + 1
+    assert not right.emptied

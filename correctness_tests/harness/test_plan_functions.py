@@ -127,7 +127,8 @@ def test_steps_of_torch_and_views_are_repeated_in_their_order(posed: Posed) -> N
     def function(x: torch.Tensor, y: torch.Tensor | None) -> list[torch.Tensor | None]:
         rows = scaled(x.view(4, 16)[1:], 2.0)  # from an address inside x
         total = rows.sum(0)
-        return [rows.view(2, 24), total, scaled(total, 0.5), y, rows[0, :8]]
+        turned = scaled(x.view(8, 8), 2.0).t()
+        return [rows.view(2, 24), total, scaled(total, 0.5), y, rows[0, :8], turned]
 
     _, plan = plans.planned(function, (X, None))
     assert plan.reason == ""

@@ -72,6 +72,17 @@ def test_programs_apart_and_atomics_are_no_race() -> None:
     assert finding.outcome is Outcome.PASSED, finding
 
 
+def test_two_launches_may_store_one_address() -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y = torch.zeros(16)
+        for step in (4, 2):
+            first_elements[(16 // step,)](torch.zeros(16), y, BLOCK=step, STEP=step)
+        return EAGER["rms_norm"](x, weight, eps)
+
+    finding = finding_of("races", call)
+    assert finding.outcome is Outcome.PASSED, finding
+
+
 @pytest.mark.parametrize("wide", [True, False])
 def test_an_offset_of_32_bits_is_found(wide: bool) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,6 +4,7 @@ is said."""
 import copy
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,15 @@ def test_a_reference_that_takes_no_such_size_is_no_fault() -> None:
     one = found(EAGER, op)
     assert one.outcome is Outcome.PASSED, one
     assert "the reference does not take 4,099: no more than 2000 rows" in one.message
+
+
+def test_a_size_may_take_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(sizes, "time", SimpleNamespace(thread_time=lambda: now[0]))
+
+    def slow(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        now[0] += len(gate) * 1e-2
+        return EAGER(gate, up)
+
+    one = found(slow, round_sizes(SILU))
+    assert "N up to 259 (1,027 would take more than 10 s)" in one.message, one

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT, python
-from tinyllama.harness.machine.worker import Worker, WorkerError
+from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
@@ -222,3 +222,21 @@ def test_what_is_asserted_in_a_worker_is_checked_whatever_the_environment_says(
     with worker() as it:
         it.make("thing", THING)
         assert it.call("thing", "asserts")
+
+
+def test_all_hang_up_before_any_is_waited_for() -> None:
+    done: list[tuple[str, int]] = []
+
+    class Noted:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def hang_up(self) -> None:
+            done.append(("hang up", self.number))
+
+        def close(self) -> None:
+            done.append(("close", self.number))
+
+    workers: Any = map(Noted, (1, 2))
+    close_all(workers)
+    assert done == [("hang up", 1), ("hang up", 2), ("close", 1), ("close", 2)]

@@ -13,7 +13,8 @@ from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, StepPlan, Tier
 from tinyllama.training.data import RandomTokens
-from tinyllama.training.diagnose import Statistics, diagnose, observed
+from tinyllama.training.diagnose import Statistics, diagnose, gradients, observed
+from tinyllama.training.ranks import Ranks
 from tinyllama.training.step import TrainStep
 
 BATCH = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
@@ -168,3 +169,16 @@ def test_the_first_op_that_is_not_finite_is_named(parameter: str, name: str) -> 
     assert first is not None
     assert first.name == name
     assert first.output.nonfinite == 1.0
+
+
+class Two(Ranks):
+    """Two ranks, of which the other one has nothing but gradients that are not finite."""
+
+    def gathered(self, mine: dict[str, str]) -> list[dict[str, str]]:
+        return [mine, dict.fromkeys(mine, "not finite")]
+
+
+def test_a_gradient_that_is_not_finite_on_another_rank_is_said() -> None:
+    step = make_step()
+    step.ranks = Two()
+    assert set(gradients(step, *BATCH).values()) == {"not finite"}

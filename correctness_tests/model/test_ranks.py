@@ -343,7 +343,7 @@ def test_what_shards_cannot_do_is_refused(
 def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert launched() == ALONE
+    assert launched() == ALONE == Ranks(rank=0, count=1, local=0)
     monkeypatch.setenv("RANK", "3")
     with pytest.raises(UsageError, match="is no rank of a job: start with torchrun, or unset RANK"):
         launched()

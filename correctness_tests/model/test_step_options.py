@@ -234,7 +234,8 @@ def test_the_precision_of_products_is_put_back(allowed: str) -> None:
 def test_the_phases_of_micro_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinyllama.training.step.wall_seconds", lambda phase, queue: phase() or 1.0)
     step = TrainStep(TinyLlama(SHAPE), TrainConfig(**BATCH, accumulate=3))
-    assert step.split() == {"forward": 3.0, "backward": 3.0, "optimizer": 1.0}
+    for samples in (1, 3):
+        assert step.split(samples) == {"forward": 3.0, "backward": 3.0, "optimizer": 1.0}
 
 
 @pytest.mark.parametrize("sick", [0, 1])

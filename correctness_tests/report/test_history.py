@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from correctness_tests.support.commands import printed
 from correctness_tests.support.sample_records import MACHINE, SECOND, VERSIONS, record, step
@@ -232,3 +233,18 @@ def test_a_report_with_changes_exits_0(tmp_path: Path) -> None:
 
 def test_the_level_is_that_of_the_text() -> None:
     assert f"{history.LEVEL:.1%}" in history.told(3, 0)
+
+
+@needs_ruptures
+def test_of_six_runs_one_place_is_possible() -> None:
+    """So a change shows where an F test of the two levels says so, at half the level."""
+    noise = 0.01 * np.array([1.0, -1.0, 0.5, -0.5, 1.0, -1.0])
+    rest = sum(float(np.sum((part - part.mean()) ** 2)) for part in np.split(noise, [3]))
+    wanted = []
+    for height in np.linspace(0.01, 0.2, 60):
+        logs = noise + np.repeat([0.0, height], 3)
+        gain = float(np.sum((logs - logs.mean()) ** 2)) - rest
+        p = float(scipy.stats.f.sf(gain / ((rest + 6e-6) / 4), 1, 4))
+        wanted.append(p < history.LEVEL / 2)
+        assert bool(changes(series(logs))) == wanted[-1], (height, p)
+    assert 10 < sum(wanted) < 50

@@ -128,6 +128,7 @@ def test_the_parts_of_a_step_fill_it() -> None:
     assert split.summary.startswith("v3 spends most on products: 41.6% of its step.")
     (table,) = split.tables
     assert table.rows[0].cells[0].text == "v1"
+    assert {len(row.cells) for row in table.rows} == {len(table.headers)}
     assert [cell.note for cell in table.rows[2].cells[1:3]] == ["41.6%", "16.8%"]
 
 
@@ -150,6 +151,11 @@ def test_where_it_is_unknown_when_kernels_ran_nothing_is_idle() -> None:
     first, split = panels.parts(context(sample_records()), [group(entry)])
     assert "part-idle" not in [part.colour for part in chart(first).rows[0].parts]
     assert split.summary == "v3 spends most on products: 41.6% of its step."
+
+
+def test_without_a_tier_nobody_is_said_to_spend_most() -> None:
+    (split,) = panels.parts(context(sample_records()), [group(step("small-bf16", "hf-eager"))])
+    assert split.summary == "Most idle: hf-eager, 79.0% of its step without a kernel."
 
 
 # -- history ----------------------------------------------------------------------------------

@@ -133,6 +133,10 @@ def test_ops_have_bars_too_and_the_sum_is_said() -> None:
     )
     records = [record("ops-bf16", ops()), record("small-bf16", [step("small-bf16", "v3")])]
     every: list[Any] = [bar, target("speed", 30.0), target("energy_of_nobody", 1.0)]
+    share = replace(bar, metric="bandwidth_share", over=None, at_least=0.5)
+    copies = [row[2:] for row in rows([share], records)[0]]
+    assert copies[0][0].startswith("bandwidth, % of a copy rope")
+    assert {row[-1] for row in copies} == {"≥ 50"}
     found, _ = rows(every, records)
     assert [[row[0], row[2]] for row in found if row[0] == "triton"] == [
         ["triton", "speed over torch / liger rope B=8,T=2048 bf16 forward"],

@@ -112,6 +112,13 @@ def test_history_is_drawn_from_the_first_run_to_the_last(drawn: list[Axes]) -> N
     )
 
 
+def test_each_tier_of_a_run_has_its_line_in_the_history(drawn: list[Axes]) -> None:
+    tiers = [step("small-bf16", name) for name in ("v1", "v2", "v3")]
+    runs = [record("small-bf16", tiers, date=f"2026-01-0{day}T09:00:00Z") for day in (1, 2)]
+    assert trend.panel(context(runs), runs, ("small", "bf16"), "i") is not None
+    assert sum(len(line) == 2 for line in points(drawn[0])) == 3
+
+
 def test_names_that_have_no_room_are_left_out_but_not_the_last() -> None:
     days = [f"2026-01-{day:02}" for day in range(1, 13)]
     line = plots.Line(KEY, tuple((n, 1.0) for n in range(12)))
@@ -132,6 +139,10 @@ def test_the_roofline_has_its_ceilings_and_every_op_beneath(drawn: list[Axes]) -
     assert (axes.get_xlabel(), axes.texts[-1].get_text()) == ("FLOP / byte", "FLOP / s")
     assert axes.get_xlim() == pytest.approx((1.0, 1000.0))
     assert axes.get_ylim() == pytest.approx((5e11, 1.8 * PEAK))
+    for axis in (axes.xaxis, axes.yaxis):  # a mark at each power of ten, and at nothing else
+        marks_at = np.log10([*axis.get_majorticklocs(), *axis.get_minorticklocs()])
+        assert marks_at == pytest.approx(np.round(marks_at))
+    assert axes.yaxis.get_major_formatter()(1e12) == roofline.tick(1e12)
     slope, top, low, first, second, *dots = points(axes)
     ridge = PEAK / BANDWIDTH
     assert slope == [pytest.approx((1.0, BANDWIDTH)), pytest.approx((ridge, PEAK))]
@@ -142,6 +153,13 @@ def test_the_roofline_has_its_ceilings_and_every_op_beneath(drawn: list[Axes]) -
     assert second[1:] == [(400.0, 6e14), (400.0, 6e14)]
     assert dots == [[(mark.x, mark.y)] for mark in marks]
     assert all(mark.tip in plot.svg for mark in marks)
+
+
+def test_without_ceilings_the_ops_alone_have_room(drawn: list[Axes]) -> None:
+    marks = [roofline.Mark("a", KEY, 2.0, 1e12, "t"), roofline.Mark("b", KEY, 3.0, 9e12, "t")]
+    for order in (marks, marks[::-1]):
+        roofline.roofline(order, None, [], "i", "l")
+        assert drawn[-1].get_ylim() == pytest.approx((5e11, 1.8 * 9e12))
 
 
 @pytest.mark.parametrize(
