@@ -36,7 +36,7 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import libdevice, programs, shared_types
+from tinyllama.harness.kernels import libdevice, operators, programs, shared_types
 
 Array = Any  # a numpy array
 
@@ -45,8 +45,7 @@ Array = Any  # a numpy array
 # address, and above its bits the number of the storage that it came from (`Running.origins`); 0 for
 # one that was a number meanwhile. Arithmetic on pointers leaves that number as it is.
 WATCHERS: list[Callable[[Array, Array, int, str], Array | None]] = []
-# Called before every sum of pointers and offsets, with both.
-SUMS: list[Callable[[Array, Array], None]] = []
+SUMS = operators.SUMS
 ADDRESS_BITS = 48
 ADDRESS = np.uint64(2**ADDRESS_BITS - 1)
 STEPS = 500_000  # operations of one program, of some microseconds each, after which it is ended
@@ -203,7 +202,15 @@ def _patch_builtin(owner: Any, builder: Any, *scope: Any) -> None:
     for name in _builtins(owner):
         member = getattr(owner, name)
         if tl.core.is_builtin(member):  # else it is patched
-            change(owner, name, libdevice.with_meaning(member))
+            change(owner, name, _interpreted(owner, name, member))
+
+
+@functools.cache
+def _interpreted(owner: Any, name: str, builtin: Callable[..., Any]) -> Callable[..., Any]:
+    called = libdevice.with_meaning(builtin)
+    if owner is tl.tensor and name in operators.NAMES:
+        return operators.remembered(name, called)
+    return called
 
 
 _PATCHED = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
@@ -248,8 +255,11 @@ def _fix_comparisons() -> None:
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         if op in compares:
-            return stock.TensorHandle(op(lhs.data, rhs.data), tl.int1)
-        return stock_op(self, lhs, rhs, op)
+            result = stock.TensorHandle(op(lhs.data, rhs.data), tl.int1)
+        else:
+            result = stock_op(self, lhs, rhs, op)
+        operators.note(lhs, rhs, op, result)
+        return result
 
     stock.InterpreterBuilder.binary_op = binary_op
 
@@ -295,7 +305,9 @@ def _fix_values() -> None:
     def create_addptr(self: Any, ptr: Any, offset: Any) -> Any:
         for note in SUMS:
             note(ptr.data, offset.data)
-        return addptr(self, ptr, offset)
+        result = addptr(self, ptr, offset)
+        operators.note(ptr, offset, operators.ADD_POINTER, result)
+        return result
 
     def ptr_to_int(self: Any, src: Any, dst_type: Any) -> Any:
         return bitcast(self, _Plain(src.data & ADDRESS, src.dtype), dst_type)
@@ -405,6 +417,8 @@ def _fix_arguments() -> None:
             handle = stock.TensorHandle(np.array([argument], np.float32), tl.float32)
             return tl.tensor(handle, tl.float32)
         made = convert(argument)
+        if hasattr(argument, "data_ptr"):
+            made = shared_types.pointer(made)
         if (WATCHERS or SUMS) and _RUNNING and hasattr(argument, "data_ptr"):
             origins = _RUNNING[-1].origins
             start = getattr(argument, "base", argument).untyped_storage().data_ptr()

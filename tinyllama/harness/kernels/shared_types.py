@@ -13,6 +13,7 @@ from triton.language import semantic
 MOST = 4096  # types that are kept: each launch brings pointers of its own
 _BLOCKS: dict[Any, Any] = {}
 _SHAPES: dict[tuple[int, ...], Any] = {}
+_POINTERS: dict[tuple[str, Any], Any] = {}
 
 
 def share() -> None:
@@ -62,6 +63,14 @@ def _share_shapes() -> None:
             self.handle = handle
 
     tl.tensor.__init__ = init
+
+
+def pointer(argument: Any) -> Any:
+    """A kernel's argument that is a pointer, of the one type that pointers like it share."""
+    kind = argument.type
+    shared = _POINTERS.setdefault((kind.name, kind.address_space), kind)
+    argument.handle.dtype = shared
+    return tl.tensor(argument.handle, shared)
 
 
 def _compare_fast() -> None:

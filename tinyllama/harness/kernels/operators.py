@@ -1,0 +1,175 @@
+"""Operators of interpreted values, remembered: what Triton decides about types is decided once.
+
+An interpreted ``a + b`` is one call of numpy. Before it, Triton finds the types of both operands and
+of the result, converts, and makes both operands blocks of one shape: nine tenths of the time. All
+this follows from the types of the operands, or from the value of one that is a Python number. So
+the first operation on such operands is Triton's own, and the builder notes the one call that it
+ends in. From then on that call is made at once; numpy broadcasts.
+
+An operation is remembered only if what is remembered gives what Triton's own operation gave, bit
+for bit. Errors are never remembered, so that they are always Triton's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter as stock
+
+Array = Any  # a numpy array
+
+MOST = 4096  # operations that are kept for each operator
+# What an operator ended in: both handles, what it called, and its result. A list while noted.
+NOTED: list[list[tuple[Any, Any, Any, Any]]] = []
+# Called before every sum of pointers and offsets, with both.
+SUMS: list[Callable[[Array, Array], None]] = []
+ADD_POINTER = object()  # stands for the builder's sum of a pointer and an offset
+
+_REFLECTED = {"__radd__", "__rsub__", "__rmul__", "__rtruediv__"}
+NAMES = _REFLECTED | {
+    *("__add__", "__sub__", "__mul__", "__truediv__", "__and__", "__or__", "__xor__"),
+    *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
+}
+
+
+def note(left: Any, right: Any, called: Any, result: Any) -> None:
+    """The builder has made an operation of two handles."""
+    if NOTED:
+        NOTED[-1].append((left, right, called, result))
+
+
+class _Operation:
+    """What an operator does with operands of two types; ``keep``: holds what ids stand for."""
+
+    def __init__(self, noted: tuple[Any, Any, Any, Any], result: Any, swapped: bool) -> None:
+        left, right, self.called, made = noted
+        self.swapped, self.type, self.dtype = swapped, result.type, made.dtype
+        self.most = np.asarray(made.data).itemsize
+        self.made = np.asarray(made.data).dtype
+        self.left, self.right = left.data.dtype, right.data.dtype
+        self.size = 0
+        if self.called is ADD_POINTER:
+            self.size = max(1, left.get_element_ty().primitive_bitwidth // 8)
+        self.constant: Any = None
+        self.keep: Any = None
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        left, right = (b, a) if self.swapped else (a, b)
+        if left.dtype != self.left:
+            left = left.astype(self.left)
+        if right.dtype != self.right:
+            right = right.astype(self.right)
+        if self.size:
+            for seen in SUMS:
+                seen(*np.broadcast_arrays(left, right))
+            data = left + self.size * right.astype(np.uint64)
+        else:
+            data = self.called(left, right)
+            if data.itemsize > self.most:
+                data = data.astype(self.made)
+        return tl.tensor(stock.TensorHandle(data, self.dtype), self.type)
+
+
+def _converts(value: Any, handle: Any) -> bool:
+    """Whether an operand becomes what the builder got by ``astype`` alone, or by nothing."""
+    scalar = value.type.scalar
+    if scalar.name == handle.dtype.scalar.name:
+        return bool(value.handle.data.dtype == handle.data.dtype)
+    kinds = value.handle.data.dtype.kind, handle.data.dtype.kind
+    exact = "biuf"  # not pointers, 8-bit floats and what is rounded to bfloat16
+    return (
+        not scalar.is_ptr()
+        and not scalar.is_fp8()
+        and handle.dtype.scalar.name not in ("bf16", "int1")
+        and not handle.dtype.is_ptr()
+        and not handle.dtype.is_fp8()
+        and all(kind in exact for kind in kinds)
+    )
+
+
+def _same(left: Any, right: Any) -> bool:
+    left, right = np.asarray(left), np.asarray(right)
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and left.tobytes() == right.tobytes()
+    )
+
+
+def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Operation | None:
+    if len(noted) != 1 or noted[0][3] is not result.handle:
+        return None
+    left, right, called, _ = noted[0]
+    if (called is ADD_POINTER) != result.type.scalar.is_ptr():
+        return None
+    swapped = name in _REFLECTED
+    if called is ADD_POINTER:  # the pointer comes first
+        swapped = not a.type.scalar.is_ptr()
+    first, second = (right, left) if swapped else (left, right)
+    if not _converts(a, first):
+        return None
+    if called is not ADD_POINTER and left.data.dtype == right.data.dtype == np.bool_:
+        if called in (np.add, np.subtract, np.multiply):
+            return None  # one bit, which wraps around
+    found = _Operation(noted[0], result, swapped)
+    if isinstance(b, tl.tensor):
+        if not _converts(b, second):
+            return None
+        found.keep = a.type, b.type
+    else:
+        found.keep = a.type
+        found.constant = second.data.reshape(-1)[:1].copy()
+    return found
+
+
+def remembered(name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator of this name, as a method of Triton's tensors while a kernel is interpreted."""
+    known: dict[Any, _Operation] = {}
+
+    def first(a: Any, b: Any, key: Any) -> Any:
+        NOTED.append([])
+        try:
+            result = stock_operator(a, b)
+        finally:
+            noted = NOTED.pop()
+        if len(known) >= MOST:
+            known.clear()
+        found = None
+        if isinstance(result, tl.tensor):
+            value = b.value if isinstance(b, tl.constexpr) else b
+            found = _operation(name, a, value, noted, result)
+        if found is not None:
+            constant = found.constant
+            again = found(a.handle.data, b.handle.data if constant is None else constant)
+            if _same(again.handle.data, result.handle.data):
+                result = again  # sums later on are in the order of what is remembered
+            else:
+                found = None
+        if found is not None:
+            known[key] = found
+        return result
+
+    def operator(a: Any, b: Any, **_: Any) -> Any:
+        kind = type(b)
+        if kind is tl.tensor:
+            key: Any = (id(a.type), id(b.type))
+            found = known.get(key)
+            if found is not None:
+                return found(a.handle.data, b.handle.data)
+        else:
+            value = b.value if kind is tl.constexpr else b
+            kind = type(value)
+            if kind is float:
+                value = value.hex()
+            elif kind is not int and kind is not bool:
+                return stock_operator(a, b)
+            key = (id(a.type), kind, value)
+            found = known.get(key)
+            if found is not None:
+                return found(a.handle.data, found.constant)
+        return first(a, b, key)
+
+    return operator
