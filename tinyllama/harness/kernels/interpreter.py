@@ -207,10 +207,7 @@ def _patch_builtin(owner: Any, builder: Any, *scope: Any) -> None:
 
 @functools.cache
 def _interpreted(owner: Any, name: str, builtin: Callable[..., Any]) -> Callable[..., Any]:
-    called = libdevice.with_meaning(builtin)
-    if owner is tl.tensor and name in operators.NAMES:
-        return operators.remembered(name, called)
-    return called
+    return operators.replacement(owner, name, libdevice.with_meaning(builtin))
 
 
 _PATCHED = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
@@ -252,6 +249,7 @@ def _watched(ptrs: Any, mask: Any, kind: str) -> tuple[Any, Any]:
 def _fix_comparisons() -> None:
     compares = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
     stock_op = stock.InterpreterBuilder.binary_op
+    stock_idiv = stock.InterpreterBuilder.create_idiv
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         if op in compares:
@@ -261,7 +259,13 @@ def _fix_comparisons() -> None:
         operators.note(lhs, rhs, op, result)
         return result
 
+    def create_idiv(self: Any, lhs: Any, rhs: Any) -> Any:
+        result = stock_idiv(self, lhs, rhs)
+        operators.note(lhs, rhs, operators.divided, result)
+        return result
+
     stock.InterpreterBuilder.binary_op = binary_op
+    stock.InterpreterBuilder.create_idiv = create_idiv
 
 
 def _fix_values() -> None:
@@ -283,8 +287,11 @@ def _fix_values() -> None:
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         if _is_bf16(dst_type):
-            return handle(src.data.astype(np.float32), dst_type.scalar)
-        return cast(self, _as_float32(src), dst_type)
+            result = handle(src.data.astype(np.float32), dst_type.scalar)
+        else:
+            result = cast(self, _as_float32(src), dst_type)
+        operators.note(src, dst_type, operators.CAST, result)
+        return result
 
     # Loads of a descriptor give the last arguments by name.
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:

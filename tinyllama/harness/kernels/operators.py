@@ -28,11 +28,22 @@ NOTED: list[list[tuple[Any, Any, Any, Any]]] = []
 SUMS: list[Callable[[Array, Array], None]] = []
 ADD_POINTER = object()  # stands for the builder's sum of a pointer and an offset
 
-_REFLECTED = {"__radd__", "__rsub__", "__rmul__", "__rtruediv__"}
+CAST = object()  # stands for a conversion: its handle, the type it becomes
+
+_REFLECTED = {f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
 NAMES = _REFLECTED | {
-    *("__add__", "__sub__", "__mul__", "__truediv__", "__and__", "__or__", "__xor__"),
+    *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__"),
+    *("__and__", "__or__", "__xor__"),
     *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
 }
+
+
+def divided(left: Array, right: Array) -> Array:
+    """The quotient of integers, rounded to zero, as the builder computes it."""
+    return (left - np.fmod(left, right)) // right
+
+
+_WHOLE = slice(None)
 
 
 def note(left: Any, right: Any, called: Any, result: Any) -> None:
@@ -100,6 +111,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Operation | None:
+    noted = [one for one in noted if one[2] is not CAST]  # of operands: see `_converts`
     if len(noted) != 1 or noted[0][3] is not result.handle:
         return None
     left, right, called, _ = noted[0]
@@ -125,16 +137,105 @@ def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Ope
     return found
 
 
-def remembered(name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator of this name, as a method of Triton's tensors while a kernel is interpreted."""
+def _noted(stock_operator: Callable[..., Any], *operands: Any) -> tuple[Any, list[Any]]:
+    NOTED.append([])
+    try:
+        result = stock_operator(*operands)
+    finally:
+        noted = NOTED.pop()
+    return result, noted
+
+
+def replacement(owner: Any, name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called for a builtin of the language, by its owner and name, while one interprets."""
+    if owner is tl.tensor and name in NAMES:
+        return _binary(name, stock_operator)
+    if owner is tl.tensor and name == "__getitem__":
+        return _index(stock_operator)
+    if name in ("to", "cast"):
+        return _cast(stock_operator)
+    if name == "arange":
+        return _arange(stock_operator)
+    return stock_operator
+
+
+def _index(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """``x[:, None]`` of blocks."""
+    known: dict[Any, tuple[Any, Any]] = {}
+
+    def index(a: Any, slices: Any, **_: Any) -> Any:
+        plain = type(slices) is tuple and all(
+            one is None or (type(one) is slice and one == _WHOLE) for one in slices
+        )
+        if not plain or not a.type.is_block():
+            return stock_operator(a, slices)
+        key = (id(a.type), tuple(one is None for one in slices))
+        found = known.get(key)
+        if found is not None:
+            return tl.tensor(stock.TensorHandle(a.handle.data[slices], a.handle.dtype), found[0])
+        result = stock_operator(a, slices)
+        if _same(a.handle.data[slices], result.handle.data):
+            if len(known) >= MOST:
+                known.clear()
+            known[key] = result.type, a.type
+        return result
+
+    return index
+
+
+def _cast(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Conversions that are one call of the builder, or none."""
+    known: dict[Any, tuple[Any, Any, Any]] = {}
+    builder = stock.interpreter_builder
+
+    def cast(a: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
+        named.pop("_semantic", None)
+        named.pop("_builder", None)
+        if rest or named or type(a) is not tl.tensor or type(dtype) is not tl.dtype:
+            return stock_operator(a, dtype, *rest, **named)
+        key = (id(a.type), dtype.name)
+        found = known.get(key)
+        if found is not None:
+            kind, target, _ = found
+            if kind is None:
+                return a
+            return tl.tensor(builder.cast_impl(a.handle, target), kind)
+        result, noted = _noted(stock_operator, a, dtype)
+        if len(known) >= MOST:
+            known.clear()
+        if result is a and not noted:
+            known[key] = None, None, a.type
+        elif len(noted) == 1 and noted[0][2] is CAST:
+            source, target, _, made = noted[0]
+            if source is a.handle and made is result.handle:
+                known[key] = result.type, target, a.type
+        return result
+
+    return cast
+
+
+def _arange(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[tuple[int, int], Any] = {}
+
+    def arange(start: Any, end: Any, **named: Any) -> Any:
+        start = start.value if type(start) is tl.constexpr else start
+        end = end.value if type(end) is tl.constexpr else end
+        if type(start) is not int or type(end) is not int:
+            return stock_operator(start, end)
+        kind = known.get((start, end))
+        if kind is None:
+            kind = known[start, end] = stock_operator(start, end).type
+        data = np.arange(start, end, dtype=np.int32)
+        return tl.tensor(stock.TensorHandle(data, tl.int32), kind)
+
+    return arange
+
+
+def _binary(name: str, stock_operator: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Any, _Operation] = {}
 
     def first(a: Any, b: Any, key: Any) -> Any:
-        NOTED.append([])
-        try:
-            result = stock_operator(a, b)
-        finally:
-            noted = NOTED.pop()
+        result, noted = _noted(stock_operator, a, b)
         if len(known) >= MOST:
             known.clear()
         found = None
