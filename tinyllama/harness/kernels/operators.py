@@ -1,10 +1,10 @@
 """Operators of interpreted values, remembered: what Triton decides about types is decided once.
 
-An interpreted ``a + b`` is one call of numpy. Before it, Triton finds the types of both operands and
-of the result, converts, and makes both operands blocks of one shape: nine tenths of the time. All
-this follows from the types of the operands, or from the value of one that is a Python number. So
-the first operation on such operands is Triton's own, and the builder notes the one call that it
-ends in. From then on that call is made at once; numpy broadcasts.
+An interpreted ``a + b`` is one call of numpy. Before it, Triton finds the types of both operands
+and of the result, converts, and makes both operands blocks of one shape. All this follows from the
+types of the operands, or from the value of one that is a Python number. So the first operation on
+such operands is Triton's own, and the builder notes the one call that it ends in. From then on that
+call is made at once; numpy broadcasts.
 
 An operation is remembered only if what is remembered gives what Triton's own operation gave, bit
 for bit. Errors are never remembered, so that they are always Triton's own.
@@ -123,9 +123,9 @@ def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Ope
     first, second = (right, left) if swapped else (left, right)
     if not _converts(a, first):
         return None
-    if called is not ADD_POINTER and left.data.dtype == right.data.dtype == np.bool_:
-        if called in (np.add, np.subtract, np.multiply):
-            return None  # one bit, which wraps around
+    bits = left.data.dtype == right.data.dtype == np.bool_
+    if bits and called in (np.add, np.subtract, np.multiply):
+        return None  # one bit, which wraps around
     found = _Operation(noted[0], result, swapped)
     if isinstance(b, tl.tensor):
         if not _converts(b, second):

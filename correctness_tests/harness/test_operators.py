@@ -1,0 +1,125 @@
+"""Operators of interpreted values give the bits that Triton's own give, the second time too."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+import triton.language as tl
+from triton.runtime import interpreter as stock
+
+from tinyllama.harness.kernels import interpreter, libdevice, operators
+
+DTYPES = (tl.int1, tl.int32, tl.uint32, tl.int64, tl.uint8, tl.float16, tl.bfloat16, tl.float32)
+SHAPES = ((), (4,), (2, 1), (2, 4))
+NUMBERS = (3, 1, True, 1.0, 0, -2, 2**40, 2.5, 0.0, -0.0, 1e-42, float("nan"), tl.constexpr(5))
+
+
+def block(dtype: Any, shape: tuple[int, ...], seed: int) -> Any:
+    """A value of whole numbers from -9 to 9, or from 0 to 9 without a sign, none of them zero."""
+    random = np.random.default_rng(seed)
+    data: Any = random.integers(1, 10, shape or (1,))
+    if not dtype.is_int_unsigned() and dtype != tl.int1:
+        data = data * random.choice([-1, 1], data.shape)
+    if dtype == tl.int1:
+        data = data > 4
+    handle = stock.TensorHandle(data.astype(stock._get_np_dtype(dtype)), dtype)
+    return tl.tensor(handle, tl.block_type(dtype, list(shape)) if shape else dtype)
+
+
+def pointers(shape: tuple[int, ...], seed: int, element: Any = tl.float32) -> Any:
+    kind = tl.pointer_type(element)
+    data = np.random.default_rng(seed).integers(0, 2**40, shape or (1,)).astype(np.uint64)
+    handle = stock.TensorHandle(data, kind)
+    return tl.tensor(handle, tl.block_type(kind, list(shape)) if shape else kind)
+
+
+def outcome(operator: Any, *operands: Any) -> Any:
+    """What the builder gets: the bits, their type and that of the value; or the error's text."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            made = operator(*operands)
+        except Exception as error:
+            return type(error), str(error)
+    data = np.asarray(made.handle.data)
+    return data.tobytes(), data.dtype, data.shape, str(made.handle.dtype), str(made.type)
+
+
+def both(name: str) -> tuple[Any, Any]:
+    """An operator of tensors as Triton has it, and what is called for it."""
+    own = libdevice.with_meaning(getattr(tl.tensor, name))
+    return own, operators.replacement(tl.tensor, name, own)
+
+
+@pytest.mark.parametrize("name", sorted(operators.NAMES))
+def test_an_operator_gives_the_bits_of_tritons_own(name: str) -> None:
+    own, remembered = both(name)
+    sides = [(block(a, shape, 1), block(a, shape, 2)) for a in DTYPES for shape in SHAPES]
+    sides += [(pointers(shape, 1), pointers(shape, 2)) for shape in SHAPES]
+    kinds = [*sides[::3], *((number, number) for number in NUMBERS)]
+    for (first, second), (a, b) in itertools.product(sides[::2], kinds):
+        for left, right in ((first, a), (second, b)):
+            expected = outcome(own, left, right)
+            assert outcome(remembered, left, right) == expected, (left.type, right)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_casts_and_indices_give_the_bits_of_tritons_own(dtype: Any) -> None:
+    for shape, seed in itertools.product(SHAPES, (1, 2)):
+        own, remembered = both("to")
+        value = block(dtype, shape, seed)
+        for target in DTYPES:
+            for _ in range(2):
+                assert outcome(remembered, value, target) == outcome(own, value, target)
+        own, remembered = both("__getitem__")
+        for slices in ((slice(None), None), (None, slice(None)), None, (slice(1), None), (0,)):
+            for _ in range(2):
+                assert outcome(remembered, value, slices) == outcome(own, value, slices)
+
+
+def test_ranges_start_where_they_are_told() -> None:
+    own = libdevice.with_meaning(tl.arange)
+    remembered = operators.replacement(tl, "arange", own)
+    for start, end in ((0, 8), (8, 16), (4, 8), (8, 16), (8, 12), (3, 6)):
+        assert outcome(remembered, start, end) == outcome(own, start, end)
+
+
+def test_what_was_remembered_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    own, _ = both("__add__")
+
+    def counted(*operands: Any) -> Any:
+        calls.append(operands)
+        return own(*operands)
+
+    remembered = operators.replacement(tl.tensor, "__add__", counted)
+    a, b = block(tl.float32, (2, 1), 1), block(tl.int32, (2, 4), 2)
+    for right in (b, b, 3, 3, 4):
+        remembered(a, right)
+    assert [right for _, right in calls] == [b, 3, 4]
+    # A sum that Triton makes otherwise than the builder says is not remembered.
+    monkeypatch.setattr(operators, "_same", lambda *_: False)
+    c = block(tl.float16, (4,), 1)
+    for _ in range(2):
+        remembered(c, c)
+    assert len(calls) == 5
+
+
+def test_sums_of_pointers_and_offsets_are_seen_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    _, remembered = both("__add__")
+    start, offsets = pointers((), 1), block(tl.int32, (2, 4), 2)
+    remembered(start, offsets)
+    monkeypatch.setattr(operators, "SUMS", [lambda *sides: seen.append(sides)])
+    remembered(start, offsets)
+    assert interpreter.SUMS is not operators.SUMS  # the one above is this test's own
+    ((pointer, offset),) = seen
+    assert pointer.shape == offset.shape == (2, 4)
+    assert (offset == offsets.handle.data).all()
