@@ -9,7 +9,9 @@ Sharded      FSDP2: each rank gets the gradients of its shards
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +20,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tinyllama.harness.kernels.layout import as_one, joined
+from tinyllama.harness.kernels.placed import placed
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
 from tinyllama.training.compiled import LossOf
+from tinyllama.training.peers import SHARE, PeerGradients
 from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.ranks import Ranks
 from tinyllama.training.shards import local, sharded
 from tinyllama.training.sharing import Sharing
+
+LAST = 2  # groups that are reduced during the update of the others
 
 
 class Reduction:
@@ -67,6 +73,10 @@ class Reduction:
     def finish(self) -> None:
         """Called after the last backward pass; then gradients are those of the whole batch."""
 
+    def during(self) -> contextlib.AbstractContextManager[None]:
+        """The context of each backward pass."""
+        return contextlib.nullcontext()
+
     def clip(self, limit: float) -> torch.Tensor:
         """Scale the gradients down to a norm, and return the norm before."""
         return nn.utils.clip_grad_norm_(self.parameters, limit)
@@ -92,7 +102,6 @@ class Parallel(Reduction):
     """
 
     warm_up = 11  # as PyTorch's notes on CUDA graphs require
-    last = 2  # buckets that are reduced during the update of the others
 
     def __init__(
         self,
@@ -106,7 +115,7 @@ class Parallel(Reduction):
         super().__init__(model, loss_of)
         self.waits, self.early = waits, early
         device = model.embedding.device
-        self._device, self._group = device, sharing.group(device)
+        self._device, self._group = device, None
         size = sharing.bucket_mib
         if size is None:
             size = sum(p.nbytes for p in model.layers[0].parameters()) / 2**20
@@ -148,7 +157,7 @@ class Parallel(Reduction):
         return done
 
     def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        for part in (self._works[: -self.last], self._works[-self.last :]):
+        for part in (self._works[:-LAST], self._works[-LAST:]):
             arrived: dict[int, torch.Tensor] = {}
             for work, parameters in part:
                 work.wait()
@@ -166,7 +175,7 @@ class Beside(Reduction):
     def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, sharing: Sharing) -> None:
         super().__init__(model, loss_of)
         self.share = 1 / ranks.count
-        self._group = sharing.group(model.embedding.device)
+        self._group = None
         self._reduced: set[int] = set()
 
     def clear(self) -> None:
@@ -183,6 +192,132 @@ class Beside(Reduction):
             if matrix.dim() > 1:
                 _sum([matrix], self._group)
         _sum([gradient for gradient in there if gradient.dim() == 1], self._group)
+        self._reduced.clear()
+
+
+class _Peers(Reduction):
+    """Gradients are summed by copies, in one range for each block and one for all others."""
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, places: bool) -> None:
+        super().__init__(model, loss_of)
+        self.share = 1 / ranks.count
+        index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
+        self._blocks = [
+            [index[id(p)] for p in layer.parameters() if p.dim() > 1] for layer in model.layers
+        ]
+        inside = {i for block in self._blocks for i in block}
+        self._rest = [i for i in range(len(self.parameters)) if i not in inside]
+        groups = [*self._blocks, self._rest]
+        elements = (sum(self.parameters[i].numel() for i in group) for group in groups)
+        longest = max(elements) + SHARE * len(self.parameters)
+        self._peers = PeerGradients(self.parameters, longest)
+        self._places = places
+        self._reduces = False
+        self._device = model.embedding.device
+        self._stream = torch.cuda.Stream(self._device, priority=-1)
+
+    def expect(self, reduce: bool) -> None:
+        self._reduces = reduce
+
+    def during(self) -> contextlib.AbstractContextManager[None]:
+        if not (self._reduces and self._places):
+            return contextlib.nullcontext()
+        return placed(self._peers.master, self._peers.flat)
+
+    def _start(self, indices: Iterable[int]) -> torch.cuda.Event:
+        """Sum a group on the side, behind all that the current stream has to do."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._peers.sum(*self._peers.range_of(indices))
+            event = torch.cuda.Event()
+            event.record()
+        return event
+
+    def _wait(self, event: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+    def _end(self) -> None:
+        """The next gradients must not be written while another rank copies the last sums."""
+        with torch.cuda.stream(self._stream):
+            self._peers.barrier()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+class Copied(_Peers):
+    """Each block's gradients are summed on a side branch as soon as the last of them is there."""
+
+    warm_up = 3
+
+    def __init__(
+        self,
+        model: TinyLlama,
+        loss_of: LossOf,
+        ranks: Ranks,
+        places: bool,
+        early: bool = False,
+        waits: str | None = None,
+    ) -> None:
+        super().__init__(model, loss_of, ranks, places)
+        self.waits, self.early = waits, early
+        self._done: list[tuple[list[int], torch.cuda.Event]] = []
+        for group in (*self._blocks, self._rest):
+            for index in group:
+                arrived = partial(self._arrived, index, group)
+                self.parameters[index].register_post_accumulate_grad_hook(arrived)
+
+    def expect(self, reduce: bool) -> None:
+        super().expect(reduce)
+        self._done.clear()
+        self._missing = set(range(len(self.parameters)))
+
+    def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
+        if not self._reduces:
+            return
+        assert parameter.grad is not None
+        parameter.grad = self._peers.keep(index, parameter.grad)
+        self._missing.discard(index)
+        if self._missing.isdisjoint(group):
+            self._done.append((group, self._start(group)))
+
+    def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
+        if not self.early:
+            return
+        for part in (self._done[:-LAST], self._done[-LAST:]):
+            arrived: dict[int, torch.Tensor] = {}
+            for group, event in part:
+                self._wait(event)
+                arrived |= {i: self._peers.views[i] for i in group}
+            if arrived:
+                yield arrived
+
+    def finish(self) -> None:
+        self._end()
+        self._done.clear()
+
+
+class CopiedBeside(_Peers):
+    """`Beside` by copies."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._reduced: set[int] = set()
+
+    def clear(self) -> None:
+        self._reduced.clear()
+
+    def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        self._reduced.update(gradients)
+        for index, gradient in gradients.items():
+            self._peers.keep(index, gradient)
+        self._wait(self._start(gradients))
+
+    def finish(self) -> None:
+        rest = {i: p for i, p in enumerate(self.parameters) if i not in self._reduced}
+        for index, parameter in rest.items():
+            if parameter.grad is not None:
+                parameter.grad = self._peers.keep(index, parameter.grad)
+        self._start(rest)
+        self._end()
         self._reduced.clear()
 
 
@@ -224,6 +359,13 @@ def reduction_of(
     rows = config.batch_size // ranks.count * config.seq_len
     x_ND = model.embedding.detach()[:1].expand(rows, -1)
     early = sharing.early and updates_in_parts(model, config)
+    if sharing.copies:
+        places = config.accumulate == 1
+        if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
+            return Copied(model, loss_of, ranks, places, early)
+        if plan.overlap:
+            return CopiedBeside(model, loss_of, ranks, places)
+        raise ConfigError("not yet")
     if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
         return Parallel(model, loss_of, ranks, sharing, early)
     if plan.overlap:

@@ -34,6 +34,7 @@ class Sharing:
     spare: int = 0
     bucket_mib: float | None = None
     early: bool = True
+    copies: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("processors", 1), ("spare", 0), ("bucket_mib", 0)):
@@ -50,6 +51,8 @@ class Sharing:
             parts.append("urgent")
         if self.spare:
             parts.append(f"{self.spare} spared")
+        if self.copies:
+            parts.append("copies")
         return ", ".join([*parts, *(["early update"] if self.early else [])])
 
     def group(self, device: torch.device) -> dist.ProcessGroup | None:

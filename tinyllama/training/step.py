@@ -315,6 +315,7 @@ class TrainStep:
         one_thread = self._early_update is not None
         with (
             releasing,
+            self._reduction.during(),
             self.sharing.sparing() if sparing else contextlib.nullcontext(),
             torch.autograd.set_multithreading_enabled(not one_thread),
         ):

@@ -18,7 +18,8 @@ from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
-from tinyllama.harness.kernels.layout import contiguous, joined
+from tinyllama.harness.kernels.layout import as_one, contiguous, joined
+from tinyllama.harness.kernels.placed import place_for
 from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import (
@@ -244,6 +245,7 @@ class Triton:
         narrow, qkv_BTE = saved["narrow"], saved["qkv"]
         matrices = Matrices.of(weights, narrow if narrow.numel() else None)
         dtype, wide = qkv_BTE.dtype, weights[0].dtype
+        places = _places(weights)
         low = None if x.dtype is dtype else dtype  # the residual's gradient, for the products
         rows_q, width = weights[0].shape[0], 2 * cos.shape[-1]
         n_rows = x.shape[0] * x.shape[1]
@@ -258,16 +260,16 @@ class Triton:
         dgate_up = torch.empty_like(saved["gate_up"])
         dgate, dup = dgate_up.chunk(2, -1)
         activate_backward(h_NF, gate, up, dgate, dup, h_NF)
-        ddown = weight_gradient(dy_low_ND, h_NF, wide)
+        ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
         del h_NF
         dn2_ND = input_gradient(dgate_up, matrices.gate_up)
-        dgate_dup = weight_gradient(dgate_up, saved["normed_2"], wide)
+        dgate_dup = weight_gradient(dgate_up, saved["normed_2"], wide, places.gate_up)
         del dgate_up, dgate, dup
         dsum_ND, dsum_low_ND, _ = norm_backward(
             dn2_ND, saved["sum"], given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
         )
         dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
-        dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide)
+        dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide, places.out)
         o_BTHK = saved["o"].unflatten(-1, (-1, width))
         do_BTHK = input_gradient(dsum_low_ND, matrices.out).view_as(o_BTHK)
 
@@ -276,7 +278,7 @@ class Triton:
         q, k, v = heads_of(qkv_BTE, rows_q, width)
         attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
         dqkv_NE = dqkv_BTE.flatten(0, 1)
-        dqkv = weight_gradient(dqkv_NE, saved["normed_1"], wide)
+        dqkv = weight_gradient(dqkv_NE, saved["normed_1"], wide, places.qkv)
         dx_ND, _, _ = norm_backward(
             input_gradient(dqkv_NE, matrices.qkv),
             contiguous(x).flatten(0, 1),
@@ -315,6 +317,21 @@ class Selective:
         after = _after_attention(given, o_BTQ, matrices, eps)
         again = zip((*BEFORE, *AFTER), (*before, *after), strict=True)
         return Triton.backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, needs, eps)
+
+
+class _Places(NamedTuple):
+    """Where the gradients of `Matrices` are written; None: where the products like."""
+
+    qkv: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    gate_up: torch.Tensor | None = None
+    down: torch.Tensor | None = None
+
+
+def _places(weights: Sequence[torch.Tensor]) -> _Places | Matrices:
+    whole = as_one(*weights)
+    place = None if whole is None else place_for(whole)
+    return _Places() if place is None else Matrices.of(weights, place)
 
 
 def _narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, Matrices]:

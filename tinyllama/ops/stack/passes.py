@@ -12,6 +12,7 @@ import torch
 
 from tinyllama.harness.declare.autograd import Grads, Named
 from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
+from tinyllama.harness.kernels.placed import place_for
 from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
 from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import Inputs as Block
@@ -198,7 +199,7 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
     layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
     rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
     tables = contiguous(given.cos), contiguous(given.sin)
-    flat = weights[0].new_empty((layers, sum(w.shape[1:].numel() for w in weights)))
+    flat = _gradients_of(weights)
     x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
     if not layers or not x.numel():
         nothing = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
@@ -263,6 +264,17 @@ def receiving(receive: Receiver) -> Iterator[None]:
         yield
     finally:
         _RECEIVERS.pop()
+
+
+def _gradients_of(weights: list[torch.Tensor]) -> torch.Tensor:
+    """Memory for the gradients of the weights (L P), those of a block side by side."""
+    layers, size = len(weights[0]), sum(w.shape[1:].numel() for w in weights)
+    whole = as_one(*(w[0] for w in weights)) if layers else None
+    place = None
+    if whole is not None and len({w.stride(0) for w in weights}) == 1:
+        shape, strides = (layers, size), (weights[0].stride(0), 1)
+        place = place_for(whole.as_strided(shape, strides, whole.storage_offset()))
+    return weights[0].new_empty((layers, size)) if place is None else place
 
 
 def _named(dx: torch.Tensor, gains: list[torch.Tensor], dweights: Named) -> Named:
