@@ -6,10 +6,12 @@ Each case is a file of gradients and numbers, which rank 0 writes. Without CASE 
 can run are made, and in the last one rank 1 kills itself, so the job must fail, and soon.
 """
 
+import contextlib
 import hashlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
-from tinyllama.training import checkpoint, reduction
+from tinyllama.training import checkpoint, peers, reduction
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.ranks import Ranks, device_of, joined, launched
 from tinyllama.training.shards import shard, whole
@@ -46,6 +48,9 @@ COMMAND = (
 # name: tier, in shards, settings
 CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     **{tier: (tier, False, {}) for tier in TIERS},
+    **{f"{tier} by copies": (tier, False, {}) for tier in ("v1", "v3", "v4")},
+    "accumulated by copies": ("v3", False, {"accumulate": 2}),
+    "clipped by copies": ("v4", False, {"max_grad_norm": 0.1}),
     **{f"{tier} in shards": (tier, True, {}) for tier in ("v1", "v2", "v3")},
     "accumulated": ("v1", False, {"accumulate": 2}),
     "clipped": ("v1", False, {"max_grad_norm": 0.1}),
@@ -54,14 +59,19 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 # Compiled and captured as the tier's plan is on a GPU; a CPU captures nothing. A job for each.
 CAPTURED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     **{f"{tier} captured": (tier, False, {}) for tier in ("v2", "v3", "v4")},
+    **{f"{tier} captured, by copies": (tier, False, {}) for tier in ("v2", "v3", "v4")},
     "v3 captured, accumulated": ("v3", False, {"accumulate": 2}),
     "v4 captured, clipped": ("v4", False, {"max_grad_norm": 0.1}),
+    "v3 captured, accumulated, by copies": ("v3", False, {"accumulate": 2}),
+    "v4 captured, clipped, by copies": ("v4", False, {"max_grad_norm": 0.1}),
     "v2 compiled in shards": ("v2", True, {}),
 }
 # And the tiers whose way of reducing it changes.
 SABOTEURS = {
     "left out": ("v1", "v3", "v4"),
+    "left out by copies": ("v1", "v3", "v4"),
     "averaged twice": ("v1", "v3", "v4"),
+    "averaged twice by copies": ("v3", "v4"),
     "another seed": ("v1",),
     "a part read twice": ("v1",),
 }
@@ -75,11 +85,56 @@ def start(name: str, tier: str, device: torch.device, ranks: Ranks, **settings: 
         shard(model, config, device, ranks)
     else:
         model.to(device)
-    step = TrainStep(model, config, ranks=ranks)
+    step = TrainStep(model, config, ranks=ranks, reduce=way_of(name, ranks))
     if name in CAPTURED:
         with products("fp32", device):
             step.prepare()
     return step
+
+
+def way_of(name: str, ranks: Ranks) -> str | None:
+    """As its name says; without a word by collectives, on GPUs too."""
+    if ranks.count == 1 or name.endswith("in shards"):
+        return None
+    return reduction.COPIES if name.endswith("by copies") else reduction.COLLECTIVES
+
+
+class SharedMemory:
+    """A stand-in on CPUs for the symmetric memory of GPUs: files that all ranks map."""
+
+    made = 0
+
+    def __init__(self, folder: Path, ranks: Ranks, like: torch.Tensor) -> None:
+        self.rank, self.world_size = ranks.rank, ranks.count
+        self._name = f"{folder}/memory-{SharedMemory.made}"
+        SharedMemory.made += 1
+        self.own = self.get_buffer(self.rank, like.shape, like.dtype)
+        self.barrier()
+
+    def get_buffer(self, rank: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        size = shape.numel() if isinstance(shape, torch.Size) else shape[0]
+        return torch.from_file(f"{self._name}-{rank}", shared=True, size=size, dtype=dtype)
+
+    def barrier(self) -> None:
+        torch.distributed.barrier()
+
+
+@contextlib.contextmanager
+def shared_memory(device: torch.device, ranks: Ranks, folder: Path) -> Iterator[None]:
+    """Ranks on CPUs can copy from each other, by a stand-in."""
+
+    def connected(like: torch.Tensor) -> tuple[torch.Tensor, SharedMemory]:
+        memory = SharedMemory(folder, ranks, like)
+        return memory.own, memory
+
+    if device.type != "cpu":
+        yield
+        return
+    with (
+        mock.patch.object(peers, "_no_access", lambda *_: None),
+        mock.patch.object(peers, "_connected", connected),
+    ):
+        yield
 
 
 def one_step(
@@ -100,6 +155,7 @@ def one_step(
     return {
         **{"loss": loss, "norm": norm, "grads": grads, "way": way, "left_out": step.left_out},
         "captured": bool(step.graphs),
+        "reduced": step.reduced,
         "parameters": step.ranks.gathered(found.hexdigest()),
     }
 
@@ -115,13 +171,14 @@ def sabotaged(kind: str, tier: str, device: torch.device, ranks: Ranks) -> dict[
         return one_step(step, RandomTokens(SHAPE.vocab_size, replace(step.config, seed=seed)))
     if kind == "a part read twice":
         return one_step(step, part=Ranks(0, ranks.count))
-    if kind == "averaged twice":
+    if kind.startswith("averaged twice"):
         step._share = step._share / ranks.count
         return one_step(step)
     expect = partial(step._reduction.expect, False)
     with (
         mock.patch.object(step._reduction, "expect", side_effect=lambda _: expect()),
         mock.patch.object(reduction, "_sum"),
+        mock.patch.object(peers.PeerGradients, "_sum"),
     ):
         return one_step(step)
 
@@ -215,7 +272,7 @@ def job(device_type: str, folder: Path, case: str | None = None) -> None:
         if ranks.first:
             torch.save(found, folder / f"{name}.pt")
 
-    with joined(ranks, device, SECONDS):
+    with joined(ranks, device, SECONDS), shared_memory(device, ranks, folder):
         if case is not None:
             tier, _, settings = CAPTURED[case]
             put(case, one_step(start(case, tier, device, ranks, **settings)))

@@ -10,13 +10,11 @@ that of the slowest rank. Gradients are compared with the float64 reference of t
 from __future__ import annotations
 
 import functools
-import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from tinyllama.harness.measure.clock import wall_seconds
 from tinyllama.harness.measure.memory import forget_peak, live_bytes
 from tinyllama.harness.measure.overlap import overlap
 from tinyllama.harness.measure.rounds import interleaved
-from tinyllama.model.config import ConfigError, ModelConfig
+from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import resolve
 from tinyllama.training.ranks import ALONE, Ranks, device_of, joined, launched
@@ -68,7 +66,8 @@ class RankedStep(StepContender):
             shard(self.model, self.config, self.device, ranks)
         else:
             self.model.to(self.device)
-        self.training = TrainStep(self.model, self.config, None, ranks, part.sharing)
+        reduce = part.reduce if ranks.count > 1 else None
+        self.training = TrainStep(self.model, self.config, None, ranks, reduce)
         self.training.prepare(capture=False)
         if self.training.plan.capture:
             forget_peak(self.device)
@@ -101,14 +100,11 @@ class Bench:
     def run(self) -> Found:
         """Prepare, verify, wait for the file ``job.go``, and time. All ranks call it together."""
         job = self.job
-        self._make(job.parts[:1] if job.sweep else job.parts, [ONE] if job.sweep else job.cases)
+        self._make(job.parts, job.cases)
         (self.folder / f"ready.{self.ranks.rank}").touch()
         while job.go is not None and not Path(job.go).exists():
             time.sleep(WAIT)
         self.found.link = link_rate(self.ranks, self.device)
-        if job.sweep:
-            best = self._best()
-            self._make([best], [case for case in job.cases if case != ONE])
         self._warm()
         if job.rounds:
             self.found.seconds = interleaved(self._turns(), job.rounds)
@@ -137,43 +133,10 @@ class Bench:
                 facts = {**step.facts(), **memory(step, before), "batch": size}
                 facts |= {"alone": part.alone, "contender": part.contender}
                 if case != ONE and not part.shards:
-                    facts["sharing"] = str(part.sharing)
+                    facts["sharing"] = step.training.reduced
                 if self.job.verify:
                     facts |= step.verify()
                 self.found.facts[name] = facts
-
-    def _best(self) -> Part:
-        """The part of a sweep with the best weak scaling."""
-        job, kept = self.job, dict(self.steps)
-        best: tuple[float, Part] | None = None
-        for part in job.parts:
-            late = job.until is not None and time.time() > job.until
-            if self.ranks.gathered(late)[0]:
-                self.found.tried[str(part)] = {"error": "no time was left"}
-                continue
-            alone, name = f"{part.alone}/{ONE}", f"{part}/{WEAK}"
-            try:
-                self.steps = {**kept, name: self._made(part, WEAK)}
-                self._warm()
-                seconds = interleaved(self._turns(), job.rounds)
-                seen = self._overlap(name, self.steps[name], job.trace)
-            except (ConfigError, RuntimeError) as error:
-                self.found.tried[str(part)] = {"error": f"{error}"[:400]}
-                continue
-            finally:
-                self.steps = dict(kept)
-                gc.collect()
-                _give_back(self.device)
-            share = statistics.median(map(truediv, seconds[alone], seconds[name]))
-            both = {ONE: seconds[alone], WEAK: seconds[name]}
-            self.found.tried[str(part)] = {"seconds": both, "weak": share, **seen}
-            say(self.ranks, f"{part}: {share:.3f}")
-            self._write()
-            if best is None or share > best[0]:
-                best = share, part
-        if best is None:
-            raise ConfigError(f"no part of the sweep ran: {self.found.tried}")
-        return best[1]
 
     def _write(self) -> None:
         if self.ranks.first:
@@ -211,11 +174,6 @@ def memory(step: RankedStep, before: int) -> dict[str, int]:
     """Bytes of a step on this rank, without those that other steps held before."""
     other = ("live_bytes", "peak_bytes")
     return {k: v - before if k in other else v for k, v in step.memory().items()}
-
-
-def _give_back(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.cuda.empty_cache()
 
 
 def _turn(step: RankedStep, calls: int, ranks: Ranks) -> Callable[[], float]:

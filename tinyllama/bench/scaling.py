@@ -22,10 +22,8 @@ from tinyllama.bench.workloads import LARGE, Group, not_here
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.measure.rounds import ratio, summary
 from tinyllama.harness.records.entries import Ratio, ScalingEntry
-from tinyllama.training.sharing import Sharing
 
 ONE, WEAK, STRONG = "one", "weak", "strong"
-DEFAULT = Sharing()
 FOUND = "found.json"
 LONGEST = 400.0  # seconds of a job, compilation included
 
@@ -34,13 +32,13 @@ LONGEST = 400.0  # seconds of a job, compilation included
 class Part:
     """A contender of a job: a tier; ``shards``: FSDP2; ``without``: its parts switched off.
 
-    sharing: how the ranks reduce; the name says it where it is not the default.
+    reduce: how the ranks reduce, as `TrainStep` takes it; the name says it unless it is None.
     """
 
     tier: str
     shards: bool = False
     without: tuple[str, ...] = ()
-    sharing: Sharing = DEFAULT
+    reduce: str | None = None
 
     @property
     def alone(self) -> str:
@@ -53,12 +51,11 @@ class Part:
         return self.alone + ("-shards" if self.shards else "")
 
     def __str__(self) -> str:
-        return self.contender + ("" if self.sharing == DEFAULT else f" ({self.sharing})")
+        return self.contender + ("" if self.reduce is None else f" ({self.reduce})")
 
     @staticmethod
     def of(data: dict[str, Any]) -> Part:
-        sharing = Sharing(**data.get("sharing", {}))
-        return Part(**{**data, "without": tuple(data.get("without", ())), "sharing": sharing})
+        return Part(**{**data, "without": tuple(data.get("without", ()))})
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,6 @@ class Job:
     calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients
     with the float64 reference's, of which one GPU holds a whole model.
     go: a file that is waited for between the preparation and the timing; None: no wait.
-    sweep: the parts differ in ``sharing`` and do not fit on a GPU together: weak scaling of one
-    after the other beside one GPU, then all cases of the best one. until: seconds since the epoch
-    after which a sweep tries no further part.
     """
 
     group: str
@@ -82,8 +76,6 @@ class Job:
     verify: bool = True
     go: str | None = None
     trace: bool = False
-    sweep: bool = False
-    until: float | None = None
 
     @staticmethod
     def read(path: Path) -> Job:
@@ -98,14 +90,13 @@ class Job:
 @dataclass
 class Found:
     """What a job found, by the name of part and case; ``link``: bytes a second that each GPU
-    sends in an all-reduce. tried: of a sweep, the seconds beside those of one GPU, or an error.
+    sends in an all-reduce.
     """
 
     link: float
     ranks: int
     seconds: dict[str, list[float]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tried: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         write_json(folder / FOUND, asdict(self))

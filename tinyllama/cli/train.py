@@ -67,6 +67,12 @@ def add(subparsers: Any) -> None:
         help="split parameters, gradients and moments over the ranks of torchrun (FSDP2; v1 to v3)",
     )
     option(
+        "--reduce",
+        choices=("copies", "collectives"),
+        help="how ranks sum gradients: by copies between the GPUs of a machine, or by collectives "
+        "(default: copies where they can be)",
+    )
+    option(
         "--rank-timeout",
         type=whole_within(1, 86400),
         default=600,
@@ -205,6 +211,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 "steps done": resumed.steps if resumed else 0,
                 "versions": {"tinyllama": tinyllama.__version__, **versions()},
                 "--shard": args.shard,
+                "--reduce": args.reduce,
                 "--save-every": args.save_every,
                 "diagnosed steps": str(_diagnosed_steps(args, config.num_steps)),
             }
@@ -223,6 +230,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
                 on_step=bar.update if bar else None,
                 ranks=ranks,
                 in_shards=args.shard,
+                reduce=args.reduce,
             )
         except NotSavedError as error:
             result, not_saved = error.result, error

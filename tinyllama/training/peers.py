@@ -1,86 +1,145 @@
-"""Gradients in memory that the other GPUs of a machine can read, summed by copies.
+"""Gradients in memory that all GPUs of a machine can read, summed by copies between them.
 
-A collective of NCCL or RCCL occupies multiprocessors for as long as the links are busy, and a matrix
+A collective of NCCL or RCCL occupies multiprocessors for as long as the links are busy, and a
 product beside it then runs in two waves. Here the copy engines move the data: each rank copies its
-share of the others' gradients, adds them, and the sums are copied back. Only the addition and the
-barriers are kernels. Memory and barriers are PyTorch's symmetric memory.
+share of the others' gradients and adds them, and the others copy the sums. Only the additions and
+the barriers are kernels. The memory and the barriers are PyTorch's symmetric memory.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-SHARE = 64  # elements: shares are multiples of it, so that they are aligned
+from tinyllama.harness.kernels.streams import Side
+from tinyllama.training.ranks import Ranks
+
+ALIGNMENT = 64  # elements, of which shares are multiples
+
+
+def cannot_copy(device: torch.device, ranks: Ranks) -> str | None:
+    """Why gradients cannot be summed by copies; None where they can. All ranks call it together
+    and get the same answer. It connects the ranks' memory once, to try.
+    """
+    hosts = ranks.gathered(socket.gethostname())
+    if len(set(hosts)) > 1:
+        return f"the ranks are on {len(set(hosts))} machines"
+    for reason in ranks.gathered(_no_access(device, ranks)):
+        if reason is not None:
+            return f"{reason}"
+    try:
+        tried = _connected(torch.ones(ALIGNMENT, device=device))
+        tried[1].barrier()
+        error = None
+    except (RuntimeError, ImportError) as caught:
+        error = f"PyTorch has no symmetric memory here: {f'{caught}'.splitlines()[0]:.200}"
+    return next((each for each in ranks.gathered(error) if each is not None), None)
+
+
+def _no_access(device: torch.device, ranks: Ranks) -> str | None:
+    if device.type == "cpu":
+        return "ranks on CPUs have gloo"
+    for other in range(torch.cuda.device_count())[: ranks.count]:
+        if other != device.index and not torch.cuda.can_device_access_peer(device, other):
+            return f"{device} cannot access the memory of GPU {other}"
+    return None
+
+
+def _connected(like: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """Zeros as large as a flat tensor, which all ranks can read, and the way to them."""
+    # Multicast needs resources of the whole NVSwitch, and copies have no use for it.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    from torch.distributed import _symmetric_memory as symmetric
+
+    group = dist.group.WORLD
+    assert group is not None
+    memory = symmetric.empty(like.numel(), dtype=like.dtype, device=like.device)
+    memory.zero_()
+    return memory, symmetric.rendezvous(memory, group)
 
 
 class PeerGradients:
-    """The gradients of parameters, which are views of one buffer, at the same places of another
-    buffer that all ranks read. All ranks make it together, and call `sum` in the same order.
+    """The gradients of parameters, which are views of one memory, at the same places of another
+    one that all ranks can read. All ranks make it together, and sum in the same order.
+
+    master: the memory of the parameters, flat; gradients: that of their gradients. views: the
+    gradients by the index of their parameter.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], longest: int) -> None:
-        from torch.distributed import _symmetric_memory as symmetric
-
-        self._parameters = list(parameters)
-        one = self._parameters[0].detach()
+    def __init__(self, parameters: Iterable[torch.Tensor], groups: Iterable[Iterable[int]]) -> None:
+        """groups: what is summed together, by index; the memory between must be of no other."""
+        given = list(parameters)
+        one = given[0].detach()
         size = one.untyped_storage().nbytes() // one.element_size()
-        group = dist.group.WORLD
-        assert group is not None
         self.master = one.as_strided((size,), (1,), 0)
-        self.flat = symmetric.empty(size, dtype=one.dtype, device=one.device)
-        self.flat.zero_()
-        self._memory: Any = symmetric.rendezvous(self.flat, group)
-        ranks = range(self._memory.world_size)
-        self._flats = [
-            self.flat
-            if rank == self._memory.rank
-            else self._memory.get_buffer(rank, (size,), one.dtype)
-            for rank in ranks
-        ]
-        share = -(-longest // len(ranks) // SHARE) * SHARE + SHARE
-        self._others = one.new_empty((len(ranks) - 1, share))
+        self.gradients, self._memory = _connected(self.master)
+        self._rank, self._count = self._memory.rank, self._memory.world_size
         self.views = [
-            self.flat.as_strided(p.shape, p.stride(), p.storage_offset()) for p in self._parameters
+            self.gradients.as_strided(p.shape, p.stride(), p.storage_offset()) for p in given
         ]
-        torch.cuda.synchronize(one.device)
-        dist.barrier()
+        self._side = Side(one.device, urgent=True)
+        self._of_all = [
+            self._memory.get_buffer(rank, (size,), one.dtype)
+            if rank != self._rank
+            else self.gradients
+            for rank in range(self._count)
+        ]
+        longest = max(stop - start for start, stop in map(self._range, groups))
+        self._others = one.new_empty((self._count - 1, self._share(longest)))
 
     def keep(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of a parameter at its place: copied there unless it was written there."""
+        """A gradient in its place: copied there, unless it was written there."""
         view = self.views[index]
         if view.data_ptr() != gradient.data_ptr():
             view.copy_(gradient)
         return view
 
-    def range_of(self, indices: Iterable[int]) -> tuple[int, int]:
-        """From where to where these parameters lie, with what lies between them."""
-        views = [self.views[index] for index in indices]
-        start = min(view.storage_offset() for view in views)
-        return start, max(view.storage_offset() + view.numel() for view in views)
+    def sum(self, indices: Iterable[int]) -> torch.cuda.Event | None:
+        """Sum the gradients of a group over the ranks, on the side, behind all that was launched
+        so far; `wait` for what this returns before they are read."""
+        with self._side.branch():
+            self._sum(*self._range(indices))
+        return self._side.mark()
 
-    def sum(self, start: int, stop: int) -> None:
-        """Sum a range over the ranks, on the current stream."""
-        rank, count = self._memory.rank, len(self._flats)
-        share = -(-(stop - start) // (count * SHARE)) * SHARE
-        cuts = [min(start + i * share, stop) for i in range(count + 1)]
-        mine = slice(cuts[rank], cuts[rank + 1])
-        own = self.flat[mine]
+    def wait(self, point: torch.cuda.Event | None) -> None:
+        self._side.wait(point)
+
+    def finish(self) -> None:
+        """Wait until all sums are there, on all ranks: gradients may be written again."""
+        with self._side.branch():
+            self._barrier()
+        self._side.join()
+
+    def _range(self, indices: Iterable[int]) -> tuple[int, int]:
+        ends = [(int(v.storage_offset()), v.numel()) for v in (self.views[i] for i in indices)]
+        return min(start for start, _ in ends), max(start + length for start, length in ends)
+
+    def _share(self, length: int) -> int:
+        return -(-length // (self._count * ALIGNMENT)) * ALIGNMENT
+
+    def _sum(self, start: int, stop: int) -> None:
+        share = self._share(stop - start)
+        cuts = [min(start + i * share, stop) for i in range(self._count + 1)]
+        parts = [slice(*ends) for ends in itertools.pairwise(cuts)]
+        mine = parts[self._rank]
+        own = self.gradients[mine]
         others = [other[: len(own)] for other in self._others]
-        following = [(rank + step) % count for step in range(1, count)]
-        self.barrier()  # the gradients of all are there
-        for other, peer in zip(others, following, strict=True):
-            other.copy_(self._flats[peer][mine], non_blocking=True)
+        # Each rank starts with the next one, so that no link has several copies at a time.
+        peers = [(self._rank + step) % self._count for step in range(1, self._count)]
+        self._barrier()  # all gradients are there
+        for other, peer in zip(others, peers, strict=True):
+            other.copy_(self._of_all[peer][mine], non_blocking=True)
         for other in others:
             own.add_(other)
-        self.barrier()  # the sums of all are there, and nobody still reads what is replaced
-        for peer in following:
-            part = slice(cuts[peer], cuts[peer + 1])
-            self.flat[part].copy_(self._flats[peer][part], non_blocking=True)
+        self._barrier()  # all sums are there, and what they replace was read
+        for peer in peers:
+            self.gradients[parts[peer]].copy_(self._of_all[peer][parts[peer]], non_blocking=True)
 
-    def barrier(self) -> None:
-        """Make the current stream of each rank wait for those of all."""
+    def _barrier(self) -> None:
         self._memory.barrier()

@@ -1,16 +1,17 @@
 """How several ranks reduce their gradients to those of the whole batch.
 
 one rank     nothing to do
+Copied       by copies between the GPUs of a machine, block by block during the backward pass
 Parallel     DistributedDataParallel: buckets, reduced during the backward pass
 Beside       V4: a block's gradients are adjacent in memory, and are reduced on the side branch
-             before the block's update
+             before the block's update; by copies, or by collectives
 Sharded      FSDP2: each rank gets the gradients of its shards
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,28 +26,27 @@ from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
 from tinyllama.training.compiled import LossOf
-from tinyllama.training.peers import SHARE, PeerGradients
+from tinyllama.training.peers import PeerGradients, cannot_copy
 from tinyllama.training.plans import AUTOCAST
 from tinyllama.training.ranks import Ranks
 from tinyllama.training.shards import local, sharded
-from tinyllama.training.sharing import Sharing
 
-LAST = 2  # groups that are reduced during the update of the others
+WAYS = (COPIES, COLLECTIVES) = ("copies", "collectives")
+LAST = 2  # groups of gradients that are reduced while those before them are used
 
 
 class Reduction:
     """For one rank. loss_of: tokens, targets and tables -> loss, as `TinyLlama.loss_with`.
 
     share: the gradient of the loss that backward starts with. warm_up: steps before a capture.
-    waits: why no reduction runs during the backward pass; None if one does, or if none is needed.
     early: whether gradients `arrive` in parts, which may be updated before the next part is there.
-    With ``plain`` set, `loss` neither compiles nor reduces.
+    way: of `WAYS`; None: of neither. With ``plain`` set, `loss` neither compiles nor reduces.
     """
 
     share = 1.0
     warm_up = 0
-    waits: str | None = None
     early = False
+    way: str | None = None
 
     def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
         self.model = model
@@ -60,6 +60,10 @@ class Reduction:
     def expect(self, reduce: bool) -> None:
         """Called before each forward pass. reduce: its backward pass completes the gradients."""
 
+    def during(self) -> contextlib.AbstractContextManager[None]:
+        """The context of a backward pass."""
+        return contextlib.nullcontext()
+
     def clear(self) -> None:
         """Called before a step's first forward pass: free gradients that the optimizer lacks."""
 
@@ -72,10 +76,6 @@ class Reduction:
 
     def finish(self) -> None:
         """Called after the last backward pass; then gradients are those of the whole batch."""
-
-    def during(self) -> contextlib.AbstractContextManager[None]:
-        """The context of each backward pass."""
-        return contextlib.nullcontext()
 
     def clip(self, limit: float) -> torch.Tensor:
         """Scale the gradients down to a norm, and return the norm before."""
@@ -102,23 +102,20 @@ class Parallel(Reduction):
     """
 
     warm_up = 11  # as PyTorch's notes on CUDA graphs require
+    way = COLLECTIVES
 
     def __init__(
         self,
         model: TinyLlama,
         loss_of: LossOf,
         ranks: Ranks,
-        sharing: Sharing,
         early: bool = False,
-        waits: str | None = None,
     ) -> None:
         super().__init__(model, loss_of)
-        self.waits, self.early = waits, early
+        self.early = early
         device = model.embedding.device
-        self._device, self._group = device, None
-        size = sharing.bucket_mib
-        if size is None:
-            size = sum(p.nbytes for p in model.layers[0].parameters()) / 2**20
+        self._device = device
+        size = sum(p.nbytes for p in model.layers[0].parameters()) / 2**20
         # The stream is for a capture: the same notes.
         stream = torch.cuda.Stream(device) if device.type != "cpu" else None
         if stream is not None:
@@ -126,7 +123,6 @@ class Parallel(Reduction):
         with torch.cuda.stream(stream):
             self._ddp = DistributedDataParallel(
                 _Loss(model, loss_of),
-                process_group=self._group,
                 bucket_cap_mb=size,
                 gradient_as_bucket_view=True,
             )
@@ -148,7 +144,7 @@ class Parallel(Reduction):
     def _started(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Reduce a bucket, and tell DistributedDataParallel that it is done: `arrive` waits."""
         gradients = bucket.buffer()
-        work = dist.all_reduce(gradients, group=self._group, async_op=True)
+        work = dist.all_reduce(gradients, async_op=True)
         parameters = {self._index[id(p)]: p for p in bucket.parameters()}
         self._works.append((work, parameters))
         on_device: list[Any] = [] if self._device.type == "cpu" else [self._device]
@@ -169,137 +165,108 @@ class Parallel(Reduction):
         self._works.clear()
 
 
-class Beside(Reduction):
-    """For a step that updates blocks during the backward pass. Gradients are summed."""
-
-    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, sharing: Sharing) -> None:
-        super().__init__(model, loss_of)
-        self.share = 1 / ranks.count
-        self._group = None
-        self._reduced: set[int] = set()
-
-    def clear(self) -> None:
-        self._reduced.clear()
-
-    def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        self._reduced.update(gradients)
-        _sum([gradients[i] for i in sorted(gradients)], self._group)
-
-    def finish(self) -> None:
-        rest = [p.grad for i, p in enumerate(self.parameters) if i not in self._reduced]
-        there = [gradient for gradient in rest if gradient is not None]
-        for matrix in there:
-            if matrix.dim() > 1:
-                _sum([matrix], self._group)
-        _sum([gradient for gradient in there if gradient.dim() == 1], self._group)
-        self._reduced.clear()
-
-
 class _Peers(Reduction):
-    """Gradients are summed by copies, in one range for each block and one for all others."""
+    """Gradients are summed by copies: those of a block's matrices together, then all others.
 
-    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, places: bool) -> None:
+    Where nothing is added to them they are written in place; others are copied there.
+    """
+
+    way = COPIES
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, alone: bool) -> None:
+        """alone: whether a step has one backward pass."""
         super().__init__(model, loss_of)
         self.share = 1 / ranks.count
         index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        self._blocks = [
-            [index[id(p)] for p in layer.parameters() if p.dim() > 1] for layer in model.layers
+        blocks = [
+            [index[id(p)] for p in block.parameters() if p.dim() > 1] for block in model.layers
         ]
-        inside = {i for block in self._blocks for i in block}
-        self._rest = [i for i in range(len(self.parameters)) if i not in inside]
-        groups = [*self._blocks, self._rest]
-        elements = (sum(self.parameters[i].numel() for i in group) for group in groups)
-        longest = max(elements) + SHARE * len(self.parameters)
-        self._peers = PeerGradients(self.parameters, longest)
-        self._places = places
-        self._reduces = False
-        self._device = model.embedding.device
-        self._stream = torch.cuda.Stream(self._device, priority=-1)
+        inside = {i for block in blocks for i in block}
+        rest = [i for i in range(len(self.parameters)) if i not in inside]
+        self.groups = [*blocks, rest]
+        self.peers = PeerGradients(self.parameters, self.groups)
+        self.reduces, self._alone = False, alone
 
     def expect(self, reduce: bool) -> None:
-        self._reduces = reduce
+        self.reduces = reduce
 
     def during(self) -> contextlib.AbstractContextManager[None]:
-        if not (self._reduces and self._places):
-            return contextlib.nullcontext()
-        return placed(self._peers.master, self._peers.flat)
-
-    def _start(self, indices: Iterable[int]) -> torch.cuda.Event:
-        """Sum a group on the side, behind all that the current stream has to do."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            self._peers.sum(*self._peers.range_of(indices))
-            event = torch.cuda.Event()
-            event.record()
-        return event
-
-    def _wait(self, event: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self._device).wait_event(event)
-
-    def _end(self) -> None:
-        """The next gradients must not be written while another rank copies the last sums."""
-        with torch.cuda.stream(self._stream):
-            self._peers.barrier()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        if self.reduces and self._alone:
+            return placed(self.peers.master, self.peers.gradients)
+        return contextlib.nullcontext()
 
 
 class Copied(_Peers):
-    """Each block's gradients are summed on a side branch as soon as the last of them is there."""
-
-    warm_up = 3
+    """Each group is summed on the side as soon as the last of its gradients is final."""
 
     def __init__(
         self,
         model: TinyLlama,
         loss_of: LossOf,
         ranks: Ranks,
-        places: bool,
+        alone: bool,
         early: bool = False,
-        waits: str | None = None,
     ) -> None:
-        super().__init__(model, loss_of, ranks, places)
-        self.waits, self.early = waits, early
-        self._done: list[tuple[list[int], torch.cuda.Event]] = []
-        for group in (*self._blocks, self._rest):
+        super().__init__(model, loss_of, ranks, alone)
+        self.early = early
+        self._sums: list[tuple[list[int], Any]] = []
+        for group in self.groups:
             for index in group:
                 arrived = partial(self._arrived, index, group)
                 self.parameters[index].register_post_accumulate_grad_hook(arrived)
 
     def expect(self, reduce: bool) -> None:
         super().expect(reduce)
-        self._done.clear()
         self._missing = set(range(len(self.parameters)))
+        self._sums.clear()
 
     def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
-        if not self._reduces:
+        if not self.reduces:
             return
-        assert parameter.grad is not None
-        parameter.grad = self._peers.keep(index, parameter.grad)
+        assert parameter.grad is not None, index
+        parameter.grad = self.peers.keep(index, parameter.grad)
         self._missing.discard(index)
         if self._missing.isdisjoint(group):
-            self._done.append((group, self._start(group)))
+            self._sums.append((group, self.peers.sum(group)))
 
     def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        if not self.early:
-            return
-        for part in (self._done[:-LAST], self._done[-LAST:]):
+        for part in (self._sums[:-LAST], self._sums[-LAST:]) if self.early else ():
             arrived: dict[int, torch.Tensor] = {}
-            for group, event in part:
-                self._wait(event)
-                arrived |= {i: self._peers.views[i] for i in group}
-            if arrived:
-                yield arrived
+            for group, point in part:
+                self.peers.wait(point)
+                arrived.update((index, self.peers.views[index]) for index in group)
+            yield arrived
 
     def finish(self) -> None:
-        self._end()
-        self._done.clear()
+        self.peers.finish()
+        self._sums.clear()
 
 
 class CopiedBeside(_Peers):
-    """`Beside` by copies."""
+    """`Beside`, by copies."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        for index, gradient in gradients.items():
+            self.peers.keep(index, gradient)
+        self.peers.wait(self.peers.sum(gradients))
+
+    def finish(self) -> None:
+        for index in self.groups[-1]:
+            parameter = self.parameters[index]
+            if parameter.grad is not None:  # else the optimizer refuses it
+                parameter.grad = self.peers.keep(index, parameter.grad)
+        self.peers.sum(self.groups[-1])
+        self.peers.finish()
+
+
+class Beside(Reduction):
+    """For a step that updates blocks during the backward pass. Gradients are summed."""
+
+    way = COLLECTIVES
+
+    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks) -> None:
+        super().__init__(model, loss_of)
+        self.share = 1 / ranks.count
         self._reduced: set[int] = set()
 
     def clear(self) -> None:
@@ -307,17 +274,15 @@ class CopiedBeside(_Peers):
 
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
         self._reduced.update(gradients)
-        for index, gradient in gradients.items():
-            self._peers.keep(index, gradient)
-        self._wait(self._start(gradients))
+        _sum([gradients[i] for i in sorted(gradients)])
 
     def finish(self) -> None:
-        rest = {i: p for i, p in enumerate(self.parameters) if i not in self._reduced}
-        for index, parameter in rest.items():
-            if parameter.grad is not None:
-                parameter.grad = self._peers.keep(index, parameter.grad)
-        self._start(rest)
-        self._end()
+        rest = [p.grad for i, p in enumerate(self.parameters) if i not in self._reduced]
+        there = [gradient for gradient in rest if gradient is not None]
+        for matrix in there:
+            if matrix.dim() > 1:
+                _sum([matrix])
+        _sum([gradient for gradient in there if gradient.dim() == 1])
         self._reduced.clear()
 
 
@@ -347,31 +312,44 @@ def reduction_of(
     plan: StepPlan,
     ranks: Ranks,
     loss_of: LossOf,
-    sharing: Sharing,
-) -> Reduction:
-    """The way for this step; made inside `tinyllama.training.step.products`."""
+    way: str | None = None,
+) -> tuple[Reduction, dict[str, str]]:
+    """How this step reduces, and the reasons for what is left out; made inside
+    `tinyllama.training.step.products`. way: of `WAYS`; None: by copies where they can be.
+
+    Raises ConfigError for a way that cannot be taken.
+    """
+    if way is not None and way not in WAYS:
+        raise ConfigError(f"reduce {way!r} is unknown: use {' or '.join(WAYS)}")
     if ranks.count == 1:
-        return Reduction(model, loss_of)
+        if way is not None:
+            raise ConfigError(f"reduce {way}: one rank has nothing to reduce: leave it out")
+        return Reduction(model, loss_of), {}
     if sharded(model):
-        if sharing != Sharing():
-            raise ConfigError(f"shards are reduced by FSDP2 in its own way: leave out {sharing}")
-        return Sharded(model, loss_of)
+        if way == COPIES:
+            raise ConfigError(f"reduce {way}: FSDP2 reduces shards by collectives: leave it out")
+        return Sharded(model, loss_of), {}
+    device = model.embedding.device
+    reason = None
+    if way == COPIES or (way is None and device.type != "cpu"):
+        reason = cannot_copy(device, ranks)
+        if reason and way == COPIES:
+            raise ConfigError(f"reduce {way} cannot be: {reason}; use {COLLECTIVES}")
+        way = COLLECTIVES if reason else COPIES
+    left_out = {"reduction by copies": reason} if reason else {}
     rows = config.batch_size // ranks.count * config.seq_len
     x_ND = model.embedding.detach()[:1].expand(rows, -1)
-    early = sharing.early and updates_in_parts(model, config)
-    if sharing.copies:
-        places = config.accumulate == 1
-        if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
-            return Copied(model, loss_of, ranks, places, early)
+    early = updates_in_parts(model, config)
+    alone = config.accumulate == 1
+    if model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
+        if plan.overlap and way == COPIES:
+            return CopiedBeside(model, loss_of, ranks, alone), left_out
         if plan.overlap:
-            return CopiedBeside(model, loss_of, ranks, places)
-        raise ConfigError("not yet")
-    if not model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
-        return Parallel(model, loss_of, ranks, sharing, early)
-    if plan.overlap:
-        return Beside(model, loss_of, ranks, sharing)
-    waits = "the gradients of all blocks come at once"
-    return Parallel(model, loss_of, ranks, sharing, early, waits)
+            return Beside(model, loss_of, ranks), left_out
+        left_out["overlapped reduction"] = "the gradients of all blocks come at once"
+    if way == COPIES:
+        return Copied(model, loss_of, ranks, alone, early), left_out
+    return Parallel(model, loss_of, ranks, early), left_out
 
 
 def updates_in_parts(model: TinyLlama, config: TrainConfig) -> bool:
@@ -380,16 +358,16 @@ def updates_in_parts(model: TinyLlama, config: TrainConfig) -> bool:
     return apart and config.max_grad_norm is None and config.precision != "fp16"
 
 
-def _sum(tensors: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+def _sum(tensors: list[torch.Tensor]) -> None:
     """Sum each tensor over the ranks, in place; adjacent or small tensors are summed together."""
     if not tensors:
         return
     flat = as_one(*tensors)
     if flat is not None:
-        dist.all_reduce(flat, group=group)
+        dist.all_reduce(flat)
         return
     flat = joined(tensors)
-    dist.all_reduce(flat, group=group)
+    dist.all_reduce(flat)
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, summed in zip(tensors, flat.split(sizes), strict=True):
         tensor.copy_(summed.view(tensor.shape))

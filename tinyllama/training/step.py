@@ -33,7 +33,6 @@ from tinyllama.training.compiled import LossOf, compiled
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
 from tinyllama.training.reduction import reduction_of
-from tinyllama.training.sharing import Sharing
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -69,8 +68,11 @@ class TrainStep:
     plan: None takes the tier's default for the device, minus what cannot run there; the
     reasons are in ``left_out``. Raises ConfigError for a given plan that cannot run.
     ranks: config and loss are those of all ranks together; this rank takes its part of a batch.
+    reduce: how they reduce gradients, of `tinyllama.training.reduction.WAYS`; None: by copies
+    between GPUs where that can be, and the reason where it cannot is in ``left_out``.
     ``stop``: a scalar on the device, to be set to 1 where this rank must end; ``stopping`` is above
     0 after a step in which any rank had set it.
+    ``reduced``: the way that was taken; None for one rank, and for shards.
     Use it inside `products(precision)`, and call `prepare` first.
     """
 
@@ -80,12 +82,11 @@ class TrainStep:
         config: TrainConfig,
         plan: StepPlan | None = None,
         ranks: Ranks = ALONE,
-        sharing: Sharing | None = None,
+        reduce: str | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.ranks = ranks
-        self.sharing = sharing or Sharing()
         self.device = model.embedding.device
         self.plan, self.left_out = runnable(model, config, plan, ranks)
         loss_of: LossOf = model.loss_with
@@ -93,9 +94,10 @@ class TrainStep:
             loss_of = compiled(model, ranks)
             if ranks.count > 1:
                 self.left_out["one compiled graph"] = "blocks are reduced one by one"
-        self._reduction = reduction_of(model, config, self.plan, ranks, loss_of, self.sharing)
-        if reason := self._reduction.waits:
-            self.left_out["overlapped reduction"] = reason
+        given = model, config, self.plan, ranks, loss_of, reduce
+        self._reduction, left_out = reduction_of(*given)
+        self.left_out.update(left_out)
+        self.reduced = self._reduction.way
         parameters = self._reduction.parameters
         self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
         self.rounded = RoundedWeights.of(model, self.optimizer, AUTOCAST.get(config.precision))
@@ -200,9 +202,10 @@ class TrainStep:
         with self._same_results(), self.preserved():
             if self.rounded is not None:
                 self.rounded.refresh()
-            for _ in range(max(1, self._reduction.warm_up if self.plan.capture else 1)):
-                self._run()
-            if self.plan.capture:
+            # What several ranks begin beside one phase ends in the next: one graph, or none.
+            capture = self.plan.capture and self.ranks.count == 1
+            self._run()
+            if capture:
                 phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
             times = {name: [0.0] * samples for name in PHASES}
             for sample in range(samples):
@@ -303,7 +306,6 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        sparing = self.ranks.count > 1 and self._reduces
         if self.plan.overlap and update:
             self.optimizer.begin(self._judged)
             releasing = receiving(self._receive)
@@ -316,7 +318,6 @@ class TrainStep:
         with (
             releasing,
             self._reduction.during(),
-            self.sharing.sparing() if sparing else contextlib.nullcontext(),
             torch.autograd.set_multithreading_enabled(not one_thread),
         ):
             upstream = self._share if self._reduces else self._one

@@ -65,6 +65,7 @@ def train(
     on_step: Callable[[StepRecord], None] | None = None,
     ranks: Ranks = ALONE,
     in_shards: bool = False,
+    reduce: str | None = None,
 ) -> Result:
     """Train for ``config.num_steps`` steps (beyond those of ``resume``).
 
@@ -77,6 +78,7 @@ def train(
     run after the step in progress. torch's random state is the same after the call as before.
     ranks: the processes, connected by `tinyllama.training.ranks.joined`, that call this together;
     the batch of ``config`` is that of all. in_shards: split the parameters over them (FSDP2).
+    reduce: how they reduce gradients, as `TrainStep` takes it.
 
     Raises UsageError (most often ConfigError), before the first step, for whatever cannot be
     done; NotSavedError, which has the result, when the checkpoint cannot be written.
@@ -100,7 +102,7 @@ def train(
             shard(model, config, device, ranks)
         else:
             model.to(device)
-        step = TrainStep(model, config, plan, ranks)
+        step = TrainStep(model, config, plan, ranks, reduce)
         if resume is not None:
             resume.restore(step)
         batches = batches or RandomTokens(model_config.vocab_size, config)
@@ -113,6 +115,7 @@ def train(
             left_out=step.left_out,
             ranks=ranks.count,
             in_shards=in_shards,
+            reduced=step.reduced,
             batches=batches.describe(),
             start=resume.steps if resume else 0,
             device=device_name(device),

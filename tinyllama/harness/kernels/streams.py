@@ -8,8 +8,8 @@ import torch
 
 
 @functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _side_stream(device: torch.device, urgent: bool) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1 if urgent else 0)
 
 
 class Side:
@@ -17,11 +17,12 @@ class Side:
 
     Captured, the branch is part of the graph. What it reads and writes must live until `join`:
     memory that is freed before is handed out to the current stream, which runs at the same time.
+    urgent: another branch, whose kernels come before others that wait for a multiprocessor.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, urgent: bool = False) -> None:
         self._device = device
-        self._stream = _side_stream(device) if device.type == "cuda" else None
+        self._stream = _side_stream(device, urgent) if device.type == "cuda" else None
         self._kept: list[object] = []
 
     @contextlib.contextmanager
@@ -35,6 +36,15 @@ class Side:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
+
+    def mark(self) -> torch.cuda.Event | None:
+        """This point of the branch, for `wait`."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def wait(self, point: torch.cuda.Event | None) -> None:
+        """Make the current stream wait for a point of the branch."""
+        if point is not None:
+            torch.cuda.current_stream(self._device).wait_event(point)
 
     def join(self) -> None:
         """Make the current stream wait for the branch."""
