@@ -1,6 +1,7 @@
-"""Steps on several ranks: how they share a GPU, and what a record keeps of them."""
+"""Steps on several ranks: what is measured, and what a record keeps of them."""
 
 from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +9,19 @@ import pytest
 import torch
 
 from tinyllama.bench.planner import points
-from tinyllama.bench.scaling import DEFAULT, SCALINGS, Found, Job, Part, cannot, entries_of, groups
+from tinyllama.bench.scaling import SCALINGS, Found, Job, Part, cannot, entries_of, groups
 from tinyllama.harness.records.entries import entry_as_json, entry_from_json
 from tinyllama.harness.records.results import load
-from tinyllama.model.config import ConfigError, TrainConfig
+from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.training.reduction import updates_in_parts
-from tinyllama.training.sharing import Sharing
+from tinyllama.training.reduction import COPIES, updates_in_parts
 from tools.result_tables import tracked
 
 CPU = torch.device("cpu")
-SMALL = Sharing(bucket_mib=4)
 
 
-def job_and_found(sharing: Sharing = DEFAULT) -> tuple[Job, Found]:
-    part = Part("v3", sharing=sharing)
+def job_and_found(reduce: str | None = None) -> tuple[Job, Found]:
+    part = Part("v3", reduce=reduce)
     facts = {"alone": "v3", "contender": "v3", "plan": "capture", "left_out": {}}
     seconds = {"one": 0.02, "weak": 0.025, "strong": 0.0125}
     names = {case: f"{part.alone if case == 'one' else part}/{case}" for case in seconds}
@@ -34,9 +33,9 @@ def job_and_found(sharing: Sharing = DEFAULT) -> tuple[Job, Found]:
     return Job("medium-bf16", [part]), found
 
 
-@pytest.mark.parametrize("sharing", [DEFAULT, SMALL])
-def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(sharing: Sharing) -> None:
-    one, weak, strong = entries_of(*job_and_found(sharing))
+@pytest.mark.parametrize("reduce", [None, COPIES])
+def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(reduce: str | None) -> None:
+    one, weak, strong = entries_of(*job_and_found(reduce))
     assert one.efficiency is None
     assert weak.efficiency == pytest.approx((0.8, 0.8, 0.8))
     assert strong.efficiency == pytest.approx((0.8, 0.8, 0.8))  # 1.6 times as fast on 2 GPUs
@@ -50,7 +49,7 @@ def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(sharing: Sharing
 
 
 def test_a_job_and_what_it_found_are_read_as_they_were_written(tmp_path: Path) -> None:
-    job, found = job_and_found(replace(SMALL, processors=8, spare=8, urgent=True, early=False))
+    job, found = job_and_found(COPIES)
     job.write(tmp_path / "job.json")
     found.write(tmp_path)
     assert Job.read(tmp_path / "job.json") == job
@@ -86,46 +85,6 @@ def test_it_needs_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert groups(torch.device("cuda")) == [str(scaling) for scaling in SCALINGS]
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"processors": 0}, "processors 0 is too small: use at least 1"),
-        ({"spare": -1}, "spare -1 is too small: use at least 0"),
-        ({"bucket_mib": -2}, "bucket_mib -2 is too small"),
-    ],
-)
-def test_a_sharing_that_cannot_be_is_refused(settings: dict[str, Any], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        Sharing(**settings)
-
-
-def test_what_a_device_cannot_share_is_refused() -> None:
-    with pytest.raises(ConfigError, match="processors 4, urgent False: ranks on CPUs reduce by"):
-        Sharing(processors=4).group(CPU)
-    with (
-        pytest.raises(ConfigError, match="spare 4: this PyTorch cannot limit matrix products"),
-        Sharing(spare=4).sparing(),
-    ):
-        pytest.fail("not refused")
-    with Sharing().sparing():
-        pass
-    assert Sharing().group(CPU) is None
-
-
-def test_products_spare_processors_inside_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[Any] = ["cublas"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.backends.cuda,
-        "preferred_blas_library",
-        lambda name=None: chosen.append(name) if name else chosen[-1],
-    )
-    carveout = torch._C._get_sm_carveout_experimental
-    with Sharing(spare=6).sparing():
-        assert (carveout(), chosen[-1]) == (6, "cublaslt")
-    assert (carveout(), chosen[-1]) == (None, "cublas")
-
-
 def test_only_what_needs_no_other_gradient_is_updated_early() -> None:
     shape = SCALINGS[0].base.shape.model
     config = TrainConfig()
@@ -135,22 +94,3 @@ def test_only_what_needs_no_other_gradient_is_updated_early() -> None:
     for other in ({"max_grad_norm": 1.0}, {"precision": "fp16"}):
         assert not updates_in_parts(model, replace(config, **other))
     assert not updates_in_parts(TinyLlama(model.config, "v1"), config)
-
-
-def test_every_field_of_sharing_is_said() -> None:
-    """So that no two entries of a sweep have one name."""
-    each = [
-        Sharing(),
-        *(Sharing(**{name: value}) for name, value in _OTHER.items()),
-    ]
-    assert _OTHER.keys() == asdict(DEFAULT).keys()
-    assert len({str(one) for one in each}) == len(each)
-
-
-_OTHER: dict[str, Any] = {
-    "processors": 3,
-    "urgent": True,
-    "spare": 2,
-    "bucket_mib": 25,
-    "early": False,
-}

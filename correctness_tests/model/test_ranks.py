@@ -31,7 +31,7 @@ from tinyllama.harness.correct.compare import Comparison, Reference, compare
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.tiers import TIERS, StepPlan
+from tinyllama.model.tiers import StepPlan
 from tinyllama.training import checkpoint
 from tinyllama.training.data import RandomTokens, TextBytes
 from tinyllama.training.ranks import ALONE, Ranks, device_of, launched
@@ -45,7 +45,7 @@ AT_A_FREE_PORT = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
 JOB = (*LAUNCH, *AT_A_FREE_PORT, "-m", "correctness_tests.support.two_ranks")
 
 
-NO_GPUS = "ranks that reduce over NCCL need two GPUs"
+NO_GPUS = "ranks on GPUs need two"
 
 
 class Job:
@@ -72,7 +72,7 @@ class Job:
         return checkpoint.load(self.folder / f"{name}.safetensors")
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     if request.param == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip(NO_GPUS)
@@ -109,7 +109,7 @@ def compared(
 # -- gradients --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*TIERS, "v1 in shards", "v2 in shards", "v3 in shards"])
+@pytest.mark.parametrize("name", [n for n, (_, _, settings) in CASES.items() if not settings])
 def test_two_ranks_give_the_gradients_of_the_whole_batch(
     job: Job, name: str, references: dict[str, Reference]
 ) -> None:
@@ -123,12 +123,19 @@ def test_the_way_of_each_tier(job: Job) -> None:
     """V4 reduces a block's gradients before it updates the block, beside the backward pass; where
     its plan for a chip is V3's blocks, as V3 does."""
     ways = {name: job[name]["way"] for name in CASES}
-    if job.device.type != "cpu" and ways["v4"] == "Parallel":
-        ways["v4"] = "Beside"
-    assert ways == {
-        name: "Sharded" if "shards" in name else "Beside" if name == "v4" else "Parallel"
-        for name in CASES
-    }
+    blocks = job.device.type != "cpu" and ways["v4"] == "Parallel"
+    for name, (tier, shards, settings) in CASES.items():
+        beside = tier == "v4" and not settings and not blocks
+        by = "copies" if "copies" in name else None if shards else "collectives"
+        assert job[name]["reduced"] == by, name
+        assert (
+            ways[name]
+            == {
+                None: "Sharded",
+                "copies": "CopiedBeside" if beside else "Copied",
+                "collectives": "Beside" if beside else "Parallel",
+            }[by]
+        ), name
     assert not any(job[name]["captured"] for name in CASES)
 
 
@@ -139,20 +146,26 @@ def test_all_ranks_make_the_same_update(job: Job, name: str) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("name", "same"), [("reduced late", "v3"), ("copied late", "v3 by copies")]
+)
 def test_an_early_update_waits_for_each_reduction(
-    job: Job, references: dict[str, Reference]
+    job: Job, references: dict[str, Reference], name: str, same: str
 ) -> None:
-    late = job["reduced late"]
-    assert late["parameters"] == job["v3"]["parameters"]
+    late = job[name]
+    assert late["parameters"] == job[same]["parameters"]
+    assert not late.get("never")
     assert all(found.passed for found in compared(late["grads"], references))
 
 
+@pytest.mark.parametrize("kind", ["left out", "left out by copies"])
 @pytest.mark.parametrize("tier", SABOTEURS["left out"])
-def test_updates_from_a_part_of_the_batch_differ(job: Job, tier: str) -> None:
-    first, second = job[f"left out {tier}"]["parameters"]
+def test_updates_from_a_part_of_the_batch_differ(job: Job, kind: str, tier: str) -> None:
+    first, second = job[f"{kind} {tier}"]["parameters"]
     assert first != second
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CAPTURED)
 def test_compiled_and_captured_steps_over_nccl(
     name: str, references: dict[str, Reference], tmp_path: Path
@@ -177,7 +190,7 @@ def test_compiled_and_captured_steps_over_nccl(
         assert each.sees_zero, f"{each.name}: zeros would pass"
 
 
-@pytest.mark.parametrize("name", ["accumulated", "clipped", "clipped in shards"])
+@pytest.mark.parametrize("name", [n for n, (_, _, settings) in CASES.items() if settings])
 def test_settings_mean_the_whole_batch(job: Job, name: str) -> None:
     tier, _, settings = CASES[name]
     same_as_alone(job[name], tier, settings)
@@ -276,6 +289,7 @@ def test_the_first_rank_prints_and_writes(job: Job) -> None:
     assert job["command"]["status"] == [0, 0]
     assert job.ended.stdout.count("gradients    20 of 20 parameters") == 1
     assert "ranks        2, each with all parameters and its part of the batch" in job.ended.stdout
+    assert "gradients summed by copies" in job.ended.stdout
     assert job.checkpoint("cli").steps == 2
 
 

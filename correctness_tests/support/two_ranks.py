@@ -8,10 +8,11 @@ can run are made, and in the last one rank 1 kills itself, so the job must fail,
 
 import contextlib
 import hashlib
+import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ SECONDS = 120  # that a rank waits for the other
 COMMAND = (
     *("train", "--hidden-dim", "32", "--num-layers", "2", "--num-heads", "4"),
     *("--batch-size", "4", "--seq-len", "6", "--num-steps", "2", "--rank-timeout", str(SECONDS)),
+    *("--reduce", "copies"),
 )
 
 # name: tier, in shards, settings
@@ -105,17 +107,17 @@ class SharedMemory:
     made = 0
 
     def __init__(self, folder: Path, ranks: Ranks, like: torch.Tensor) -> None:
-        self.rank, self.world_size = ranks.rank, ranks.count
+        self.rank = ranks.rank
         self._name = f"{folder}/memory-{SharedMemory.made}"
         SharedMemory.made += 1
         self.own = self.get_buffer(self.rank, like.shape, like.dtype)
         self.barrier()
 
-    def get_buffer(self, rank: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        size = shape.numel() if isinstance(shape, torch.Size) else shape[0]
-        return torch.from_file(f"{self._name}-{rank}", shared=True, size=size, dtype=dtype)
+    def get_buffer(self, rank: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        name = f"{self._name}-{rank}"
+        return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype)
 
-    def barrier(self) -> None:
+    def barrier(self, timeout_ms: int = 0) -> None:
         torch.distributed.barrier()
 
 
@@ -131,7 +133,7 @@ def shared_memory(device: torch.device, ranks: Ranks, folder: Path) -> Iterator[
         yield
         return
     with (
-        mock.patch.object(peers, "_no_access", lambda *_: None),
+        mock.patch.object(peers, "_no_access", return_value=None),
         mock.patch.object(peers, "_connected", connected),
     ):
         yield
@@ -202,6 +204,26 @@ def reduced_late(device: torch.device, ranks: Ranks) -> dict[str, Any]:
         return one_step(step)
 
 
+def copied_late(device: torch.device, ranks: Ranks) -> dict[str, Any]:
+    """V3's step where a sum by copies happens only when it is waited for."""
+    at_once, waiting = peers.PeerGradients.sum, []
+
+    def late(self: peers.PeerGradients, group: dict[int, torch.Tensor]) -> Any:
+        waiting.append(partial(at_once, self, group))
+        return waiting[-1]
+
+    def wait(self: peers.PeerGradients, begin: Any) -> None:
+        self._side.wait(begin())
+        waiting.remove(begin)
+
+    step = start("late, by copies", "v3", device, ranks)
+    with (
+        mock.patch.object(peers.PeerGradients, "sum", late),
+        mock.patch.object(peers.PeerGradients, "wait", wait),
+    ):
+        return {**one_step(step), "never": len(waiting)}
+
+
 def not_finite_on_one_rank(device: torch.device, ranks: Ranks) -> dict[str, Any]:
     """A step whose loss is NaN on rank 1 only: is anything different afterwards?"""
     step = start("", "v1", device, ranks)
@@ -265,14 +287,14 @@ def die(device: torch.device, ranks: Ranks, folder: Path) -> None:
 
 
 def job(device_type: str, folder: Path, case: str | None = None) -> None:
-    ranks = launched()
+    ranks = replace(launched(), seconds=SECONDS)
     device = device_of(ranks, device_type)
 
     def put(name: str, found: dict[str, Any]) -> None:
         if ranks.first:
             torch.save(found, folder / f"{name}.pt")
 
-    with joined(ranks, device, SECONDS), shared_memory(device, ranks, folder):
+    with joined(ranks, device), shared_memory(device, ranks, folder):
         if case is not None:
             tier, _, settings = CAPTURED[case]
             put(case, one_step(start(case, tier, device, ranks, **settings)))
@@ -285,6 +307,7 @@ def job(device_type: str, folder: Path, case: str | None = None) -> None:
             for tier in tiers:
                 put(f"{kind} {tier}", sabotaged(kind, tier, device, ranks))
         put("reduced late", reduced_late(device, ranks))
+        put("copied late", copied_late(device, ranks))
         put("not finite", not_finite_on_one_rank(device, ranks))
         put("different", different_settings(ranks))
         put("runs", runs(device, ranks, folder))

@@ -105,7 +105,8 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
     yield "device", result.device
     if result.ranks > 1:
         how = "shards of all parameters (FSDP2)" if result.in_shards else "all parameters"
-        yield "ranks", f"{result.ranks}, each with {how} and its part of the batch"
+        summed = f"; gradients summed by {result.reduced}" if result.reduced else ""
+        yield "ranks", f"{result.ranks}, each with {how} and its part of the batch{summed}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in result.versions.items())
     yield (
         "model",

@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     """Train and print; the exit status."""
     from tinyllama.training.ranks import launched
 
-    ranks = launched()
+    ranks = replace(launched(), seconds=args.rank_timeout)
     if ranks.count == 1:
         return _run(args, ranks)
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -201,7 +201,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
 
     not_saved: NotSavedError | None = None
     bar = ProgressBar(config) if ranks.first else None
-    with joined(ranks, device, args.rank_timeout), bar or nullcontext():
+    with joined(ranks, device), bar or nullcontext():
         ranks.check_alike(
             {
                 "tier": str(tier.table),

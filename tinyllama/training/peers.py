@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,30 +25,40 @@ ALIGNMENT = 64  # elements, of which shares are multiples
 
 def cannot_copy(device: torch.device, ranks: Ranks) -> str | None:
     """Why gradients cannot be summed by copies; None where they can. All ranks call it together
-    and get the same answer. It connects the ranks' memory once, to try.
+    and get the same answer, which is that of the first rank that has one.
     """
-    hosts = ranks.gathered(socket.gethostname())
-    if len(set(hosts)) > 1:
-        return f"the ranks are on {len(set(hosts))} machines"
-    for reason in ranks.gathered(_no_access(device, ranks)):
-        if reason is not None:
-            return f"{reason}"
-    try:
-        tried = _connected(torch.ones(ALIGNMENT, device=device))
-        tried[1].barrier()
-        error = None
-    except (RuntimeError, ImportError) as caught:
-        error = f"PyTorch has no symmetric memory here: {f'{caught}'.splitlines()[0]:.200}"
-    return next((each for each in ranks.gathered(error) if each is not None), None)
+    hosts = len(set(ranks.gathered(socket.gethostname())))
+    if hosts > 1:
+        return f"the ranks are on {hosts} machines"
+    return _first(ranks, _no_access(device, ranks)) or _first(ranks, _no_copy(device, ranks))
+
+
+def _first(ranks: Ranks, reason: str | None) -> str | None:
+    return next((each for each in ranks.gathered(reason) if each is not None), None)
 
 
 def _no_access(device: torch.device, ranks: Ranks) -> str | None:
     if device.type == "cpu":
         return "ranks on CPUs have gloo"
-    for other in range(torch.cuda.device_count())[: ranks.count]:
+    for other in range(ranks.count):
         if other != device.index and not torch.cuda.can_device_access_peer(device, other):
             return f"{device} cannot access the memory of GPU {other}"
     return None
+
+
+def _no_copy(device: torch.device, ranks: Ranks) -> str | None:
+    """Try it: each rank reads the number of every other one."""
+    try:
+        mine, memory = _connected(torch.empty(ALIGNMENT, device=device))
+        mine.fill_(ranks.rank)
+        memory.barrier()
+        others = [memory.get_buffer(r, mine.shape, mine.dtype) for r in range(ranks.count)]
+        read = [other.clone().unique().tolist() for other in others]
+        memory.barrier()
+    except (ImportError, RuntimeError) as error:
+        return f"PyTorch has no symmetric memory here: {f'{error}'.splitlines()[0]:.200}"
+    right = [[float(rank)] for rank in range(ranks.count)]
+    return None if read == right else f"{device} reads {read} in the others' memory, not {right}"
 
 
 def _connected(like: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -72,14 +82,17 @@ class PeerGradients:
     gradients by the index of their parameter.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], groups: Iterable[Iterable[int]]) -> None:
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], groups: Iterable[Iterable[int]], ranks: Ranks
+    ) -> None:
         """groups: what is summed together, by index; the memory between must be of no other."""
         given = list(parameters)
         one = given[0].detach()
         size = one.untyped_storage().nbytes() // one.element_size()
         self.master = one.as_strided((size,), (1,), 0)
         self.gradients, self._memory = _connected(self.master)
-        self._rank, self._count = self._memory.rank, self._memory.world_size
+        self._rank, self._count = ranks.rank, ranks.count
+        self._patience = int(1000 * ranks.seconds)
         self.views = [
             self.gradients.as_strided(p.shape, p.stride(), p.storage_offset()) for p in given
         ]
@@ -93,18 +106,16 @@ class PeerGradients:
         longest = max(stop - start for start, stop in map(self._range, groups))
         self._others = one.new_empty((self._count - 1, self._share(longest)))
 
-    def keep(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient in its place: copied there, unless it was written there."""
-        view = self.views[index]
-        if view.data_ptr() != gradient.data_ptr():
-            view.copy_(gradient)
-        return view
-
-    def sum(self, indices: Iterable[int]) -> torch.cuda.Event | None:
+    @torch.no_grad()
+    def sum(self, gradients: Mapping[int, torch.Tensor]) -> torch.cuda.Event | None:
         """Sum the gradients of a group over the ranks, on the side, behind all that was launched
-        so far; `wait` for what this returns before they are read."""
+        so far, into `views`; `wait` for what this returns before they are read. Gradients that
+        were not written there are copied there first."""
+        apart = [i for i, each in gradients.items() if each.data_ptr() != self.views[i].data_ptr()]
+        if apart:
+            torch._foreach_copy_([self.views[i] for i in apart], [gradients[i] for i in apart])
         with self._side.branch():
-            self._sum(*self._range(indices))
+            self._sum(*self._range(gradients))
         return self._side.mark()
 
     def wait(self, point: torch.cuda.Event | None) -> None:
@@ -142,4 +153,5 @@ class PeerGradients:
             self.gradients[parts[peer]].copy_(self._of_all[peer][parts[peer]], non_blocking=True)
 
     def _barrier(self) -> None:
-        self._memory.barrier()
+        """Make this stream wait for those of all ranks; a kernel that waits too long fails."""
+        self._memory.barrier(timeout_ms=self._patience)

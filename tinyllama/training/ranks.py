@@ -26,11 +26,15 @@ TIMEOUT = 600.0  # seconds that a rank waits for the others, compilation include
 
 @dataclass(frozen=True)
 class Ranks:
-    """``rank`` of ``count`` processes. ``local`` numbers the processes of one machine."""
+    """``rank`` of ``count`` processes. ``local`` numbers the processes of one machine.
+
+    A rank that waits longer than ``seconds`` for the others gets an error.
+    """
 
     rank: int = 0
     count: int = 1
     local: int = 0
+    seconds: float = TIMEOUT
 
     @property
     def first(self) -> bool:
@@ -121,11 +125,11 @@ def device_of(ranks: Ranks, named: str | None) -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(ranks: Ranks, device: torch.device, seconds: float = TIMEOUT) -> Iterator[None]:
+def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
     """Connect the ranks, unless they are: by NCCL (or RCCL) between GPUs, and by gloo on CPUs.
 
-    A rank that waits longer than ``seconds`` for the others gets an error. After an error there is
-    no orderly shutdown: it could wait for ranks that have died, and the process ends anyway.
+    After an error there is no orderly shutdown: it could wait for ranks that have died, and the
+    process ends anyway.
     """
     if ranks.count == 1 or dist.is_initialized():
         yield
@@ -135,7 +139,7 @@ def joined(ranks: Ranks, device: torch.device, seconds: float = TIMEOUT) -> Iter
         torch.cuda.set_device(device)
     dist.init_process_group(
         f"cpu:gloo,{device.type}:nccl" if on_gpu else "gloo",
-        timeout=timedelta(seconds=seconds),
+        timeout=timedelta(seconds=ranks.seconds),
         device_id=device if on_gpu else None,
     )
     yield

@@ -184,7 +184,7 @@ class _Peers(Reduction):
         inside = {i for block in blocks for i in block}
         rest = [i for i in range(len(self.parameters)) if i not in inside]
         self.groups = [*blocks, rest]
-        self.peers = PeerGradients(self.parameters, self.groups)
+        self.peers = PeerGradients(self.parameters, self.groups, ranks)
         self.reduces, self._alone = False, alone
 
     def expect(self, reduce: bool) -> None:
@@ -194,6 +194,15 @@ class _Peers(Reduction):
         if self.reduces and self._alone:
             return placed(self.peers.master, self.peers.gradients)
         return contextlib.nullcontext()
+
+    def _summed(self, group: list[int]) -> Any:
+        """Begin to sum the gradients of a group; -> what to wait for."""
+        found = {i: self.parameters[i].grad for i in group}
+        point = self.peers.sum({i: each for i, each in found.items() if each is not None})
+        for index, gradient in found.items():
+            if gradient is not None:  # else the optimizer refuses it
+                self.parameters[index].grad = self.peers.views[index]
+        return point
 
 
 class Copied(_Peers):
@@ -223,11 +232,9 @@ class Copied(_Peers):
     def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
         if not self.reduces:
             return
-        assert parameter.grad is not None, index
-        parameter.grad = self.peers.keep(index, parameter.grad)
         self._missing.discard(index)
         if self._missing.isdisjoint(group):
-            self._sums.append((group, self.peers.sum(group)))
+            self._sums.append((group, self._summed(group)))
 
     def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
         for part in (self._sums[:-LAST], self._sums[-LAST:]) if self.early else ():
@@ -246,16 +253,10 @@ class CopiedBeside(_Peers):
     """`Beside`, by copies."""
 
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        for index, gradient in gradients.items():
-            self.peers.keep(index, gradient)
         self.peers.wait(self.peers.sum(gradients))
 
     def finish(self) -> None:
-        for index in self.groups[-1]:
-            parameter = self.parameters[index]
-            if parameter.grad is not None:  # else the optimizer refuses it
-                parameter.grad = self.peers.keep(index, parameter.grad)
-        self.peers.sum(self.groups[-1])
+        self._summed(self.groups[-1])
         self.peers.finish()
 
 
