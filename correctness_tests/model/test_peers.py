@@ -72,7 +72,7 @@ def test_every_rank_gets_the_sums_of_all(count: int, monkeypatch: pytest.MonkeyP
     drawn = torch.randn(2, count, sum(sizes), generator=torch.Generator().manual_seed(0))
 
     def rank(ranks: Ranks) -> list[torch.Tensor]:
-        found = []
+        found: list[torch.Tensor] = []
         mine = PeerGradients(torch.zeros(sum(sizes)).split(sizes), groups, ranks)
         for step in drawn:
             time.sleep(LATER * ranks.rank)
