@@ -118,7 +118,8 @@ def test_gradients_are_written_in_their_place(tier: str, device: torch.device) -
         model.loss(*batch).backward()
         return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
-    expected = grads()
+    for _ in range(3):  # after which a call is repeated by its plan
+        expected = grads()
     with placed(master, buffer):
         found = grads()
     for name, parameter in model.named_parameters():
