@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def job_and_found(reduce: str | None = None) -> tuple[Job, Found]:
     part = Part("v3", reduce=reduce)
-    facts = {"alone": "v3", "contender": "v3", "plan": "capture", "left_out": {}}
+    facts = {"alone": "v3", "contender": part.contender, "plan": "capture", "left_out": {}}
     seconds = {"one": 0.02, "weak": 0.025, "strong": 0.0125}
     names = {case: f"{part.alone if case == 'one' else part}/{case}" for case in seconds}
     found = Found(link=250e9, ranks=2)
@@ -33,8 +33,8 @@ def job_and_found(reduce: str | None = None) -> tuple[Job, Found]:
     return Job("medium-bf16", [part]), found
 
 
-@pytest.mark.parametrize("reduce", [None, COPIES])
-def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(reduce: str | None) -> None:
+@pytest.mark.parametrize(("reduce", "name"), [(None, "v3"), (COPIES, "v3-copies")])
+def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(reduce: str | None, name: str) -> None:
     one, weak, strong = entries_of(*job_and_found(reduce))
     assert one.efficiency is None
     assert weak.efficiency == pytest.approx((0.8, 0.8, 0.8))
@@ -42,7 +42,7 @@ def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(reduce: str | No
     assert (one.ranks, weak.ranks, strong.ranks) == (1, 2, 2)
     assert weak.samples_per_second == pytest.approx(32 / 0.025)
     assert [e.name for e in (one, weak)] == [
-        f"scaling/medium-bf16/v3/{case}" for case in ("one", "weak")
+        f"scaling/medium-bf16/{name}/{case}" for case in ("one", "weak")
     ]
     for entry in (one, weak, strong):
         assert entry_from_json("it", entry_as_json(entry)) == entry

@@ -22,6 +22,7 @@ from tinyllama.bench.workloads import LARGE, Group, not_here
 from tinyllama.harness.machine.files import write_json
 from tinyllama.harness.measure.rounds import ratio, summary
 from tinyllama.harness.records.entries import Ratio, ScalingEntry
+from tinyllama.training.reduction import COPIES
 
 ONE, WEAK, STRONG = "one", "weak", "strong"
 FOUND = "found.json"
@@ -32,7 +33,7 @@ LONGEST = 400.0  # seconds of a job, compilation included
 class Part:
     """A contender of a job: a tier; ``shards``: FSDP2; ``without``: its parts switched off.
 
-    reduce: how the ranks reduce, as `TrainStep` takes it; the name says it unless it is None.
+    reduce: how the ranks reduce, as `TrainStep` takes it.
     """
 
     tier: str
@@ -48,10 +49,11 @@ class Part:
     @property
     def contender(self) -> str:
         """What a record calls it."""
-        return self.alone + ("-shards" if self.shards else "")
+        parts = (self.alone, self.reduce, "shards" if self.shards else None)
+        return "-".join(part for part in parts if part)
 
     def __str__(self) -> str:
-        return self.contender + ("" if self.reduce is None else f" ({self.reduce})")
+        return self.contender
 
     @staticmethod
     def of(data: dict[str, Any]) -> Part:
@@ -122,7 +124,7 @@ class Scaling:
 TIERS = tuple(Part(tier) for tier in ("v2", "v3", "v4"))
 SCALINGS = (
     Scaling(Group("small", "bf16"), TIERS, calls=20),
-    Scaling(Group("medium", "bf16"), TIERS),
+    Scaling(Group("medium", "bf16"), (*TIERS, Part("v3", reduce=COPIES))),
     Scaling(
         Group.parse(LARGE), (Part("v3", shards=True), Part("v2", shards=True)), (WEAK,), calls=2
     ),

@@ -70,7 +70,7 @@ def add(subparsers: Any) -> None:
         "--reduce",
         choices=("copies", "collectives"),
         help="how ranks sum gradients: by copies between the GPUs of a machine, or by collectives "
-        "(default: copies where they can be)",
+        "(default)",
     )
     option(
         "--rank-timeout",

@@ -316,7 +316,7 @@ def reduction_of(
     way: str | None = None,
 ) -> tuple[Reduction, dict[str, str]]:
     """How this step reduces, and the reasons for what is left out; made inside
-    `tinyllama.training.step.products`. way: of `WAYS`; None: by copies where they can be.
+    `tinyllama.training.step.products`. way: of `WAYS`; None: by collectives.
 
     Raises ConfigError for a way that cannot be taken.
     """
@@ -330,18 +330,13 @@ def reduction_of(
         if way == COPIES:
             raise ConfigError(f"reduce {way}: FSDP2 reduces shards by collectives: leave it out")
         return Sharded(model, loss_of), {}
-    device = model.embedding.device
-    reason = None
-    if way == COPIES or (way is None and device.type != "cpu"):
-        reason = cannot_copy(device, ranks)
-        if reason and way == COPIES:
-            raise ConfigError(f"reduce {way} cannot be: {reason}; use {COLLECTIVES}")
-        way = COLLECTIVES if reason else COPIES
-    left_out = {"reduction by copies": reason} if reason else {}
+    if way == COPIES and (reason := cannot_copy(model.embedding.device, ranks)):
+        raise ConfigError(f"reduce {way} cannot be: {reason}; use {COLLECTIVES}")
     rows = config.batch_size // ranks.count * config.seq_len
     x_ND = model.embedding.detach()[:1].expand(rows, -1)
     early = updates_in_parts(model, config)
     alone = config.accumulate == 1
+    left_out: dict[str, str] = {}
     if model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
         if plan.overlap and way == COPIES:
             return CopiedBeside(model, loss_of, ranks, alone), left_out

@@ -68,8 +68,7 @@ class TrainStep:
     plan: None takes the tier's default for the device, minus what cannot run there; the
     reasons are in ``left_out``. Raises ConfigError for a given plan that cannot run.
     ranks: config and loss are those of all ranks together; this rank takes its part of a batch.
-    reduce: how they reduce gradients, of `tinyllama.training.reduction.WAYS`; None: by copies
-    between GPUs where that can be, and the reason where it cannot is in ``left_out``.
+    reduce: how they reduce gradients, of `tinyllama.training.reduction.WAYS`; None: by collectives.
     ``stop``: a scalar on the device, to be set to 1 where this rank must end; ``stopping`` is above
     0 after a step in which any rank had set it.
     ``reduced``: the way that was taken; None for one rank, and for shards.
