@@ -34,7 +34,9 @@ def job_and_found(reduce: str | None = None) -> tuple[Job, Found]:
 
 
 @pytest.mark.parametrize(("reduce", "name"), [(None, "v3"), (COPIES, "v3-copies")])
-def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(reduce: str | None, name: str) -> None:
+def test_efficiency_is_the_time_of_one_gpu_over_that_of_several(
+    reduce: str | None, name: str
+) -> None:
     one, weak, strong = entries_of(*job_and_found(reduce))
     assert one.efficiency is None
     assert weak.efficiency == pytest.approx((0.8, 0.8, 0.8))
