@@ -1,6 +1,5 @@
 """Steps on several ranks: what is measured, and what a record keeps of them."""
 
-from dataclasses import asdict, replace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
