@@ -12,7 +12,7 @@ import torch
 
 from correctness_tests.support.commands import ROOT, python
 from tinyllama.harness import Case, DeclarationError, Op, Registry, Tensor, load_file
-from tinyllama.harness.correct.cases import op_cases
+from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS, make_inputs
 from tinyllama.harness.declare import registry as registry_file
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
@@ -362,6 +362,33 @@ def test_leading_dimensions_may_be_any_number_of_axes() -> None:
         op(x, x, weight[None])
     with pytest.raises(ValueError, match=r"x has shape \(\), expected \(B D\)"):
         op(x[0, 0, 0], x, weight)
+
+
+def test_a_rule_is_given_each_leading_dimension_as_a_number() -> None:
+    """Whatever the axes of a case or of a call are; other dimensions may be several tensors'."""
+    asked: list[Any] = []
+
+    def rule(sizes: Any) -> str | None:
+        asked.append((sizes["B"], sizes["D"]))
+        return "too many" if sizes["B"] > 6 else None
+
+    sizes: list[Any] = [2, (2, 3), (), (1,)]
+    cases = [Case(B=size, D=3) for size in sizes]
+    op = declare(cases=cases, leading=("B",), fits=rule)
+    op.reference(lambda x: x)
+    op.provider("small", supports=rule)(lambda x: x)
+    found = [one.unsupported() for one in op_cases([op]) if one.provider.name == "small"]
+    assert set(found) == {None}
+    assert set(asked) == {(2, 3), (6, 3), (1, 3)}
+    more = OpCase(op, op["small"], Case(B=(2, 4), D=3), torch.float32)
+    assert more.unsupported() == "too many"
+    asked.clear()
+    for shape in [(2, 3), (2, 3, 3), (3,), (1, 1, 3)]:
+        op(torch.ones(shape))
+    assert asked == [(2, 3), (6, 3), (1, 3), (1, 3)]
+    with pytest.raises(ValueError, match="toy: too many"):
+        op(torch.ones(2, 4, 3))
+    assert op.numbers({"D": (1, 2)}) == {"D": (1, 2)}
 
 
 def test_what_an_op_does_not_take_has_something_instead() -> None:

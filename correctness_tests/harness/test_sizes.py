@@ -137,6 +137,17 @@ def test_what_a_provider_does_not_support_is_said() -> None:
     assert "N not tried" in only.message
 
 
+def test_rules_are_given_numbers_where_the_case_has_several_axes() -> None:
+    op = copy.copy(SILU)
+    op.cases = [Case(N=(2, 3), F=64)]
+    op.fits = lambda sizes: None if sizes["N"] <= 3300 else "too many"
+    one = found(EAGER, op, supports=lambda dims: None if dims["F"] <= 300 else "too wide")
+    assert one.outcome is Outcome.PASSED, one
+    assert one.message == (
+        "N up to 1,027 (4,099 is not supported); F up to 259 (1,027 is not supported)"
+    )
+
+
 def test_a_size_that_takes_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         end = time.thread_time() + len(gate) * 1e-3

@@ -95,7 +95,7 @@ class OpCase:
         """Why the provider does not cover this case; None when it does."""
         if self.dtype not in self.provider.dtypes:
             return f"{self.provider} does not support {SHORT[self.dtype]}"
-        return self.provider.supports(self.case.dims)
+        return self.provider.supports(self.op.numbers(self.case.dims))
 
     def inputs(self, device: torch.device | str = "cpu", seed: int = 0) -> Inputs:
         made = make_inputs(

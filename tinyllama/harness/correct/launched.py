@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import shapes_of
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
@@ -67,10 +68,9 @@ def plan_of(
 ) -> Iterator[Planned]:
     for chip in chips:
         for mode, (dtype, precision) in MODES.items():
-            if dtype not in provider.dtypes:
-                continue
             for case, quick, held in cases_of(op, provider, chip, mode):
-                if provider.supports(case.dims) is None and (quick or held or not only_quick):
+                covered = OpCase(op, provider, case, dtype).unsupported() is None
+                if covered and (quick or held or not only_quick):
                     where = f"{provider}-{case}-{mode}-{chip}"
                     try:
                         launches = launches_of(

@@ -233,7 +233,7 @@ class Op(Signature):
         """Raise ValueError for arguments that contradict the declaration or each other, or that
         the kernels of a provider do not know."""
         dims = self.check_arguments(args, params)
-        if reason := self.fits({**dims, **self.params, **params}):
+        if reason := self.fits({**self.numbers(dims), **self.params, **params}):
             raise ValueError(f"{self.name}: {reason}")
         tensors = [
             (name, tensor)

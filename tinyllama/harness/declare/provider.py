@@ -28,7 +28,8 @@ class Provider:
     slack: by dtype, multiple of the error otherwise allowed, up to `MOST_SLACK`; declared with its
         reason beside it.
     requires: capabilities of `tinyllama.harness.machine.device` without which it cannot run.
-    supports: None when a case's dims are supported, else the reason why they are not.
+    supports: None when a case's dims are supported, else the reason why they are not; a leading
+        dimension of several axes is given as their product.
     overwrites: inputs that its backward changes, and outputs whose upstream gradient it changes,
         by design. A peer may do so; our providers never do.
     frozen: inputs for which it computes no gradient.

@@ -5,6 +5,7 @@ scalar. A dimension whose size in a case is a tuple, such as ``N=(1000, 1)``, be
 inputs declared ``many``: they are lists of tensors, one for each size.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -139,6 +140,14 @@ class Signature:
             return None
         sizes = [tuple(shape[:front]), *[()] * (leads - 1), *shape[front:]]
         return list(zip(axes, sizes, strict=True))
+
+    def numbers(self, dims: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes of a case or a call for a declaration's own rules: each leading dimension is
+        one number, the product of its axes where there are several or none."""
+        return {
+            name: math.prod(size) if name in self.leading and isinstance(size, tuple) else size
+            for name, size in dims.items()
+        }
 
     def outputs_for(self, params: Mapping[str, Any]) -> dict[str, Tensor]:
         """The outputs of a call with these parameters, of which defaults may be left out."""
