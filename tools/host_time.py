@@ -111,7 +111,8 @@ def steps_of(name: str, device: str) -> dict[str, Callable[[], None]]:
             once = step(op[provider].call, inputs)
             try:
                 once()
-            except ModuleNotFoundError:
+            except ModuleNotFoundError as error:
+                print(f"{name:22} {provider} is left out: {error}", flush=True)
                 continue
             found[provider] = once
     return found

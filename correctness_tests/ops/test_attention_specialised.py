@@ -33,6 +33,8 @@ CHIP = "sm_90"  # has both TMA and wgmma
 OTHERS = ("gfx942", "gfx950", "sm_80", "sm_100")
 USUAL = ["forward_kernel", "backward_kernel", "backward_kernel"]
 CHOSEN = ["specialised_forward_kernel", "backward_kernel", "specialised_keys_kernel"]
+KEYS_ALONE = [*USUAL[:2], CHOSEN[2]]
+ALL = [CHOSEN[0], "specialised_queries_kernel", CHOSEN[2]]
 needs_gluon = pytest.mark.skipif(lacking(CHIP) is not None, reason=str(lacking(CHIP)))
 ON = {64: Config(ON=1, STEP=128, num_stages=2), 128: Config(ON=1, STEP=64, num_stages=2)}
 
@@ -97,11 +99,29 @@ def test_the_chips_table_chooses_them_for_long_sequences(K: int, packed: bool) -
 
 @needs_gluon
 @pytest.mark.parametrize(
+    ("K", "T", "expected"),
+    [
+        (64, 512, KEYS_ALONE),
+        (64, 2048, KEYS_ALONE),
+        (128, 512, CHOSEN),
+        (128, 1024, ALL),
+        (128, 2048 + 128, ALL),
+    ],
+)
+def test_the_chips_table_chooses_by_the_width_and_the_length(
+    K: int, T: int, expected: list[str]
+) -> None:
+    """What won in each."""
+    assert names(launches(K=K, T=T)) == expected
+
+
+@needs_gluon
+@pytest.mark.parametrize(
     "changed",
     [
         {"dtype": torch.float32},
         {"T": 4096 + 64},
-        {"T": 2048},
+        {"T": 384},
         {"T": 4095},
         {"K": 32},
         {"K": 256},
@@ -168,8 +188,7 @@ def test_each_of_them_can_be_switched_off_and_on() -> None:
     with everywhere({64: OFF}):
         assert names(launches()) == USUAL
     with everywhere(ON):
-        each = ["specialised_forward_kernel", "specialised_queries_kernel", CHOSEN[2]]
-        assert names(launches(T=512)) == each
+        assert names(launches(T=512)) == ALL
     assert all(OFF in space.configs(D=64, tokens=512, gluon=True) for space in SPACES)
     assert all(space.configs(D=64, tokens=512, gluon=False) == [OFF] for space in SPACES)
 
