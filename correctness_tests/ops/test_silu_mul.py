@@ -1,12 +1,14 @@
 """What the derived cases cannot ask of the activation: halves of a buffer, cancellation."""
 
+import ast
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 from correctness_tests.support.rounding import assert_rounded, randn
-from tinyllama.harness.kernels import layout
+from tinyllama.harness.kernels import dependent, layout, recorded
 from tinyllama.ops.silu_mul import activate, activate_backward
 from tinyllama.ops.swiglu import swiglu
 
@@ -82,3 +84,19 @@ def test_weights_side_by_side_are_one_product_with_the_same_result(
         assert provider == "naive" or forward == (1 if beside else 2)
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two)
+
+
+def test_launches_wait_inside_where_the_chip_can() -> None:
+    """For the kernel before them, before they read anything."""
+    gate = torch.empty(4, 64, device="meta")
+    for chip in ("sm_90", "sm_80", "gfx942"):
+        with recorded(chip) as found:
+            waits = dependent(gate.device)["PDL"]
+            activate(gate, gate)
+            activate_backward(gate, gate, gate, torch.empty_like(gate), torch.empty_like(gate))
+        assert [launch.arguments["PDL"] for launch in found] == [waits, waits]
+        assert [launch.options.get("launch_pdl", False) for launch in found] == [waits, waits]
+    for launch in found:
+        (kernel,) = ast.parse(inspect.getsource(launch.kernel.fn)).body
+        assert isinstance(kernel, ast.FunctionDef)
+        assert ast.unparse(kernel.body[1]) == "begin(PDL)"  # behind the docstring

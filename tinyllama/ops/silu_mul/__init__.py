@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
-from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.kernels import begin, cdiv, dependent, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import as_rows, dense_rows, even_rows
 from tinyllama.harness.kernels.precision import SHORT
@@ -75,9 +75,11 @@ def sigmoids(x):
 
 @jit
 def activate_kernel(
-    gate, up, h, n_rows, width, stride_gate, stride_up, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+    gate, up, h, n_rows, width, stride_gate, stride_up,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr = False,
+):  # fmt: skip
     """h = silu(gate) up on a tile."""
+    begin(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
@@ -93,10 +95,11 @@ def activate_kernel(
 def activate_backward_kernel(
     dh, gate, up, dgate, dup, h, n_rows, width,
     stride_dh, stride_gate, stride_up, stride_dgate, stride_dup, stride_h,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """dgate = dh up s (1 + gate (1 - s)) with s = sigmoid(gate), dup = dh gate s, and h again
     where it is not None, on a tile."""
+    begin(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
@@ -152,8 +155,9 @@ def activate(
     if h_NF.numel():
         config = _choose(ACTIVATE, gate_NF)
         activate_kernel[(cdiv(N, config["ROWS"]), cdiv(F, config["COLUMNS"]))](
-            gate_NF, up_NF, h_NF, N, F, gate_NF.stride(0), up_NF.stride(0), **config.kwargs()
-        )
+            gate_NF, up_NF, h_NF, N, F, gate_NF.stride(0), up_NF.stride(0),
+            **config.kwargs(), **dependent(gate_NF.device),
+        )  # fmt: skip
     return h_NF
 
 
@@ -182,7 +186,7 @@ def activate_backward(
     activate_backward_kernel[(cdiv(N, config["ROWS"]), cdiv(F, config["COLUMNS"]))](
         dh_NF, gate_NF, up_NF, dgate_NF, dup_NF, h_NF, N, F,
         dh_NF.stride(0), gate_NF.stride(0), up_NF.stride(0), dgate_NF.stride(0), dup_NF.stride(0),
-        0 if h_NF is None else h_NF.stride(0), **config.kwargs(),
+        0 if h_NF is None else h_NF.stride(0), **config.kwargs(), **dependent(gate_NF.device),
     )  # fmt: skip
 
 
