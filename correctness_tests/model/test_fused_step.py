@@ -255,9 +255,9 @@ def test_the_first_blocks_gradients_are_made_beside_and_kept(
         yield
         seen.append("ends")
 
-    def noted(threes: Any) -> None:
+    def noted(threes: Any, *, turned: bool) -> None:
         seen.append("makes")
-        weight_gradients(threes)
+        weight_gradients(threes, turned=turned)
 
     monkeypatch.setattr(Side, "branch", branch)
     monkeypatch.setattr(launches, "weight_gradients", noted)

@@ -159,9 +159,9 @@ class ResidualOfAnotherBlock(Faulty):
 class ActivationOfAnotherBlock(Faulty):
     """The weight gradient of w_down reads h of the block before."""
 
-    def weight_gradients(self, threes: Any) -> None:
+    def weight_gradients(self, threes: Any, turned: bool) -> None:
         dy, h, dw = threes[-1]
-        super().weight_gradients([*threes[:-1], (dy, self.stale(h), dw)])
+        super().weight_gradients([*threes[:-1], (dy, self.stale(h), dw)], turned)
 
 
 FAULTS = [one for one in Faulty.__subclasses__() if one is not Right]
@@ -260,10 +260,10 @@ def test_gradients_that_are_scaled_twice_or_not_at_all_are_found(
     are taken for scaled ones, and one of our own, whose gradients are not scaled."""
     backward = fused.attend_backward
 
-    def other(*args: Any, scaled: Any, options: Any) -> None:
+    def other(*args: Any, scaled: Any, **more: Any) -> None:
         rstd, sums = scaled
         spoiled = rstd * rstd if scale == "rstd" else torch.ones_like(rstd)
-        backward(*args, scaled=(spoiled, sums), options=options)
+        backward(*args, scaled=(spoiled, sums), **more)
 
     case = next(case for case in stack.cases if case.dims["L"] == 3)
     right = OpCase(stack, stack["fused"], case, torch.float32)

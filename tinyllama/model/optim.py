@@ -4,17 +4,28 @@ import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
-from tinyllama.harness.kernels.layout import placed_alike
-from tinyllama.harness.kernels.precision import rounded
+from tinyllama.harness.kernels.layout import as_one, placed_alike
+from tinyllama.harness.kernels.precision import kept_transposed, rounded
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
-from tinyllama.ops.adamw import State, count, update
+from tinyllama.ops.adamw import State, count, update, update_matrices
+from tinyllama.ops.stack.launches import turns
+from tinyllama.ops.stack.passes import WEIGHTS
+
+
+class Transposes(NamedTuple):
+    """Parameters, by their indices in the order of their memory, which are matrices of some shapes
+    (rows, columns) one behind the other, and the memory for the transposes of these, flat."""
+
+    indices: list[int]
+    shapes: list[tuple[int, int]]
+    memory: torch.Tensor
 
 
 class AdamW(torch.optim.Optimizer):
@@ -23,7 +34,8 @@ class AdamW(torch.optim.Optimizer):
     provider: which implementation updates. ``lr`` is a tensor on the device, so that a captured
     step sees a new learning rate; a number for a provider that counts on the host.
     ``found_inf`` is a scalar of 0 or 1: with 1, `step` changes nothing. ``copies``: where the
-    provider "triton" writes each updated parameter, rounded; None: nowhere.
+    provider "triton" writes each updated parameter, rounded; None: nowhere. ``transposes``: groups
+    of parameters that it updates together, and writes the transposes of.
     """
 
     def __init__(
@@ -33,6 +45,7 @@ class AdamW(torch.optim.Optimizer):
         chosen = OPS["adamw"][provider]
         self.update = chosen.call
         self.copies: list[torch.Tensor] | None = None
+        self.transposes: list[Transposes] = []
         self.settings = {
             "beta1": config.beta1,
             "beta2": config.beta2,
@@ -109,11 +122,31 @@ class AdamW(torch.optim.Optimizer):
         factors: torch.Tensor | None = None,
         beside: bool = False,
     ) -> None:
-        states = (self.parameters, self.exp_avg, self.exp_avg_sq)
-        parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in indices] for tensors in states)
-        given: Any = [p.grad for p in parameters] if gradients is None else gradients
-        state = State(parameters, given, exp_avg, exp_avg_sq, steps, self.found_inf)
+        given: Any = [self.parameters[i].grad for i in indices] if gradients is None else gradients
+        by_index = dict(zip(indices, given, strict=True))
+
+        def state_of(some: Iterable[int]) -> State:
+            states = (self.parameters, self.exp_avg, self.exp_avg_sq)
+            parameters, exp_avg, exp_avg_sq = ([tensors[i] for i in some] for tensors in states)
+            grads = [by_index[i] for i in some]
+            return State(parameters, grads, exp_avg, exp_avg_sq, steps, self.found_inf)
+
         settings: dict[str, Any] = {"lr": self.lr, **self.settings}
+        if self.transposes:
+            rates = {name: settings[name] for name in ("beta1", "beta2")}
+            decay = {"lr": self.lr, "weight_decay": settings["weight_decay"]}
+            if factors is None:
+                factors = count(steps, self.found_inf, **decay, **rates)
+            for group in self.transposes:
+                if group.indices[0] in by_index:
+                    written = (state_of(group.indices), group.shapes, group.memory, factors)
+                    update_matrices(*written, **rates, eps=settings["eps"], beside=beside)
+                    for i in group.indices:
+                        del by_index[i]
+            indices = list(by_index)
+            if not indices:
+                return
+        state = state_of(indices)
         if self.copies is None and factors is None:
             self.update(*state, **settings)
             return
@@ -198,6 +231,65 @@ def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         found.append(left[0])
         left = [one for one, version in zip(left, before, strict=True) if one._version == version]
     return found
+
+
+class TransposedWeights:
+    """The transpose of each matrix of a model's blocks, for products of the backward pass that read
+    their operands along the inner axis alone (see `tinyllama.ops.stack.kernels`). The optimizer
+    writes it when it updates the matrix; `refresh` and what it sees as of `RoundedWeights`.
+    """
+
+    def __init__(self, model: TinyLlama, optimizer: AdamW) -> None:
+        self._counted = counted_apart(optimizer.parameters)
+        some = model.embedding.detach()
+        size = some.untyped_storage().nbytes() // some.element_size()
+        self._master = some.as_strided((size,), (1,), 0)
+        self._copy = torch.empty_like(self._master)
+        self._versions: int | None = None
+        index = {id(p): i for i, p in enumerate(optimizer.parameters)}
+        for layer in model.layers:
+            weights = [getattr(layer, name) for name in WEIGHTS]
+            start, columns = weights[0].storage_offset(), weights[0].shape[1]
+            q, k, v, out, gate, up, down = (len(w) for w in weights)
+            shapes = [(q + k + v, columns), (out, q), (gate + up, columns), (down, gate)]
+            end = start + sum(w.numel() for w in weights)
+            places = [index[id(w)] for w in weights]
+            optimizer.transposes.append(Transposes(places, shapes, self._copy[start:end]))
+        self._groups = optimizer.transposes
+
+    @classmethod
+    def of(
+        cls, model: TinyLlama, optimizer: AdamW, rows: int, dtype: torch.dtype | None
+    ) -> "TransposedWeights | None":
+        """The transposes that a step of this model reads, with so many rows and autocast to a
+        dtype, in the current precision of products; None where it reads none."""
+        table, dtype = model.tier.table, dtype or model.embedding.dtype
+        x = model.embedding.detach()[:1].expand(rows, -1)
+        alone = model.stack is None or table["adamw"] != "triton" or table["stack"] == "single"
+        if alone or not (model.stacks(x, dtype) and turns(x, dtype)):
+            return None
+        lie_as_one = all(
+            as_one(*(getattr(layer, name) for name in WEIGHTS)) is not None
+            for layer in model.layers
+        )
+        return cls(model, optimizer) if lie_as_one else None
+
+    def refresh(self) -> None:
+        """Transpose all matrices again if one was changed since the last call."""
+        versions = sum(map(_VERSION, self._counted))
+        if versions != self._versions:
+            for _, shapes, memory in self._groups:
+                start = memory.storage_offset()
+                for rows, columns in shapes:
+                    place = slice(start, start + rows * columns)
+                    matrix = self._master[place].view(rows, columns)
+                    self._copy[place].view(columns, rows).copy_(matrix.T)
+                    start = place.stop
+            self._versions = versions
+
+    def offered(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which products read the transposes."""
+        return kept_transposed(self._master, self._copy)
 
 
 class RoundedWeights:

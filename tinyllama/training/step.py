@@ -26,7 +26,7 @@ from tinyllama.harness.machine.device import cannot, synchronize
 from tinyllama.harness.measure.clock import Waited, queue_of, wall_seconds
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import AdamW, EarlyUpdate, RoundedWeights
+from tinyllama.model.optim import AdamW, EarlyUpdate, RoundedWeights, TransposedWeights
 from tinyllama.model.tiers import StepPlan
 from tinyllama.ops.stack import receiving
 from tinyllama.training.compiled import LossOf, compiled
@@ -99,9 +99,14 @@ class TrainStep:
         self.reduced = self._reduction.way
         parameters = self._reduction.parameters
         self.optimizer = AdamW(parameters, config, model.tier.table["adamw"])
-        self.rounded = RoundedWeights.of(model, self.optimizer, AUTOCAST.get(config.precision))
+        dtype, mine = AUTOCAST.get(config.precision), ranks.part(config.samples_per_step)
+        kept: RoundedWeights | TransposedWeights | None
+        kept = RoundedWeights.of(model, self.optimizer, dtype)
+        if kept is None and ranks.count == 1 and self.plan.memory == "fast":
+            rows = config.samples_per_step // config.accumulate * config.seq_len
+            kept = TransposedWeights.of(model, self.optimizer, rows, dtype)
+        self.rounded = kept
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        mine = ranks.part(config.samples_per_step)
         self._shape = torch.Size((mine.stop - mine.start, config.seq_len))
         self._windows = torch.Size((mine.stop - mine.start, config.seq_len + 1))
         self._batch = torch.zeros((2, *self._shape), dtype=torch.int64, device=self.device)

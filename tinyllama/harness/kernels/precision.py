@@ -65,6 +65,31 @@ def rounded_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     return None
 
 
+_TRANSPOSED: list[tuple[torch.Tensor, torch.Tensor]] = []
+AFFECTING.append(_TRANSPOSED)
+
+
+@contextlib.contextmanager
+def kept_transposed(master: torch.Tensor, copy: torch.Tensor) -> Iterator[None]:
+    """Meanwhile ``copy`` has the transpose of each matrix of ``master`` at the matrix's place: both
+    are flat, and master is the whole of its memory."""
+    _TRANSPOSED.append((master, copy))
+    try:
+        yield
+    finally:
+        _TRANSPOSED.pop()
+
+
+def transposed_copy(x: torch.Tensor) -> torch.Tensor | None:
+    """The part of the copy that `kept_transposed` offers at the place of a view of whole matrices;
+    None where it offers nothing."""
+    for master, copy in _TRANSPOSED:
+        here = x.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()
+        if here and x.dtype is master.dtype:
+            return copy.as_strided(x.shape, x.stride(), x.storage_offset())
+    return None
+
+
 class _Rounded(torch.autograd.Function):
     """A rounded copy in place of a cast: the gradient goes to what was rounded."""
 

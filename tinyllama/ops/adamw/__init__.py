@@ -16,8 +16,9 @@ from torch.optim.adamw import adamw as torch_adamw
 from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.values import constant, normal, uniform
 from tinyllama.ops.adamw.kernels import UPDATE, Rate, State, count, impossible, update
+from tinyllama.ops.adamw.matrix_kernels import update_matrices
 
-__all__ = ["UPDATE", "State", "adamw", "count", "update"]
+__all__ = ["UPDATE", "State", "adamw", "count", "update", "update_matrices"]
 
 adamw = Op(
     "adamw",

@@ -25,6 +25,7 @@ from tinyllama.ops.attention.configs import (
     BACKWARD,
     BACKWARD_KEYS,
     BACKWARD_QUERIES,
+    BACKWARD_TURNED,
     FORWARD,
     SPECIALISED_FORWARD,
     SPECIALISED_KEYS,
@@ -226,13 +227,15 @@ def attend(
     v_BTGK: torch.Tensor,
     *,
     into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    turned: tuple[torch.Tensor | None, torch.Tensor] | None = None,
     options: Mapping[str, Any] = NONE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B T H K), k and v (B T G K), any strides -> o (B T H K), contiguous, and lse (B H T).
 
     o has q's dtype (the widest of the three, should they differ); lse is the logarithm to base 2
-    of sum(exp(q k / sqrt(K))), in `lse_dtype`. into: the memory for both, contiguous. options: more
-    for the launch (see `tinyllama.harness.kernels.dependent`).
+    of sum(exp(q k / sqrt(K))), in `lse_dtype`. into: the memory for both, contiguous. turned: the
+    transpose of v (G K, B T), or None, and the memory for that of o (H K, B T); for float32.
+    options: more for the launch (see `tinyllama.harness.kernels.dependent`).
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     (B, T, H, K), G = q.shape, k.shape[2]
@@ -245,20 +248,26 @@ def attend(
     constants, key = _statics(q)
     tiles = T // long.TILE * B * H
     config = long.specialised(SPECIALISED_FORWARD, (q, k, v, o), T, tiles)
+    assert config is None or turned is None, "kernels with specialised warps are for 16 bits"
     if config is not None:
         long.forward(config, q, k, v, o, lse)
         return o, lse
-    length = "long" if constants["SPLIT"] else "short"
+    v_turned, o_turned = turned or (None, None)
+    given = v_turned is not None and B * T <= FARTHEST_ROW
+    length = "long" if constants["SPLIT"] else "turned" if given else "short"
     config = FORWARD.choose(q.device, **key, length=length)
-    turn, strides = _turns(config, B * T), _strides(q, k, v)
+    turn, strides = _turns(config, B * T) or length == "turned", _strides(q, k, v)
     if turn:
-        v, strides[-3:] = _turned(v), (T, B * T, K * B * T)
+        v = _turned(v) if v_turned is None else v_turned
+        strides[-3:] = (T, B * T, K * B * T)
     forward_kernel[(cdiv(T, config["QM"]) * B * H,)](
         *(q, k, v, o, lse, math.log2(math.e) * K**-0.5, T, H, G),
         *strides,
         **constants,
         EVEN=T % max(config["QM"], config["QN"]) == 0,
         **{**config.kwargs(), "TURN": turn, **options},
+        o_turned=o_turned,
+        tokens=None if o_turned is None else B * T,
     )
     return o, lse
 
@@ -277,6 +286,8 @@ def attend_backward(
     sin_TC: torch.Tensor | None = None,
     *,
     scaled: tuple[torch.Tensor, torch.Tensor] | None = None,
+    turned: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None, torch.Tensor]
+    | None = None,
     options: Mapping[str, Any] = NONE,
 ) -> None:
     """Write the gradients of `attend`, every element, given that of o (any strides).
@@ -285,7 +296,9 @@ def attend_backward(
     dk and dv, may be None: then they are not computed. Given the tables (T C) that q and k were
     rotated by (see `rope`), dq and dk are the gradients of what was rotated. scaled: rstd (B T),
     float32, by which all rows are multiplied, and where each head's sums of dq q, and of dk k + dv
-    v, over a row are written (B T, H + G), float32. options: more for each launch.
+    v, over a row are written (B T, H + G), float32. turned, for float32: the transposes of q
+    (H K, B T), k (G K, B T) and do, or None, and the memory for those of dq, dk and dv, below each
+    other in one tensor. options: more for each launch.
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
     do, o, lse = _readable(do_BTHK, do_BTHK.dtype), contiguous(o_BTHK), contiguous(lse_BHT)
@@ -301,15 +314,21 @@ def attend_backward(
     if any(x is not None and dense_rows(x) is not x for x in gradients):
         raise ValueError("attend_backward writes tensors with a dense last axis")
     queries, keys = dq_BTHK is not None, dk_BTGK is not None and dv_BTGK is not None
+    made, written = turned or (None, None)
 
     def launch(space: Space, delta: torch.Tensor | None, *, queries: bool, keys: bool) -> None:
         config = space.choose(q.device, **key)
         blocks, turn = dict(config.constants), _turns(config, B * T)
-        turned = (
-            _turned(q) if turn and keys else None,
-            _turned(k) if turn and queries else None,
-            _turned(do.to(q.dtype)) if turn and keys else None,
-        )
+        copies: tuple[torch.Tensor | None, ...] = (None,) * 3
+        if space is BACKWARD_TURNED or (turn and made is not None):
+            assert made is not None
+            copies, turn = made, True
+        elif turn:
+            copies = (
+                _turned(q) if keys else None,
+                _turned(k) if queries else None,
+                _turned(do.to(q.dtype)) if keys else None,
+            )
         key_programs = cdiv(T, blocks["KN"]) * B * G if keys else 0
         query_programs = cdiv(T, blocks["QM"]) * B * H if queries else 0
         backward_kernel[(key_programs + query_programs,)](
@@ -321,7 +340,7 @@ def attend_backward(
                 do,
                 lse,
                 delta,
-                *turned,
+                *copies,
                 B * T,
                 *tables,
                 *gradients,
@@ -334,10 +353,12 @@ def attend_backward(
             QUERIES=queries,
             EVEN=T % max(blocks.values()) == 0,
             **{**config.kwargs(), "TURN": turn, **options},
+            turned=written,
         )
 
     if queries and keys and T <= FEW_TOKENS and constants["D"] <= NARROW_HEAD:
-        launch(BACKWARD, None, queries=True, keys=True)
+        given = made is not None and B * T <= FARTHEST_ROW
+        launch(BACKWARD_TURNED if given else BACKWARD, None, queries=True, keys=True)
         return
     delta = torch.empty_like(lse, dtype=torch.float32) if queries and keys else None
     of_q = of_k = None

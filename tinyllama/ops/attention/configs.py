@@ -8,7 +8,8 @@ from itertools import product
 from tinyllama.harness.kernels.configs import Config, Space
 
 # A block: its own rows, rows that a step of its loop takes, warps, stages. Keys of the spaces: D,
-# the kind of product ("16bit", "fp32", "tf32", "tf32x3"), and forward "short" or "long".
+# the kind of product ("16bit", "fp32", "tf32", "tf32x3"), and forward "short", "long", or "turned":
+# short, and transposes are given.
 Block = tuple[int, int, int, int]
 
 DEFAULTS: dict[str, dict[str, tuple[Block, ...]]] = {  # up to D = 64, 128, 256
@@ -21,6 +22,7 @@ DEFAULTS: dict[str, dict[str, tuple[Block, ...]]] = {  # up to D = 64, 128, 256
     "tf32x3": {  # a product holds both halves of its operands in registers
         "long": ((64, 32, 8, 2), (32, 32, 8, 2)),
         "short": ((64, 32, 8, 2), (32, 32, 8, 2)),
+        "turned": ((64, 32, 8, 2), (32, 32, 8, 2)),
         # Eight warps on 64 rows of width 32 gave wrong results (triton 3.6, sm_90; docs/LOG.md).
         "queries": ((32, 32, 4, 2), (16, 32, 8, 2)),
         "keys": ((32, 16, 4, 2), (16, 16, 4, 2)),
@@ -28,6 +30,7 @@ DEFAULTS: dict[str, dict[str, tuple[Block, ...]]] = {  # up to D = 64, 128, 256
     "tf32": {
         "long": ((128, 32, 8, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
         "short": ((64, 32, 4, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
+        "turned": ((64, 32, 4, 2), (64, 32, 4, 2), (32, 16, 8, 2)),
         "queries": ((64, 32, 4, 2), (64, 16, 4, 2), (32, 16, 4, 2)),
         "keys": ((64, 16, 4, 2), (32, 16, 4, 2), (16, 16, 4, 2)),
     },
@@ -130,6 +133,12 @@ BACKWARD_KEYS = Space(
 )
 BACKWARD = Space(
     "attention.backward",
+    default=_default_pair,
+    configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS])),
+)
+# The same from transposes that are given.
+BACKWARD_TURNED = Space(
+    "attention.backward_turned",
     default=_default_pair,
     configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS])),
 )

@@ -14,7 +14,8 @@ outer axis it comes from a copy of its transpose (H K, B T), whose rows are ``to
 matrix units of some chips take float32 operands along the inner axis alone. cos and sin (T K/2), or
 None: the rotation that q and k went through (see `rope`), which their gradients go back through.
 rstd (B T), or None: a factor of each row of the gradients; parts (B T, H + G) are then each head's
-sums of dq q, and of dk k + dv v, over a row.
+sums of dq q, and of dk k + dv v, over a row. o_turned (H K, B T) and turned ((H + 2 G) K, B T), or
+None: the memory for the transposes of o, and of dq, dk and dv below each other.
 """
 
 from __future__ import annotations
@@ -67,6 +68,15 @@ def _put(x, stride, start, tile, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.c
     row = start + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, D)[None, :]
     at = x + row.to(tl.int64) * stride + column
+    tl.store(at, tile.to(x.dtype.element_ty), mask=(row < T) & (column < K))
+
+
+@jit
+def _put_turned(x, tokens, start, tile, T, ROWS: tl.constexpr, K: tl.constexpr, D: tl.constexpr):
+    """What `_put` stores, into the transpose of x, whose rows are ``tokens`` apart."""
+    row = start + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, D)[None, :]
+    at = x + column.to(tl.int64) * tokens + row
     tl.store(at, tile.to(x.dtype.element_ty), mask=(row < T) & (column < K))
 
 
@@ -134,7 +144,7 @@ def forward_kernel(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr = 0,
-    PDL: tl.constexpr = False, program=None,
+    PDL: tl.constexpr = False, program=None, o_turned=None, tokens=None,
 ):  # fmt: skip
     """o and lse for QM queries of one head; the last queries, which see most, come first. Called by
     another kernel, it does the work of its program number ``program``."""
@@ -168,6 +178,9 @@ def forward_kernel(
 
     o += (batch * T * H + head) * K
     _put(o, tl.cast(H, tl.int64) * K, start, acc / total[:, None], T, QM, K, D)
+    if o_turned is not None:
+        o_turned += head * K * tokens + batch * T
+        _put_turned(o_turned, tokens, start, acc / total[:, None], T, QM, K, D)
     row = start + tl.arange(0, QM)
     at = lse + (batch * H + head) * T + row
     whole = highest.to(lse.dtype.element_ty) + tl.log2(total).to(lse.dtype.element_ty)
@@ -245,7 +258,7 @@ def queries(
     slope, scale, T, H, G,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h, dq_b, dq_t, dq_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
-    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
+    QM: tl.constexpr, QN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr, turned=None,
 ):  # fmt: skip
     """dq for QM queries of one head. Their delta = sum(do o) is stored where `keys` is to read
     it, in a later launch."""
@@ -288,6 +301,8 @@ def queries(
     if cos is not None:
         dq_MD = _rotated_back(dq_MD, cos, sin, start, T, QM, K, D)
     _put(dq + batch * dq_b + head * dq_h, dq_t, start, dq_MD, T, QM, K, D)
+    if turned is not None:
+        _put_turned(turned + head * K * tokens + batch * T, tokens, start, dq_MD, T, QM, K, D)
 
 
 @jit
@@ -298,7 +313,7 @@ def keys(
     dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
     KM: tl.constexpr, KN: tl.constexpr, PRECISION: tl.constexpr, TURN: tl.constexpr,
-    AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr, turned=None,
 ):  # fmt: skip
     """dk and dv for KN keys of one key/value head; the first keys, which most queries see, come
     first. delta is made here from o where it was not stored."""
@@ -358,6 +373,11 @@ def keys(
         dk_ND = _rotated_back(dk_ND, cos, sin, start, T, KN, K, D)
     _put(dk + batch * dk_b + group * dk_h, dk_t, start, dk_ND, T, KN, K, D)
     _put(dv + batch * dv_b + group * dv_h, dv_t, start, dv_ND, T, KN, K, D)
+    if turned is not None:
+        turned += (H + group) * K * tokens + batch * T
+        _put_turned(turned, tokens, start, dk_ND, T, KN, K, D)
+        turned += tl.cast(G, tl.int64) * K * tokens
+        _put_turned(turned, tokens, start, dv_ND, T, KN, K, D)
 
 
 @jit
@@ -369,7 +389,7 @@ def backward_kernel(
     KEYS: tl.constexpr, QUERIES: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     EVEN: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
     QM: tl.constexpr = 16, QN: tl.constexpr = 16, KM: tl.constexpr = 16, KN: tl.constexpr = 16,
-    TURN: tl.constexpr = 0, AHEAD: tl.constexpr = 0, PDL: tl.constexpr = False,
+    TURN: tl.constexpr = 0, AHEAD: tl.constexpr = 0, PDL: tl.constexpr = False, turned=None,
 ):  # fmt: skip
     """Programs for keys, which take longer, then those for queries, or one kind of them alone."""
     begin(PDL)
@@ -381,7 +401,7 @@ def backward_kernel(
                 rstd, parts, slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
                 dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
-                K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN, AHEAD,
+                K, D, EVEN, SPLIT, KM, KN, PRECISION, TURN, AHEAD, turned,
             )  # fmt: skip
     if QUERIES:  # noqa: SIM102
         if program >= key_programs:
@@ -389,5 +409,5 @@ def backward_kernel(
                 program - key_programs, q, k, v, o, do, lse, delta, k_turned, tokens, cos, sin, dq,
                 rstd, parts, slope, scale, T, H, G,
                 q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, do_b, do_t, do_h,
-                dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION, TURN,
+                dq_b, dq_t, dq_h, K, D, EVEN, SPLIT, QM, QN, PRECISION, TURN, turned,
             )  # fmt: skip

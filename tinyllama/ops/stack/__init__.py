@@ -119,6 +119,10 @@ SAVED = {
     "gate_up": Tensor("L B*T 2*F"),
     "h": Tensor("L B*T F"),
     "rstd": Tensor("L 2 B*T", dtype=torch.float32),
+    # Of a pass from transposes, whose low_1, low_2 and h are transposes as well; else empty.
+    "o_turned": Tensor("0"),
+    "qkv_turned": Tensor("0"),
+    "turned_weights": Tensor("0"),  # where the optimizer keeps them
 }
 MANY = (Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C": 8}),)
 

@@ -36,6 +36,7 @@ from tinyllama.ops.stack.launches import (
     WEIGHT_GRADIENTS,
 )
 from tinyllama.ops.stack.passes import Backward, Forward, Norm, Threes, heads_and_width
+from tinyllama.ops.transpose import transposed
 
 
 class InSeveral:
@@ -54,6 +55,10 @@ class InSeveral:
             return launches.is_fused(space, a_NI, columns)
         return space.name.removeprefix("stack.") in self.plan
 
+    @staticmethod
+    def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
+        return launches.turns(x, dtype)
+
     # -- forward ------------------------------------------------------------------------------
 
     def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
@@ -64,15 +69,21 @@ class InSeveral:
         columns = w.qkv.shape[0]
         self._attend(block)
         folds = self._fused(GATE_UP, block.low_2, w.gate_up.shape[0])
-        norm = Norm(block.mlp_norm, block.low_2, block.rstd[1], block.eps)
+        turned = block.turned
+        norm = Norm(
+            *(block.mlp_norm, block.low_2, block.rstd[1], block.eps), turned and turned.low_2
+        )
         squares = self._add(OUT, o.flatten(0, 1), w.out, block.x, total, norm, folds)
         if folds:
             assert squares is not None
-            launches.gate(block.low_2, w.gate_up, squares, norm.rstd, gate_up, block.h, block.eps)
+            result = (norm.rstd, gate_up, block.h, block.eps, turned and turned.h)
+            launches.gate(block.low_2, w.gate_up, squares, *result)
         else:
             torch.mm(block.low_2, w.gate_up.T, out=gate_up)
             gate, up = gate_up.chunk(2, -1)
             activate(gate, up, into=block.h)
+            if turned is not None:
+                transposed(block.h, turned.h)
         folds = block.after is not None and self._fused(QKV, block.after.low, columns)
         return self._add(DOWN, block.h, w.down, total, block.y, block.after, folds)
 
@@ -81,9 +92,12 @@ class InSeveral:
         w, qkv, o, lse = block.w, block.qkv, block.o, block.lse
         n_heads, groups, width = heads_and_width(qkv, o, block.cos)
         q, k, v = heads_of(qkv, n_heads * width, width)
+        qkv_turned = block.turned and block.turned.qkv
         if block.squares is None:
             torch.mm(block.low_1, w.qkv.T, out=qkv.flatten(0, 1))
             rotate(q, k, block.cos, block.sin, q, k)
+            if qkv_turned is not None:
+                transposed(qkv.flatten(0, 1), qkv_turned)
         else:
             in_one = chosen(qkv, width)
             projected = (block.low_1, w.qkv, block.squares, block.rstd[0], block.cos, block.sin)
@@ -91,8 +105,12 @@ class InSeveral:
                 attend_in_one(in_one, *projected, qkv, o, lse, block.eps)
                 return
             rotated = (n_heads + groups) * width
-            launches.project(*projected, qkv.flatten(0, 1), rotated=rotated, eps=block.eps)
-        attend(q, k, v, into=(o.unflatten(-1, (-1, width)), lse), options=self.options)
+            result = (qkv.flatten(0, 1), rotated, block.eps, qkv_turned)
+            launches.project(*projected, *result)
+        v_turned = None if qkv_turned is None else qkv_turned[(n_heads + groups) * width :]
+        turned = block.turned and (v_turned, block.turned.o)
+        into = o.unflatten(-1, (-1, width)), lse
+        attend(q, k, v, into=into, turned=turned, options=self.options)
 
     def _add(
         self,
@@ -107,7 +125,7 @@ class InSeveral:
         """Write total = x + a W^T, and what the norm behind it writes; -> the squares of total
         where it ``folds``."""
         if self._fused(space, a_NI, w_DI.shape[0]):
-            after = (norm.gain, norm.low) if norm is not None and folds else ()
+            after = (norm.gain, norm.low, norm.turned) if norm is not None and folds else ()
             squares = launches.add_product(space, a_NI, w_DI, x_ND, total_ND, *after)
             if norm is None or folds:
                 return squares if folds else None
@@ -133,31 +151,55 @@ class InSeveral:
             total_ND=total_ND,
             rstd_N=None if folds else norm.rstd,
             eps=norm.eps,
+            low_turned=norm.turned,
         )
 
     # -- backward -----------------------------------------------------------------------------
 
-    def begin_backward(self, dy_ND: torch.Tensor, low_ND: torch.Tensor) -> None:
-        launches.fold(dy_ND, None, low_ND)
+    def begin_backward(
+        self, dy_ND: torch.Tensor, low_ND: torch.Tensor, low_DN: torch.Tensor | None
+    ) -> None:
+        launches.fold(dy_ND, None, low_ND, low_turned=low_DN)
 
     def backward(self, index: int, block: Backward) -> None:
         w, dout, o, dqkv_NE = block.w, block.dout, block.o, block.dqkv.flatten(0, 1)
         width, rows_q = 2 * block.cos.shape[-1], o.shape[-1]
+        turned = block.turned
+        to_gate_up = to_out = to_qkv = None
+        if turned is not None:
+            to_gate_up, to_out, to_qkv = turned.w.gate_up, turned.w.out, turned.w.qkv
         folds = self._fused(GATE_UP, dout, w.gate_up.shape[0])
         self._norm_gradient(
             *(MLP_GRADIENT, block.dgate_up, w.gate_up, block.gate_up),
             *(self._activation_gradient(block, folds), block.rstd[1], folds),
             *(block.total, block.mlp_norm, block.dy),
             *(block.dsum, block.dsum_low, block.gains[1]),
+            *(to_gate_up, turned and turned.dout),
         )
-        multiply = launches.input_product if self._fused(OUT_GRADIENT, dout, rows_q) else None
-        do_BTHK = (multiply or input_gradient)(dout, w.out).view(*o.shape[:2], -1, width)
+        do_QN = None
+        if turned is not None and turned.qkv is not None:
+            do_QN = dout.new_empty((rows_q, len(dout)))
+        if self._fused(OUT_GRADIENT, dout, rows_q):
+            do_NQ = launches.input_product(dout, w.out, to_out, do_QN)
+        else:
+            do_NQ = _multiply(dout, w.out, to_out)
+            if do_QN is not None:
+                transposed(do_NQ, do_QN)
+        do_BTHK = do_NQ.view(*o.shape[:2], -1, width)
+        turns = None
+        if turned is not None:
+            ahead = None
+            if turned.qkv is not None and do_QN is not None:
+                q_turned, k_turned = turned.qkv[:rows_q], turned.qkv[rows_q:]
+                ahead = q_turned, k_turned, do_QN
+            turns = ahead, turned.dqkv
         folds = self._fused(QKV, dout, w.qkv.shape[0])
         attend_backward(
             do_BTHK,
             *(*heads_of(block.qkv, rows_q, width), o.view_as(do_BTHK), block.lse),
             *(*heads_of(block.dqkv, rows_q, width), block.cos, block.sin),
             scaled=(block.rstd[0] if folds else self._ones(block.rstd[0]), block.per_head),
+            turned=turns,
             options=self.options,
         )
         self._norm_gradient(
@@ -165,15 +207,20 @@ class InSeveral:
             *(block.per_head, block.rstd[0], folds),
             *(block.x, block.attention_norm, block.dsum),
             *(block.dx, block.dx_low, block.gains[0]),
+            *(to_qkv, turned and turned.dx),
         )
 
-    def weight_gradients(self, threes: Threes) -> None:
-        (_, low, _), *_, (_, h, _) = threes
-        if self._fused(WEIGHT_GRADIENTS, low, h.shape[1]):
-            launches.weight_gradients(threes)
+    def weight_gradients(self, threes: Threes, turned: bool) -> None:
+        (dy, x, _), *_, (_, h, _) = threes
+        rows_of_low, hidden = (x.T, h.shape[0]) if turned else (x, h.shape[1])
+        if self._fused(WEIGHT_GRADIENTS, rows_of_low, hidden):
+            launches.weight_gradients(threes, turned=turned)
             return
         for dy, x, dw in threes:
-            weight_gradient(dy, x, dw.dtype, into=dw)
+            if turned:
+                torch.mm(dy, x.T, out=dw)
+            else:
+                weight_gradient(dy, x, dw.dtype, into=dw)
 
     def tile_rows(
         self, qkv_BTE: torch.Tensor, gate_up_NU: torch.Tensor, head_dim: int
@@ -195,13 +242,17 @@ class InSeveral:
         """Write the gradient of gate and up, times rstd where the norm ``folds``; -> the row sums
         of its products with gate and up, where the kernel gives them."""
         w, gate_up, dgate_up, rstd_N = block.w.down, block.gate_up, block.dgate_up, block.rstd[1]
+        turned = block.turned
+        turns = (None, None) if turned is None else (turned.w.down, turned.dgate_up)
         if self._fused(HIDDEN_GRADIENT, block.dy_low, w.shape[1]):
             scale_N = rstd_N if folds else self._ones(rstd_N)
-            return launches.hidden_gradient(block.dy_low, w, gate_up, scale_N, dgate_up)
-        dh_NF = input_gradient(block.dy_low, w)
+            return launches.hidden_gradient(block.dy_low, w, gate_up, scale_N, dgate_up, *turns)
+        dh_NF = _multiply(block.dy_low, w, turns[0])
         activate_backward(dh_NF, *gate_up.chunk(2, -1), *dgate_up.chunk(2, -1))
         if folds:
             dgate_up.mul_(rstd_N[:, None])
+        if turned is not None:
+            transposed(dgate_up, turned.dgate_up)
         return None
 
     def _norm_gradient(
@@ -219,6 +270,8 @@ class InSeveral:
         dx_ND: torch.Tensor,
         dx_low_ND: torch.Tensor | None,
         dgain_PD: torch.Tensor,
+        w_DO: torch.Tensor | None,
+        dx_DN: torch.Tensor | None,
     ) -> None:
         """`launches.norm_gradient`; dy is times rstd where the norm ``folds``, and y is the result
         of the product, of which ``parts`` may be made."""
@@ -226,10 +279,18 @@ class InSeveral:
         if self._fused(space, dy_NO, w_OD.shape[1]):
             if parts is None:
                 parts = (dy_NO.float() * y_NO.float()).sum(-1, keepdim=True)
-            launches.norm_gradient(space, dy_NO, w_OD, parts, rstd_N, x_ND, *given, scaled=folds)
+            product = (space, dy_NO, w_OD, parts, rstd_N, x_ND)
+            launches.norm_gradient(*product, *given, scaled=folds, w_DO=w_DO, dx_DN=dx_DN)
             return
-        dn_ND = input_gradient(dy_NO, w_OD)
+        dn_ND = _multiply(dy_NO, w_OD, w_DO)
         if folds:
             dn_ND.div_(rstd_N[:, None])
         partials = dgain_PD[: partial_rows(len(x_ND), x_ND.device)]
         launch_backward(dn_ND, x_ND, gain_D, rstd_N, dresidual_ND, dx_ND, dx_low_ND, partials)
+        if dx_DN is not None:
+            transposed(dx_ND, dx_DN)
+
+
+def _multiply(dy_NO: torch.Tensor, w_OD: torch.Tensor, w_DO: torch.Tensor | None) -> torch.Tensor:
+    """dx (N D) = dy W by the vendor's BLAS, from the transpose of W where that is given."""
+    return input_gradient(dy_NO, w_OD) if w_DO is None else torch.mm(dy_NO, w_DO.T)

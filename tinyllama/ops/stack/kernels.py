@@ -13,6 +13,11 @@ Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of 
 of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked. DESCRIBED: the operands
 of products are tensor descriptors, which read zeros outside a tensor. Called by another kernel, one
 does the work of its program number ``program``.
+
+Some matrix units read float32 operands along the inner axis of a product alone. There, what a
+gradient of weights will read is stored a second time as its transpose (names in ``_turned``, None
+where it is not wanted), and TURNED kernels of the backward pass read transposes: W^T for
+dX = dY W, and dY^T and X^T for dW = dY^T X.
 """
 
 from __future__ import annotations
@@ -57,6 +62,22 @@ def _store(
     """Write y[row : row + ROWS, column : column + COLUMNS], rounded to y's dtype."""
     i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     at = y + (tl.cast(row, tl.int64) * stride + column) + (i * stride + j)
+    if EVEN:
+        tl.store(at, tile.to(y.dtype.element_ty))
+    else:
+        inside = (i < n_rows - row) & (j < n_columns - column)
+        tl.store(at, tile.to(y.dtype.element_ty), mask=inside)
+
+
+@jit
+def _store_turned(
+    y, tile, row, column, n_rows, n_columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Write the tile that `_store` would write into y (N n_columns) into its transpose
+    y (n_columns N), whose rows are dense. 32 bits hold COLUMNS N (see `launches.turns`)."""
+    i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    at = y + (tl.cast(column, tl.int64) * n_rows + row) + (j * n_rows + i)
     if EVEN:
         tl.store(at, tile.to(y.dtype.element_ty))
     else:
@@ -153,7 +174,7 @@ def _halves(tile, ROWS: tl.constexpr, HALF: tl.constexpr):
 @jit
 def fold_kernel(
     x, gain, low, squares, n_rows, width, delta, total, rstd, eps, counters, n_counters,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr = False,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr = False, low_turned=None,
 ):  # fmt: skip
     """low = x gain, and the sum of x^2 of each row, where no product of ours made x. Where rstd is
     given it is written, and low is times it. Where delta is given, total = x + delta, and low is
@@ -180,6 +201,8 @@ def fold_kernel(
             wide *= scale[:, None]
         wide *= _vector(gain, 0, width, WIDTH, False)[None, :]
     _store(low, wide, row, 0, width, n_rows, width, ROWS, WIDTH, False)
+    if low_turned is not None:
+        _store_turned(low_turned, wide, row, 0, n_rows, width, ROWS, WIDTH, False)
 
 
 @jit
@@ -202,7 +225,7 @@ def qkv_kernel(
     n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False, program=None,
+    PDL: tl.constexpr = False, program=None, qkv_turned=None,
 ):  # fmt: skip
     """qkv (N E) = norm(x) W^T with W (E D), whose first ``rotated`` columns, q and k, are rotated
     by the tables (T C), C = ``pairs``."""
@@ -225,6 +248,8 @@ def qkv_kernel(
         turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
         acc = tl.reshape(turned, (BM, BN))
     _store(qkv, acc, row, column, n_columns, n_rows, n_columns, BM, BN, EVEN)
+    if qkv_turned is not None:
+        _store_turned(qkv_turned, acc, row, column, n_rows, n_columns, BM, BN, EVEN)
 
 
 @jit
@@ -232,7 +257,7 @@ def gate_up_kernel(
     low, w, squares, rstd, gate_up, h, eps, n_rows, width, n_hidden, n_parts,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False, program=None,
+    PDL: tl.constexpr = False, program=None, h_turned=None,
 ):  # fmt: skip
     """gate_up (N 2F) = norm(x) [W_gate; W_up]^T, and h (N F) = silu(gate) up. A tile has BN / 2
     columns of the gate and the same of up; up's weights lie behind the gate's (2F D)."""
@@ -253,6 +278,9 @@ def gate_up_kernel(
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     sigmoid, _ = sigmoids(gate)
     _store(h, gate * sigmoid * up, row, column, n_hidden, n_rows, n_hidden, BM, HALF, EVEN)
+    if h_turned is not None:
+        hidden = gate * sigmoid * up
+        _store_turned(h_turned, hidden, row, column, n_rows, n_hidden, BM, HALF, EVEN)
 
 
 @jit
@@ -261,6 +289,7 @@ def residual_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
+    low_turned=None,
 ):  # fmt: skip
     """total (N D) = x + a W^T with W (D inner). Where a gain is given, low = total gain, and
     squares (N n_parts) the sums of total^2 over each tile's columns."""
@@ -281,6 +310,9 @@ def residual_kernel(
         wide = rounded.to(tl.float32)  # the norm is that of the sum as it is stored
         gains = _vector(gain, column, width, BN, EVEN)
         _store(low, wide * gains[None, :], row, column, width, n_rows, width, BM, BN, EVEN)
+        if low_turned is not None:
+            low_tile = wide * gains[None, :]
+            _store_turned(low_turned, low_tile, row, column, n_rows, width, BM, BN, EVEN)
         rows = row + tl.arange(0, BM)
         places = squares + rows.to(tl.int64) * n_parts + n
         tl.store(places, tl.sum(wide * wide, 1), mask=rows < n_rows)
@@ -308,13 +340,58 @@ def _activation_gradient(
 
 
 @jit
+def _activation_gradient_turned(
+    dh, gate_up, dgate_up, turned, row, column, n_rows, n_hidden,
+    BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """`_activation_gradient`, which also stores the transposes in ``turned`` (2F N)."""
+    stride = 2 * n_hidden
+    gate = _load(gate_up, row, column, stride, n_rows, n_hidden, BM, BN, EVEN).to(tl.float32)
+    up = _load(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    sigmoid, rest = sigmoids(gate)
+    dup = dh * gate * sigmoid
+    below = turned + tl.cast(n_hidden, tl.int64) * n_rows
+    _store(dgate_up + n_hidden, dup, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    _store_turned(below, dup, row, column, n_rows, n_hidden, BM, BN, EVEN)
+    up = up.to(tl.float32)
+    dgate = dh * up * sigmoid * (1 + gate * rest)
+    _store(dgate_up, dgate, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    _store_turned(turned, dgate, row, column, n_rows, n_hidden, BM, BN, EVEN)
+    return tl.sum(dgate * gate + dup * up, 1)
+
+
+@jit
+def _turned_by_slices(
+    dh, gate_up, dgate_up, turned, row, column, n_rows, n_hidden,
+    BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """`_activation_gradient_turned`, half of the columns after the other where they are many."""
+    if BM * BN >= 4096:
+        left, right = _halves(dh, BM, BN // 2)
+        total = _activation_gradient_turned(
+            left, gate_up, dgate_up, turned, row, column, n_rows, n_hidden, BM, BN // 2, EVEN
+        )
+        total += _activation_gradient_turned(
+            right, gate_up, dgate_up, turned, row, column + BN // 2, n_rows, n_hidden,
+            BM, BN // 2, EVEN,
+        )  # fmt: skip
+    else:
+        total = _activation_gradient_turned(
+            dh, gate_up, dgate_up, turned, row, column, n_rows, n_hidden, BM, BN, EVEN
+        )
+    return total
+
+
+@jit
 def hidden_gradient_kernel(
     dy, w, gate_up, rstd, dgate_up, parts, n_rows, width, n_hidden, n_parts,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
+    TURNED: tl.constexpr = False, dgate_up_turned=None,
 ):  # fmt: skip
-    """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F); and parts
+    """dgate_up (N 2F), times rstd, of h = silu(gate) up and dh = dy W with W (D F; (F D) where
+    TURNED); and parts
     (N n_parts): the tile's share of sum(dgate_up gate_up) over a row."""
     let_next_start(PDL)
     m, n = _place(program, n_rows, n_hidden, BM, BN, GROUP)
@@ -325,18 +402,28 @@ def hidden_gradient_kernel(
         _fetch(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN)
     wait_for_last(PDL)
     acc = _product(
-        dy, w, row, column, n_rows, n_hidden, width, width, n_hidden,
-        False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+        dy, w, row, column, n_rows, n_hidden, width, width, width if TURNED else n_hidden,
+        TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
     acc *= _vector(rstd, row, n_rows, BM, EVEN)[:, None]
     HALF: tl.constexpr = BN // 2  # at a time, so that registers suffice
     left, right = _halves(acc, BM, HALF)
-    total = _activation_gradient(
-        left, gate_up, dgate_up, row, column, n_rows, n_hidden, BM, HALF, EVEN
-    )
-    total += _activation_gradient(
-        right, gate_up, dgate_up, row, column + HALF, n_rows, n_hidden, BM, HALF, EVEN
-    )
+    if dgate_up_turned is None:
+        total = _activation_gradient(
+            left, gate_up, dgate_up, row, column, n_rows, n_hidden, BM, HALF, EVEN
+        )
+        total += _activation_gradient(
+            right, gate_up, dgate_up, row, column + HALF, n_rows, n_hidden, BM, HALF, EVEN
+        )
+    else:
+        total = _turned_by_slices(
+            left, gate_up, dgate_up, dgate_up_turned, row, column, n_rows, n_hidden,
+            BM, HALF, EVEN,
+        )  # fmt: skip
+        total += _turned_by_slices(
+            right, gate_up, dgate_up, dgate_up_turned, row, column + HALF, n_rows, n_hidden,
+            BM, HALF, EVEN,
+        )  # fmt: skip
     rows = row + tl.arange(0, BM)
     places = parts + rows.to(tl.int64) * n_parts + n
     tl.store(places, total, mask=rows < n_rows)
@@ -348,11 +435,12 @@ def norm_gradient_kernel(
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr = False, FETCH: tl.constexpr = False, program=None,
-    SCALED: tl.constexpr = True,
+    SCALED: tl.constexpr = True, TURNED: tl.constexpr = False, dx_turned=None,
 ):  # fmt: skip
-    """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D), dy times rstd and c the
-    row sums of parts; the same in the products' dtype where dx_low is not None; and for each tile
-    of rows the share of dgain. SCALED: dy and parts are times rstd; if not, that is done here."""
+    """dx (N D) = dresidual + gain (dy W) - x rstd c / D with W (inner D; (D inner) where TURNED),
+    dy times rstd and c the row sums of parts; the same in the products' dtype where dx_low is not
+    None; and for each tile of rows the share of dgain. SCALED: dy and parts are times rstd; if not,
+    that is done here."""
     let_next_start(PDL)
     m, n = _place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
@@ -360,8 +448,8 @@ def norm_gradient_kernel(
         _fetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
     acc = _product(
-        dy, w, row, column, n_rows, width, inner, inner, width,
-        False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+        dy, w, row, column, n_rows, width, inner, inner, inner if TURNED else width,
+        TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
     if not SCALED:
         acc *= _vector(rstd, row, n_rows, BM, EVEN)[:, None]
@@ -378,6 +466,8 @@ def norm_gradient_kernel(
     _store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
     if dx_low is not None:
         _store(dx_low, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+    if dx_turned is not None:
+        _store_turned(dx_turned, acc, row, column, n_rows, width, BM, BN, EVEN)
 
 
 @jit
@@ -385,17 +475,19 @@ def product_kernel(
     dy, w, dx, n_rows, width, inner,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False, program=None,
+    PDL: tl.constexpr = False, program=None, TURNED: tl.constexpr = False, dx_turned=None,
 ):  # fmt: skip
-    """dx (N D) = dy W with W (inner D)."""
+    """dx (N D) = dy W with W (inner D; (D inner) where TURNED)."""
     begin(PDL)
     m, n = _place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
     acc = _product(
-        dy, w, row, column, n_rows, width, inner, inner, width,
-        False, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
+        dy, w, row, column, n_rows, width, inner, inner, inner if TURNED else width,
+        TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
     _store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+    if dx_turned is not None:
+        _store_turned(dx_turned, acc, row, column, n_rows, width, BM, BN, EVEN)
 
 
 @jit
@@ -411,12 +503,12 @@ def weight_gradients_kernel(
     n_rows, width, n_columns, n_heads, n_hidden, after_qkv, after_out, after_gate_up,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
-    PDL: tl.constexpr = False,
+    PDL: tl.constexpr = False, TURNED: tl.constexpr = False,
 ):  # fmt: skip
     """The gradients of the four matrices of a block, (E D), (D Q), (2F D) and (D F), in one launch:
     each program one tile of dW = dY^T X, over all rows of dY and X. after_qkv, after_out,
     after_gate_up: the programs up to the end of each. One loop serves all four, so that shared
-    memory is taken once."""
+    memory is taken once. TURNED: dY and X are given as their transposes, dY^T and X^T."""
     begin(PDL)
     tile = tl.program_id(0)
     of_qkv, of_out, of_gate_up = tile < after_qkv, tile < after_out, tile < after_gate_up
@@ -437,8 +529,19 @@ def weight_gradients_kernel(
         else:
             left, right = dy, h
         for first in range(0, n_rows, BK):
-            left_tile, right_tile = left.load([first, row]), right.load([first, column])
-            acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
+            if TURNED:
+                left_tile, right_tile = left.load([row, first]), right.load([column, first])
+                acc = tl.dot(left_tile, tl.trans(right_tile), acc, input_precision=PRECISION)
+            else:
+                left_tile, right_tile = left.load([first, row]), right.load([first, column])
+                acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
+    elif TURNED:
+        left = _first(of_qkv, of_out, of_gate_up, dqkv, dout, dgate_up, dy)
+        right = _first(of_qkv, of_out, of_gate_up, low_1, o, low_2, h)
+        acc = _product(
+            left, right, row, column, n_out, n_in, n_rows, n_rows, n_rows,
+            True, False, BM, BN, BK, EVEN, PRECISION, False,
+        )  # fmt: skip
     else:
         i, j = tl.arange(0, BM)[None, :], tl.arange(0, BN)[None, :]
         k = tl.arange(0, BK)[:, None]

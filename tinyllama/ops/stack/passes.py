@@ -13,11 +13,12 @@ import torch
 from tinyllama.harness.declare.autograd import Grads, Named
 from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
 from tinyllama.harness.kernels.placed import place_for
-from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
+from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy, transposed_copy
 from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import Inputs as Block
 from tinyllama.ops.block import Matrices
 from tinyllama.ops.rms_norm import sum_rows
+from tinyllama.ops.transpose import transposed
 
 
 class Inputs(NamedTuple):
@@ -60,6 +61,29 @@ class Norm(NamedTuple):
     low: torch.Tensor  # (N D): x times the gain, or the norm of x itself: the way's choice
     rstd: torch.Tensor  # (N)
     eps: float
+    turned: torch.Tensor | None = None  # (D N): the memory for low^T, where it is to be written
+
+
+class Turned(NamedTuple):
+    """The transposes (columns N) of what the gradients of a block's matrices are made of."""
+
+    low_1: torch.Tensor
+    o: torch.Tensor
+    low_2: torch.Tensor
+    h: torch.Tensor
+    qkv: torch.Tensor | None  # where attention reads its transpose
+
+
+class TurnedGradients(NamedTuple):
+    """What a backward pass from transposes reads, and then the transposes (columns N) that it
+    writes."""
+
+    w: Matrices  # each as its transpose
+    qkv: torch.Tensor | None
+    dqkv: torch.Tensor
+    dout: torch.Tensor
+    dgate_up: torch.Tensor
+    dx: torch.Tensor | None  # None: of the first block, where nobody reads it
 
 
 class Forward(NamedTuple):
@@ -85,6 +109,8 @@ class Forward(NamedTuple):
     h: torch.Tensor
     rstd: torch.Tensor  # (2 N)
     y: torch.Tensor  # (N D)
+    turned: Turned | None = None
+    """The memory for transposes, where the backward pass reads them."""
 
 
 class Backward(NamedTuple):
@@ -112,6 +138,7 @@ class Backward(NamedTuple):
     dx: torch.Tensor  # (N D)
     dx_low: torch.Tensor | None  # (N D): dx in the products' dtype, where that is another tensor
     gains: tuple[torch.Tensor, torch.Tensor]  # (P D) float32 for the first norm and the second
+    turned: TurnedGradients | None = None
 
     @property
     def dsum_low(self) -> torch.Tensor | None:
@@ -126,6 +153,11 @@ class Way(Protocol):
 
     def __init__(self, x_BTD: torch.Tensor, layers: int) -> None: ...
 
+    @staticmethod
+    def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
+        """Whether gradients of rows of x (... D), with products in ``dtype``, come from
+        transposes; 2: attention's products as well."""
+
     def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
         """Write what the norm ahead of the first product, with so many columns, writes; -> the
         squares for the first block, if the way reads any."""
@@ -137,10 +169,13 @@ class Way(Protocol):
     def backward(self, index: int, block: Backward) -> None:
         """Write what the backward pass of a block writes."""
 
-    def begin_backward(self, dy_ND: torch.Tensor, low_ND: torch.Tensor) -> None:
-        """Write dy, the gradient of the stack's result, in the products' dtype."""
+    def begin_backward(
+        self, dy_ND: torch.Tensor, low_ND: torch.Tensor, low_DN: torch.Tensor | None
+    ) -> None:
+        """Write dy, the gradient of the stack's result, in the products' dtype; and its transpose
+        where memory for it is given."""
 
-    def weight_gradients(self, threes: Threes) -> None:
+    def weight_gradients(self, threes: Threes, turned: bool) -> None:
         """Write the gradients of a block's matrices, as `launches.weight_gradients` does."""
 
     def tile_rows(
@@ -168,11 +203,29 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     rstd, y = made(2, rows, of=torch.float32), x.new_empty(x.shape)
     if not h.numel():
         rstd.zero_()  # of the second norm, which no product reads
-    saved = (narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd)
-    if not layers or not x.numel():
+    empty = bool(not layers or not x.numel())
+    turns = 0 if empty else way.turns(x, dtype)
+    # That it is no vector says to the backward pass that transposes were kept.
+    o_turned = made(o.shape[3], rows) if turns else x.new_empty(0)
+    qkv_turned = made(columns, rows) if turns > 1 else x.new_empty(0)
+    turned_weights = _turned_copy(given.weights) if turns else x.new_empty(0)
+    saved = (
+        *(narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd),
+        *(o_turned, qkv_turned, turned_weights),
+    )
+    if empty:
         return x.clone(), *saved
     ways, x_ND = way(x, layers), contiguous(x).flatten(0, 1)
-    norms = [Norm(*first, eps) for first in zip(attention_norm, low_1, rstd[:, 0], strict=True)]
+    each_turned: list[Turned | None] = [None] * layers
+    if turns:  # only the transposes are kept
+        kept = [one.view(layers, -1, rows) for one in (low_1, o_turned, low_2, h)]
+        of_qkv = qkv_turned if turns > 1 else (None,) * layers
+        each_turned = [Turned(*one) for one in zip(*kept, of_qkv, strict=True)]
+        low_1, low_2, h = (torch.empty_like(one[0]).expand_as(one) for one in (low_1, low_2, h))
+    norms = [
+        Norm(attention_norm[i], low_1[i], rstd[i, 0], eps, turned and turned.low_1)
+        for i, turned in enumerate(each_turned)
+    ]
     squares = ways.begin(x_ND, norms[0], columns)
     for i, w in enumerate(matrices):
         last = i + 1 == layers
@@ -184,7 +237,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
                 None if last else norms[i + 1],
                 eps,
                 *(low_1[i], qkv[i], o[i], lse[i], total[i], low_2[i], gate_up[i], h[i], rstd[i]),
-                y_ND,
+                *(y_ND, each_turned[i]),
             ),
         )
         x_ND = y_ND
@@ -215,7 +268,15 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
     gains = allocate((2, layers, max(tiles), D), dtype=torch.float32)
     low = None if x.dtype is dtype else dtype
     dlow = x.new_empty((layers, *x_ND.shape), dtype=dtype)  # of the output of each block
-    ways.begin_backward(dx_ND, dlow[-1])
+    turns, rows = saved["o_turned"].dim() > 1, len(x_ND)
+
+    def transpose_of(like: torch.Tensor) -> torch.Tensor:
+        """The memory for the transpose of a tensor (... columns)."""
+        return like.new_empty((like.shape[-1], rows))
+
+    dy_turned = transpose_of(dlow[-1]) if turns else None  # of the output of block i
+    ways.begin_backward(dx_ND, dlow[-1], dy_turned)
+    transposes = _transposes(matrices, saved["turned_weights"]) if turns else []
     dmatrices, dweights = _views(weights, flat), _split(weights, flat)
     for i in reversed(range(layers)):
         names = ("qkv", "o", "lse", "sum", "gate_up")
@@ -225,20 +286,33 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
         below_ND = dlow[i - 1] if i else None
         apart = low is not None or below_ND is None
         dy_ND, dx_ND = dx_ND, torch.empty_like(dx_ND) if apart else dlow[i - 1]
+        turned = None
+        if turns:
+            of_qkv = saved["qkv_turned"][i] if saved["qkv_turned"].dim() > 1 else None
+            turned = TurnedGradients(
+                *(transposes[i](), of_qkv),
+                *(transpose_of(dqkv), transpose_of(dout), transpose_of(dgate_up)),
+                transpose_of(dx_ND) if i else None,
+            )
         ways.backward(
             i,
             Backward(
                 *(matrices[i], dy_ND, dlow[i], saved["between"][i - 1] if i else x_ND, *tables),
                 *(attention_norm[i], mlp_norm[i], qkv, o, lse, total, gate_up, saved["rstd"][i]),
                 *(dgate_up, dqkv, dsum_ND, dout, per_head),
-                *(dx_ND, None if low is None else below_ND, (gains[0][i], gains[1][i])),
+                *(dx_ND, None if low is None else below_ND, (gains[0][i], gains[1][i]), turned),
             ),
         )
-        dys = dqkv.flatten(0, 1), dout, dgate_up, dlow[i]
-        xs = saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]
+        dys = [dqkv.flatten(0, 1), dout, dgate_up, dlow[i]]
+        xs = [saved["low_1"][i], o.flatten(0, 1), saved["low_2"][i], saved["h"][i]]
+        if turned is not None and dy_turned is not None:
+            dys = [turned.dqkv, turned.dout, turned.dgate_up, dy_turned]
+            of_x = ("low_1", "o_turned", "low_2", "h")
+            xs = [saved[name][i].view(-1, rows) for name in of_x]
+            dy_turned = turned.dx
         dw = dmatrices[i]
         dws = dw.qkv, dw.out, dw.gate_up, dw.down
-        make = partial(ways.weight_gradients, list(zip(dys, xs, dws, strict=True)))
+        make = partial(ways.weight_gradients, list(zip(dys, xs, dws, strict=True)), turns)
         if _RECEIVERS:
             _RECEIVERS[-1](i, make, {name: dweight[i] for name, dweight in dweights.items()})
         else:
@@ -296,6 +370,39 @@ def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]
     return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
 
 
+def _whole(weights: list[torch.Tensor]) -> torch.Tensor | None:
+    """All seven matrices of each block (L P), flat: a view; None where they do not lie so."""
+    whole = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
+    if whole is None or len({w.stride(0) for w in weights}) > 1:
+        return None
+    shape, strides = (len(weights[0]), whole.numel()), (weights[0].stride(0), 1)
+    return whole.as_strided(shape, strides, whole.storage_offset())
+
+
+def _turned_copy(weights: list[torch.Tensor]) -> torch.Tensor:
+    """The transposes of each block's matrices where they are kept (L P), else nothing (0)."""
+    whole = _whole(weights)
+    copy = None if whole is None else transposed_copy(whole)
+    return weights[0].new_empty(0) if copy is None else copy
+
+
+def _transposes(matrices: list[Matrices], copy_LP: torch.Tensor) -> list[Callable[[], Matrices]]:
+    """For each block a function that gives the transposes of its matrices: views of the copy, or
+    made where that is empty."""
+    return [
+        partial(_transpose, one, copy_LP[i] if copy_LP.numel() else None)
+        for i, one in enumerate(matrices)
+    ]
+
+
+def _transpose(matrices: Matrices, flat: torch.Tensor | None) -> Matrices:
+    each = matrices.qkv, matrices.out, matrices.gate_up, matrices.down
+    if flat is None:
+        return Matrices(*map(transposed, each))
+    parts = flat.split([w.numel() for w in each])
+    return Matrices(*(part.view(w.T.shape) for part, w in zip(parts, each, strict=True)))
+
+
 def _where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:
     return [Matrices.of([w[i] for w in weights], None) for i in range(len(weights[0]))]
 
@@ -307,11 +414,8 @@ def _narrowed(
     matrices made of them."""
     if dtype is weights[0].dtype:
         return weights[0].new_empty(0), _where_they_lie(weights)
-    sizes = [w.shape[1:].numel() for w in weights]
-    whole = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
-    if whole is not None and len({w.stride(0) for w in weights}) == 1:
-        shape, strides = (len(weights[0]), sum(sizes)), (weights[0].stride(0), 1)
-        wide = whole.as_strided(shape, strides, whole.storage_offset())
+    wide = _whole(weights)
+    if wide is not None:
         narrow = rounded_copy(wide, dtype)
         narrow = wide.to(dtype) if narrow is None else narrow
     else:

@@ -16,7 +16,7 @@ from tinyllama.ops import attention
 from tinyllama.ops.attention import NARROW_HEAD
 from tinyllama.ops.stack import launches, single_kernels
 from tinyllama.ops.stack.launches import kind_of
-from tinyllama.ops.stack.passes import Backward, Forward, Norm, heads_and_width
+from tinyllama.ops.stack.passes import Backward, Forward, Norm, Threes, heads_and_width
 
 FORWARD_PHASES = ("q, k and v", "attention", "product of w_o", "gate and up", "product of w_down")
 BACKWARD_PHASES = ("gate and up", "second norm", "product of w_o", "attention", "first norm")
@@ -108,10 +108,17 @@ class InOne:
     def begin(self, x_ND: torch.Tensor, norm: Norm, columns: int) -> torch.Tensor | None:
         return launches.fold(x_ND, norm.gain, norm.low, counters=self.counters)
 
-    def begin_backward(self, dy_ND: torch.Tensor, low_ND: torch.Tensor) -> None:
+    @staticmethod
+    def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
+        return 0
+
+    def begin_backward(
+        self, dy_ND: torch.Tensor, low_ND: torch.Tensor, low_DN: torch.Tensor | None
+    ) -> None:
         launches.fold(dy_ND, None, low_ND, counters=self.counters)
 
-    weight_gradients = staticmethod(launches.weight_gradients)
+    def weight_gradients(self, threes: Threes, turned: bool) -> None:
+        launches.weight_gradients(threes)
 
     def forward(self, index: int, block: Forward) -> torch.Tensor | None:
         w, (H, G, K), hidden = (

@@ -78,11 +78,11 @@ TRANSPOSE = Space(
 )
 
 
-def transposed(x_ND: torch.Tensor) -> torch.Tensor:
-    """x (N D), rows any distance apart -> x^T (D N), contiguous. One launch."""
+def transposed(x_ND: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    """x (N D), rows any distance apart -> x^T (D N), contiguous. One launch. into: its memory."""
     x_ND = dense_rows(x_ND)
     N, D = x_ND.shape
-    y_DN = x_ND.new_empty((D, N))
+    y_DN = x_ND.new_empty((D, N)) if into is None else into
     if y_DN.numel():
         config = TRANSPOSE.choose(x_ND.device, dtype=SHORT[x_ND.dtype])
         tile = config["TILE"]

@@ -1,0 +1,228 @@
+"""The transposes of weights that the optimizer keeps for a step in tf32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness.declare.registry import providers_restored
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.harness.kernels.precision import kept_transposed, transposed_copy
+from tinyllama.harness.kernels.resources import compilation
+from tinyllama.model.config import ModelConfig, TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.optim import TransposedWeights
+from tinyllama.model.tiers import V4
+from tinyllama.ops.adamw import State, count, update, update_matrices
+from tinyllama.ops.stack import launches, stack
+from tinyllama.ops.stack.fused import InSeveral
+from tinyllama.training.step import TrainStep
+
+SHAPE = ModelConfig(
+    hidden_dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, vocab_size=20
+)
+CONFIG = TrainConfig(batch_size=2, seq_len=4, precision="fp32", learning_rate=1e-2)
+TOKENS = torch.randint(20, (2, 5), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Sets whether steps go by transposes."""
+
+    def choose(choice: int) -> None:
+        monkeypatch.setattr(InSeveral, "turns", lambda x, dtype: choice)
+        monkeypatch.setattr("tinyllama.model.optim.turns", lambda x, dtype: choice)
+
+    with providers_restored([stack]):
+        yield choose
+
+
+def make_step(device: torch.device, plan: str = "all", **changes: Any) -> TrainStep:
+    model = TinyLlama(SHAPE, V4.with_plan(plan)).to(device)
+    step = TrainStep(model, replace(CONFIG, **changes))
+    step.prepare(warm_up=1)
+    return step
+
+
+def train(step: TrainStep, steps: int = 3) -> list[float]:
+    tokens = TOKENS.to(step.device)
+    return [step(tokens).item() for _ in range(steps)]
+
+
+def weights(step: TrainStep) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in step.model.parameters()]
+
+
+def kept(step: TrainStep) -> bool:
+    """Whether every transpose that the optimizer keeps is that of its matrix."""
+    found = []
+    for group in step.optimizer.transposes:
+        flat = torch.cat([step.optimizer.parameters[i].detach().flatten() for i in group.indices])
+        start = 0
+        for rows, columns in group.shapes:
+            place = slice(start, start := start + rows * columns)
+            turned = group.memory[place].view(columns, rows)
+            found.append(torch.equal(turned, flat[place].view(rows, columns).T))
+    assert len(found) == 4 * SHAPE.num_layers
+    return all(found)
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_grad_norm": 1.0}], ids=str)
+def test_a_step_trains_as_without_and_keeps_transposes(
+    changes: dict[str, Any], turn: Callable[[int], None], device: torch.device
+) -> None:
+    """With updates block by block, and with all of them at the end."""
+    found = []
+    for choice in (0, 1, 2):
+        turn(choice)
+        step = make_step(device, **changes)
+        assert isinstance(step.rounded, TransposedWeights) == (choice > 0)
+        found.append(train(step))
+        assert choice == 0 or kept(step)
+    for losses in found[1:]:
+        assert losses == pytest.approx(found[0], rel=1e-5)
+    assert found[0][0] > found[0][-1]
+
+
+def test_no_kernel_transposes_in_a_step(turn: Callable[[int], None]) -> None:
+    turn(2)
+    step = make_step(torch.device("cpu"))
+    step.rounded.refresh()  # type: ignore[union-attr]
+    with recorded("sm_90") as launches_:
+        step._run()
+    names = [one.identity for one in launches_]
+    assert names.count("adamw._update_matrices") == SHAPE.num_layers, set(names)
+    assert "transpose.transpose_kernel" not in names
+
+
+def spoilt(step: TrainStep) -> list[float]:
+    """The losses of two steps after a weight was changed by hand."""
+    train(step, 1)
+    with torch.no_grad():
+        step.model.get_parameter("layers.1.w_down").mul_(5)
+    return train(step, 2)
+
+
+def test_a_weight_that_is_changed_by_hand_is_transposed_again(
+    turn: Callable[[int], None], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without a refresh the stale transpose would be read: other gradients, another loss."""
+    turn(0)
+    expected = spoilt(make_step(device))
+    turn(1)
+    assert spoilt(make_step(device)) == pytest.approx(expected, rel=1e-5)
+    step = make_step(device)
+    step.rounded.refresh()  # type: ignore[union-attr]
+    monkeypatch.setattr(TransposedWeights, "refresh", lambda self: None)
+    stale = spoilt(step)
+    assert stale[0] == pytest.approx(expected[0], rel=1e-5)  # the forward pass reads none
+    assert stale[1] != pytest.approx(expected[1], rel=1e-4)
+
+
+def test_an_update_that_leaves_a_transpose_out_is_found(turn: Callable[[int], None]) -> None:
+    """The optimizer writes one block's transposes elsewhere."""
+    turn(1)
+    expected, step = (make_step(torch.device("cpu")) for _ in range(2))
+    groups = step.optimizer.transposes
+    step.rounded.refresh()  # type: ignore[union-attr]
+    groups[1] = groups[1]._replace(memory=groups[1].memory.clone())
+    assert train(step) != pytest.approx(train(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [("all", {"precision": "bf16"}), ("single", {}), ("all", {"accumulate": 2, "batch_size": 1})],
+    ids=str,
+)
+def test_who_keeps_none(plan: str, changes: dict[str, Any]) -> None:
+    """Products in 16 bits; a block in one launch; rows for which the table chooses none."""
+    key: dict[str, Any] = {"rows": 8, "width": 16, "kind": "fp32"}
+    with providers_restored([stack]), launches.TURNED.force(launches.Config(TURN=1), **key):
+        model = TinyLlama(SHAPE, V4.with_plan(plan))
+        step = TrainStep(model, replace(CONFIG, **changes))
+        assert not isinstance(step.rounded, TransposedWeights)
+        assert step.optimizer.transposes == []
+        whole = TrainStep(TinyLlama(SHAPE, V4.with_plan("all")), CONFIG)
+        assert isinstance(whole.rounded, TransposedWeights)
+
+
+def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
+    master, copy = torch.arange(12.0), torch.arange(12.0) + 100
+    with kept_transposed(master, copy):
+        found = transposed_copy(master[4:10])
+        assert found is not None
+        assert torch.equal(found, copy[4:10])
+        assert transposed_copy(master.clone()) is None
+    assert transposed_copy(master) is None
+
+
+# -- the update -----------------------------------------------------------------------------------
+
+SHAPES = [[(6, 4), (4, 3), (10, 4), (4, 5)], [(64, 32), (32, 32), (128, 32), (32, 64)]]
+RATES: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+
+
+def state_of(shapes: list[tuple[int, int]], device: torch.device, found_inf: float = 0.0) -> State:
+    generator = torch.Generator().manual_seed(0)
+    size = sum(rows * columns for rows, columns in shapes)
+    lists: list[Any] = [
+        [(torch.randn(size, generator=generator) * 0.1).abs().to(device)] for _ in range(4)
+    ]
+    return State._make((*lists, *(torch.tensor(n, device=device) for n in (2.0, found_inf))))
+
+
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("shapes", SHAPES, ids=["ragged", "even"])
+def test_matrices_are_updated_as_any_parameter(
+    shapes: list[tuple[int, int]], beside: bool, found_inf: float, device: torch.device
+) -> None:
+    """To the bit, and their transposes are written; nothing is where ``found_inf`` says so."""
+    states = [state_of(shapes, device, found_inf) for _ in range(2)]
+    before = states[0].param[0].clone()
+    update(states[0], lr=0.1, weight_decay=0.01, **RATES)
+    factors = count(states[1].step, states[1].found_inf, 0.1, 0.9, 0.95, 0.01)
+    transposes = torch.full_like(before, -1)
+    update_matrices(states[1], shapes, transposes, factors, **RATES, beside=beside)
+    assert states[0].step == states[1].step
+    for one, other in zip(states[0][:4], states[1][:4], strict=True):
+        assert all(map(torch.equal, one, other))
+    start = 0
+    for rows, columns in shapes:
+        place = slice(start, start := start + rows * columns)
+        matrix = states[1].param[0][place].view(rows, columns)
+        expected = matrix.T if not found_inf else torch.full_like(matrix.T, -1)
+        assert torch.equal(transposes[place].view(columns, rows), expected)
+    assert torch.equal(states[1].param[0], before) == bool(found_inf)
+
+
+def test_matrices_that_do_not_fit_are_refused() -> None:
+    shapes, cpu = SHAPES[0], torch.device("cpu")
+    state, factors = state_of(shapes, cpu), torch.ones(3)
+    with pytest.raises(ValueError, match=r"no room for their transposes.*without transposes"):
+        update_matrices(state, shapes, torch.empty(3), factors, **RATES)
+    half = [[one[:48].clone(), one[48:].clone()] for (one,) in state[:4]]
+    apart = State._make((*half, *state[4:]))
+    with pytest.raises(ValueError, match="parameters or states are not matrices"):
+        update_matrices(apart, shapes, torch.empty(len(state.param[0])), factors, **RATES)
+
+
+@pytest.mark.parametrize("chip", ["gfx942", "gfx950", "sm_90", "sm_100"])
+def test_the_update_compiles_within_limits(chip: str) -> None:
+    shapes = [(1024, 512), (512, 512), (4096, 512), (512, 2048)]
+    size = sum(rows * columns for rows, columns in shapes)
+    given = [[torch.empty(size, device="meta")] for _ in range(4)]
+    scalars = (torch.empty((), device="meta") for _ in range(2))
+    with recorded(chip) as found:
+        state = State._make((*given, *scalars))
+        update_matrices(state, shapes, given[0][0], torch.empty(3, device="meta"), **RATES)
+    taken = compilation(found[-1], chip).run()
+    assert taken.spilled == 0
+    assert taken.shared <= 64 * 1024
+    assert taken.instructions.loads == taken.instructions.stores == 16

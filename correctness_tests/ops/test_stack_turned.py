@@ -1,0 +1,241 @@
+"""Gradients of `stack` from transposes, for matrix units that read float32 along the inner axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.stacks import gradients, inputs
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.registry import providers_restored
+from tinyllama.harness.kernels import HAS_DESCRIPTORS
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.ops import attention
+from tinyllama.ops.attention import FARTHEST_ROW
+from tinyllama.ops.stack import Fused, Inputs, launches, provider_of, stack
+from tinyllama.ops.stack.fused import InSeveral
+from tinyllama.ops.stack.launches import PRODUCTS, TURNED
+from tinyllama.ops.stack.passes import Backward, Forward
+from tinyllama.suites.accuracy import assert_accurate
+
+CPU = torch.device("cpu")
+CASE = next(case for case in stack.cases if case.dims["L"] == 3)
+SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24)]
+PLANS = ["all", "none", *PRODUCTS]
+TRAITS: dict[str, Any] = {"requires": ("triton",), "keep": Inputs._fields}
+
+
+@pytest.fixture(autouse=True)
+def plans_forgotten() -> Any:
+    with providers_restored([stack]):
+        yield
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets whether passes go by transposes."""
+    return lambda choice: monkeypatch.setattr(InSeveral, "turns", lambda x, dtype: choice)
+
+
+def of_float32(shape: tuple[int, int, int, int], device: torch.device) -> Inputs:
+    return Inputs._make(one.float() for one in inputs(*shape, device))
+
+
+@pytest.mark.parametrize("choice", [1, 2])
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_is_as_accurate_as_eager(
+    name: str, choice: int, turn: Callable[[int], None], device: torch.device, seed: int
+) -> None:
+    """All products, none, and each alone: what one leaves out is transposed by another kernel."""
+    turn(choice)
+    assert_accurate(OpCase(stack, stack[provider_of(name)], CASE, torch.float32), device, seed)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_interpreted_the_bits_are_those_without(
+    shape: tuple[int, int, int, int], turn: Callable[[int], None]
+) -> None:
+    """And all that is read was written."""
+    given = of_float32(shape, CPU)
+    expected = gradients(given, provider_of("all"))
+    for choice in (1, 2):
+        turn(choice)
+        with PoisonedMemory():
+            found = gradients(given, provider_of("all"))
+        assert all(map(torch.equal, found, expected))
+
+
+def test_repeats_are_equal(turn: Callable[[int], None], device: torch.device) -> None:
+    turn(2)
+    given = of_float32(SHAPES[0], device)
+    one, other = (gradients(given, provider_of("all")) for _ in range(2))
+    assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_descriptors_read_what_pointers_read(
+    shape: tuple[int, int, int, int], turn: Callable[[int], None], device: torch.device
+) -> None:
+    turn(1)
+    given, found = of_float32(shape, device), []
+    with asked() as keys:
+        gradients(given, provider_of("all"))
+    for described in (0, 1):
+        config = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
+        with ExitStack() as forced:
+            for (space, _), key in keys.items():
+                if space.removeprefix("stack.") in PRODUCTS:
+                    forced.enter_context(SPACES[space].force(config, **key))
+            found.append(gradients(given, provider_of("all")))
+    assert all(map(torch.equal, *found))
+
+
+def kernels_of(choice: int, turn: Callable[[int], None], precision: str) -> list[Any]:
+    turn(choice)
+    given = Inputs._make(one.to("meta") for one in of_float32((64, 2, 1, 32), CPU))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with recorded("sm_90") as found:
+            gradients(given, provider_of("all"))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return found
+
+
+def test_epilogues_leave_no_transposing_kernel(turn: Callable[[int], None]) -> None:
+    """But for the weights, whose transposes the optimizer keeps: here none does."""
+    plain = [one.identity for one in kernels_of(0, turn, "high")]
+    for choice in (1, 2):
+        found = [one.identity for one in kernels_of(choice, turn, "high")]
+        copies = found.count("transpose.transpose_kernel")
+        assert copies == 4 * 2  # matrices, blocks
+        assert len(found) == len(plain) + copies
+
+
+# -- who chooses ----------------------------------------------------------------------------------
+
+
+def test_the_chip_s_table_chooses_for_float32_alone() -> None:
+    x = torch.empty(2, 16, 64, device="meta")
+    key: dict[str, Any] = {"rows": 32, "width": 64, "kind": "fp32"}
+    assert launches.turns(x, torch.float32) == 0
+    with (
+        TURNED.force(Config(TURN=2), **key),
+        TURNED.force(Config(TURN=2), **key | {"kind": "16bit"}),
+    ):
+        assert launches.turns(x, torch.float32) == 2
+        assert launches.turns(x, torch.bfloat16) == 0
+    assert [config["TURN"] for config in TURNED.configs(**key)] == [0, 1, 2]
+    assert [config["TURN"] for config in TURNED.configs(**key | {"kind": "16bit"})] == [0]
+
+
+def test_offsets_of_transposes_have_32_bits() -> None:
+    key: dict[str, Any] = {"rows": launches.MOST_ROWS, "width": 16, "kind": "fp32"}
+    with TURNED.force(Config(TURN=1), **key):
+        for rows, turns in ((FARTHEST_ROW, 1), (FARTHEST_ROW + 1, 0)):
+            assert launches.turns(torch.empty(rows, 16, device="meta"), torch.float32) == turns
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+class Spoilt(InSeveral):
+    """One transpose that the forward or the backward pass of the second block writes or reads is
+    another tensor; ``None``: none is."""
+
+    name: str | None = None
+
+    @staticmethod
+    def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
+        return 2
+
+    def spoilt(self, index: int, turned: Any) -> Any:
+        if index != 1 or self.name is None or self.name not in turned._fields:
+            return turned
+        return turned._replace(**{self.name: torch.zeros_like(getattr(turned, self.name))})
+
+    def forward(self, index: int, block: Forward) -> torch.Tensor | None:
+        return super().forward(index, block._replace(turned=self.spoilt(index, block.turned)))
+
+    def backward(self, index: int, block: Backward) -> None:
+        super().backward(index, block._replace(turned=self.spoilt(index, block.turned)))
+
+
+class SpoiltWeight(Spoilt):
+    """One transposed weight of the second block is stale: it was multiplied since."""
+
+    def backward(self, index: int, block: Backward) -> None:
+        assert block.turned is not None
+        if index == 1 and self.name is not None:
+            getattr(block.turned.w, self.name).mul_(1.25)
+        InSeveral.backward(self, index, block)
+
+
+FIELDS = ["o", "low_2", "h", "qkv", "dqkv", "dout", "dgate_up", "dx"]
+SAVED = stack["fused"].derived.saved if stack["fused"].derived else {}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (Spoilt, None),
+        *((Spoilt, name) for name in FIELDS),
+        *((SpoiltWeight, name) for name in ("qkv", "out", "gate_up", "down")),
+    ],
+)
+def test_a_transpose_that_is_missing_or_stale_is_found(
+    way: type[Spoilt], name: str | None, seed: int
+) -> None:
+    stack.provider("spoilt", **TRAITS, saved=SAVED)(
+        type("Changed", (Fused,), {"way": type("Way", (way,), {"name": name})})
+    )
+    found = OpCase(stack, stack["spoilt"], CASE, torch.float32)
+    if name is None:
+        assert_accurate(found, CPU, seed)
+        return
+    with PoisonedMemory(), pytest.raises(AssertionError, match="stack-spoilt"):
+        assert_accurate(found, CPU, seed)
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [17, 300])
+def test_attention_reads_and_writes_transposes(tokens: int, device: torch.device) -> None:
+    """Few tokens and many: the kernels' own results, and their transposes."""
+    B, H, G, K = 2, 4, 2, 16
+    generator = torch.Generator().manual_seed(0)
+    columns, rows = (H + 2 * G) * K, B * tokens
+    qkv, do = (torch.randn(B, tokens, n, generator=generator).to(device) for n in (columns, H * K))
+    heads = lambda x: x.unflatten(-1, (-1, K)).split((H, G, G), 2)  # noqa: E731
+    do_BTHK, turned = do.unflatten(-1, (-1, K)), qkv.view(rows, -1).T.contiguous()
+    do_turned = do.view(rows, -1).T.contiguous()
+
+    def both(given: bool) -> list[torch.Tensor]:
+        o_turned, written = torch.empty_like(do_turned), torch.empty_like(turned)
+        ahead = turned[: H * K], turned[H * K :], do_turned
+        o, lse = attention.attend(
+            *heads(qkv), turned=(turned[(H + G) * K :], o_turned) if given else None
+        )
+        dqkv = torch.empty_like(qkv)
+        attention.attend_backward(
+            *(do_BTHK, *heads(qkv), o, lse, *heads(dqkv)),
+            turned=(ahead, written) if given else None,
+        )
+        if given:
+            assert torch.equal(o_turned, o.view(rows, -1).T)
+            assert torch.equal(written, dqkv.view(rows, -1).T)
+        return [o, lse, dqkv]
+
+    for one, other in zip(both(False), both(True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
