@@ -121,7 +121,7 @@ def test_a_disturbed_block_is_not_kept(
     monkeypatch.setattr(Watch, "during", lambda self, pids: next(reasons))
     certify.run("--blocks=2")
     assert len(certify.blocks()) == 2
-    assert "a block is discarded: another process" in capsys.readouterr().out
+    assert "blocks are discarded (1): another process" in capsys.readouterr().out
 
 
 def test_what_fails_is_said_not_to_be_certified_and_the_others_are(

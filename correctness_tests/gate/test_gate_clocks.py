@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from correctness_tests.support.gate_fakes import SIDES, Script
+from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script
+from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.turns import CALL
 from tinyllama.harness.records.verdict import Outcome
 
 
@@ -47,3 +49,16 @@ def test_what_prepares_calls_is_not_timed_with_them() -> None:
         before = [asked[place - 1] for place, method in enumerate(asked) if method == "paced"]
         assert before
         assert set(before) == {"ready"}
+
+
+@pytest.mark.parametrize(("call", "outcome"), [(0.03, Outcome.SAME), (1e-4, Outcome.MISSING)])
+def test_a_device_time_below_the_hosts_is_held_to_the_longer_of_both(
+    call: float, outcome: Outcome
+) -> None:
+    """Kernels of 5 us in a call that takes the host 30 ms."""
+    script = Script("a")
+    for side in SIDES:
+        script.slowdowns[side] = {DEVICE: 0.02}
+        script.on(side, "paced", sleeping(0.24, 0.24))
+        script.on(side, "turn", {DEVICE: SECONDS[DEVICE], CALL: call})
+    assert script.run()["a"].outcome is outcome

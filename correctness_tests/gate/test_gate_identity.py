@@ -8,7 +8,7 @@ from __future__ import annotations
 import py_compile
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.gate_fakes import Script, outcomes
+from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.harness.gate import identity, opened
@@ -31,6 +31,7 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import Timed
+from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
 
 LOCK = threading.Lock()
@@ -124,15 +125,15 @@ def judged(
     folder: Path,
     names: Sequence[str],
     seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
-) -> dict[str, str]:
+) -> Mapping[str, str]:
     trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
-    return identity.unidentified(
+    return identity.differs(
         trees,
         [benchmark(name) for name in names],
         registered=Registered(ops, own=Own(("kernels/*.py",))),
         sources=Sources,
         observe=seen,
-    )
+    ).whole
 
 
 def pair(folder: Path, files: dict[str, str], changed: dict[str, str]) -> None:
@@ -243,6 +244,104 @@ def test_files_of_an_environment_and_of_elsewhere_are_not_of_the_tree(tmp_path: 
     assert side.files(["a"], every=False) == {"a/b.py"}
 
 
+# -- functions that differ -----------------------------------------------------------------------
+
+SHARED = """
+import torch
+
+
+def changed(x):
+    return x + x{more}
+
+
+def kept(x):
+    return x + x
+
+
+class Table:
+    def changed_method(self, x):
+        return x + x{more}
+
+    def kept(self, x):
+        return x + x
+
+
+def build():
+    return [1]{or_more}
+"""
+USES = {  # of a file whose functions differ; of the op, a line and the body of its provider
+    "nothing": ("", "x + x"),
+    "kept": ("", "shared.kept(x)"),
+    "kept_method": ("TABLE = shared.Table", "x + x"),
+    "named": ("", "shared.changed(x)"),
+    "maybe": ("", "shared.changed(x) if x.numel() > 2**30 else x + x"),
+    "by_text": ("", "getattr(shared, 'chan' + 'ged')(x)"),
+    "by_globals": ("from shared import changed", "globals()['chan' + 'ged'](x)"),
+    "in_a_table": ("TABLE = {'x': shared.changed}", "TABLE['x'](x)"),
+    "by_method": ("ONE = shared.Table()", "ONE.changed_method(x)"),
+    "of_a_class": ("ONE = shared.Table()", "ONE.kept(x)"),
+    "at_import": ("TABLE = shared.build()", "x + x"),
+}
+ALIKE = {"nothing", "kept", "kept_method"}
+
+
+def observed(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
+    return identity.observed(tree, groups, device=torch.device("cpu"))
+
+
+def shared(more: str = "", or_more: str = "") -> dict[str, str]:
+    return {"shared.py": SHARED.format(more=more, or_more=or_more)}
+
+
+def test_a_file_counts_for_what_could_run_its_functions_that_differ(tmp_path: Path) -> None:
+    head = "import shared\n"
+    files = {f"kernels/{n}.py": op_file(n, head + line, body) for n, (line, body) in USES.items()}
+    del files["kernels/at_import.py"]
+    names = [name for name in USES if name != "at_import"]
+    pair(tmp_path, {**files, **shared()}, shared(more=" + 0"))
+    found = judged(tmp_path, names, observed)
+    assert set(found) == {f"{name}-sum" for name in names if name not in ALIKE}
+    assert set(found.values()) == {"it opens shared.py, which differs"}
+
+
+def test_a_function_that_an_import_ran_counts_for_all_that_import_its_file(tmp_path: Path) -> None:
+    """What it returned may be anywhere."""
+    head = "import shared\n"
+    ops_of = {name: op_file(name, head + USES[name][0], USES[name][1]) for name in USES}
+    files = {f"kernels/{name}.py": text for name, text in ops_of.items()}
+    pair(tmp_path, {**files, **shared()}, shared(or_more=" + [2]"))
+    assert set(judged(tmp_path, list(USES), observed)) == {f"{name}-sum" for name in USES}
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "\nX = 1\n",
+        "\n\ndef changed(x):\n    return x\n",
+        "\n\n@torch.no_grad()\ndef more():\n    pass\n",
+    ],
+)
+def test_a_file_that_differs_in_more_than_functions_counts_for_all(
+    tmp_path: Path, after: str
+) -> None:
+    files = {"kernels/nothing.py": op_file("nothing", "import shared")}
+    pair(tmp_path, {**files, **shared()}, {"shared.py": shared()["shared.py"] + after})
+    assert set(judged(tmp_path, ["nothing"], observed)) == {"nothing-sum"}
+
+
+def test_data_counts_for_what_could_read_it(tmp_path: Path) -> None:
+    read = "def table():\n    return json.loads((HERE / 'kernels/x.json').read_text())\n"
+    files = {
+        "kernels/plain.py": op_file("plain"),
+        "kernels/reads.py": op_file("reads", read, "(table(), x + x)[1]"),
+        "kernels/may.py": op_file("may", read, "table() if x.numel() > 2**30 else x + x"),
+        "kernels/imports.py": op_file("imports", f"{read}\nTABLE = table()"),
+    }
+    pair(tmp_path, {**files, "kernels/x.json": "1"}, {"kernels/x.json": "2"})
+    found = judged(tmp_path, ["plain", "reads", "may", "imports"], observed)
+    assert set(found) == {"reads-sum", "may-sum", "imports-sum"}
+
+
 # -- what a comparison makes of it --------------------------------------------------------------
 
 
@@ -252,19 +351,23 @@ def test_what_is_unidentified_is_measured_and_reported() -> None:
         script.alike(name, host_only=name == "c")
     asked: list[list[str]] = []
 
-    def unidentified(trees: Sequence[Tree], every: Sequence[Benchmark]) -> dict[str, str]:
+    def differs(trees: Sequence[Tree], every: Sequence[Benchmark]) -> identity.Differs:
         asked.append([one.name for one in every])
-        return {"a": "it opens x.json, which differs", "c": "likewise"}
+        reasons = {"a": "it opens x.json, which differs", "c": "likewise"}
+        return identity.Differs(reasons, reasons)
 
-    found = script.run(unidentified=unidentified)
+    found = script.run(differs=differs)
     assert outcomes(found) == {"a": Outcome.SAME, "b": Outcome.IDENTICAL, "c": Outcome.SAME}
     assert asked == [["a", "b", "c"]]
     assert script.session.report()["unidentified"]["a"] == "it opens x.json, which differs"
 
 
-def test_nothing_is_observed_where_no_source_is_the_same() -> None:
+def test_nothing_is_observed_where_it_could_not_matter() -> None:
+    """No source is the same, and the provider has kernels of its own."""
     script = Script("a")
-    script.run(unidentified=lambda *_: pytest.fail("it was asked"))
+    script.bars = {(side, "a"): {"transposed": 2.0} for side in SIDES}
+    script.on(CANDIDATE, "layouts", {"transposed": Ratio(1.0, 1.0, 1.0)})
+    script.run(differs=lambda *_: pytest.fail("it was asked"))
 
 
 def test_native_code_of_python_and_of_known_libraries_may_run() -> None:

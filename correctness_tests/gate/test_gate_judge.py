@@ -19,7 +19,7 @@ from tinyllama.harness.gate.comparison import state
 from tinyllama.harness.gate.judged import Change, changed_files, declarations
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.revision import RevisionError
-from tinyllama.harness.gate.subject import Proof, held_to_base
+from tinyllama.harness.gate.verified import Proof, held_to_base
 from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.verdict import Outcome
 from tinyllama.ops import OPS
@@ -246,7 +246,7 @@ def test_a_tree_that_is_written_to_is_tampered_with(side: str, launch: int) -> N
 
     def contents(of: Tree) -> str:
         asked.append(of.name)
-        late = launch == 1000 and script.launches > 3 and not script.session._undecided()
+        late = launch == 1000 and script.launches > 3 and not script.session.undecided()
         return str(of.name == side and (script.launches >= launch or late))
 
     found = script.run(contents=contents)

@@ -43,7 +43,7 @@ REFUSED = [
     (["--record"], "--record: the gate times every benchmark"),
     (["--resume"], ""),
     (["--benchmark-compare-fail=mean:5%"], "thresholds are declared by the benchmarks"),
-    (["--ops", "test_timed.py"], "--ops: the gate times every benchmark"),
+    (["--ops", "test_timed.py"], "--ops: the gate times the benchmarks of this"),
     (["test_timed.py::test_one"], "tests are named one by one"),
 ]
 

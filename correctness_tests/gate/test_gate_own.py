@@ -112,6 +112,8 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
     commit = git("rev-parse", "HEAD")
     (tree / "pyproject.toml").write_text('[tool.tinyllama]\nops = ["kernels/once.py"]\n')
     request = SimpleNamespace(
+        all_verdicts=False,
+        ops=(),
         registered=Registered(ops, own=Own(("kernels/once.py",))),
         root=tree,
         label="main",
@@ -221,10 +223,9 @@ def test_a_table_elsewhere_that_changed_is_named_and_its_op_is_measured(
 
 @pytest.mark.parametrize("names", [(), ("once", "twice")])
 def test_a_comparison_of_some_ops_says_that_there_are_no_others(names: tuple[str, ...]) -> None:
-    own = Own(files=(PATTERN,), names=names)
     gating: Any = SimpleNamespace(
         **{"verdicts": [], "reports": [], "unreadable": None, "ended": True, "judge": "it"},
-        registered=Registered(ops, own=own),
+        ops=names,
         team=SimpleNamespace(lines=list),
         counted=str,
     )

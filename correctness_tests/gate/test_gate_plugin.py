@@ -272,6 +272,24 @@ def verified(gated: GatedSuite, *against: str) -> str:
     return verify(gated.path / "out.json", gated.path, against)
 
 
+def test_one_op_alone_is_compared_and_proves_that_op_alone(gated: GatedSuite) -> None:
+    gated.script.slower("b", **SLOWER)
+    found = gated.run("--op", "a", "--gate-json", "out.json")
+    assert found.ret == 0
+    lines(found, "--op: no other ops than a were compared")
+    assert [one["name"] for one in gated.report()["verdicts"]] == ["a"]
+    with pytest.raises(UsageError, match=r"compares a alone \(--op\): gate all of it"):
+        verified(gated, "main~1")
+    said = verify(gated.path / "out.json", gated.path, ["main~1"], ["a"])
+    assert said.startswith("1 verdicts against main~1, all green")
+
+
+def test_an_op_without_a_benchmark_is_an_error(gated: GatedSuite) -> None:
+    status, cases = gated.cases("--op", "a", "--op", "c")
+    assert status == 15
+    assert "--op c: neither side has a benchmark of it" in str(cases["main~1 benchmarks"])
+
+
 def test_a_green_report_is_of_this_tree_and_this_base(gated: GatedSuite) -> None:
     assert gated.run("--gate-json", "out.json").ret == 0
     assert verified(gated, "main~1") == "2 verdicts against main~1, all green, of this tree"

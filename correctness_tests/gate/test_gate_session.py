@@ -24,7 +24,7 @@ from correctness_tests.support.gate_fakes import (
     history,
     outcomes,
 )
-from tinyllama.harness.gate import session
+from tinyllama.harness.gate import blocks
 from tinyllama.harness.gate.attribution import PROFILES
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -188,10 +188,10 @@ def test_no_benchmark_stays_in_memory_while_another_is_asked() -> None:
 
 def test_disturbed_blocks_are_taken_again() -> None:
     script = Script()
-    disturbed = session.MAX_DISCARDED
+    disturbed = blocks.MAX_DISCARDED
     script.watch = Watching(None, *["another process"] * disturbed)
     assert script.run()["a"].outcome is Outcome.SAME
-    assert "a block is discarded: another process" in script.said
+    assert "blocks are discarded (1): another process" in script.said
     report = script.session.report()
     taken = report["benchmarks"]["a"]["blocks"][DEVICE]
     assert script.launches == 1 + disturbed + len(taken)

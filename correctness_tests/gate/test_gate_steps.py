@@ -17,6 +17,7 @@ from tinyllama.bench import gated as module
 from tinyllama.bench.gated import REGISTERED, StepSubject, TimedStep, Verified, benchmarks
 from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.subject import DEVICE
+from tinyllama.harness.gate.turns import MEAN
 from tinyllama.harness.measure.op_contender import WrongResultError
 
 CPU = torch.device("cpu")
@@ -186,3 +187,14 @@ def test_no_more_steps_are_timed_than_were_verified(proven: Verified) -> None:
     made.expect(replace(proven, losses=proven.losses[:4]))
     with pytest.raises(WrongResultError, match="the verified run has 4"):
         turns(made)
+
+
+def test_a_turn_says_the_mean_of_its_steps_too(
+    proven: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a step that is slow now and then is found."""
+    made = started()
+    made.expect(proven)
+    took = iter([1.0, 1.0, 1.8, 1.0])
+    monkeypatch.setattr(made, "_seconds", lambda: next(took))
+    assert made.gated_turn() == {DEVICE: 1.0, MEAN + DEVICE: pytest.approx(1.2)}

@@ -24,6 +24,7 @@ from correctness_tests.support.gate_subjects import (
 )
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.gate import subject as module
+from tinyllama.harness.gate import verified
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, SEEDS, Subject
 from tinyllama.harness.gate.turns import MEAN
 from tinyllama.harness.measure.op_contender import WrongResultError
@@ -232,12 +233,25 @@ def test_an_error_that_overflows_allows_nothing(
     subject: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = subject()
-    monkeypatch.setattr(module, "SLACK", torch.inf)
+    monkeypatch.setattr(verified, "SLACK", torch.inf)
     with pytest.raises(WrongResultError, match="inf"):
         made.verify()
 
 
 # -- wrong where it is timed ------------------------------------------------------------------
+
+
+def test_a_rehearsal_makes_what_turns_need_and_holds_its_results(subject: Make) -> None:
+    call = Turning(nudged)
+    made = ready(subject(call))
+    made.rehearse()
+    places = [id(one) for one in made.places]
+    made.gated_turn()
+    assert places
+    assert [id(one) for one in made.places] == places, "made before the first turn"
+    call.turned = True
+    with pytest.raises(WrongResultError):
+        made.rehearse()
 
 
 @reads_device_time

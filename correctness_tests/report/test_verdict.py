@@ -57,6 +57,7 @@ def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
         "SAME": 0,
         "FASTER": 0,
         "NEW": 0,
+        "NOT_DECIDED": 9,
         "SLOWER": 10,
         "INCONCLUSIVE": 11,
         "NO_BASELINE": 12,

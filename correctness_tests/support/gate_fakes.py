@@ -27,9 +27,11 @@ from tinyllama.harness.gate.noise import Block, Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort, Pair, Tree
 from tinyllama.harness.gate.pool import close_pairs, open_all
 from tinyllama.harness.gate.registered import Registered
-from tinyllama.harness.gate.session import Session, Setting
+from tinyllama.harness.gate.session import Session
+from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark
-from tinyllama.harness.gate.subject import DEVICE, HOST, Proof
+from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.verified import Proof
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome, Verdict, worst

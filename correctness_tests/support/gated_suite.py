@@ -117,7 +117,7 @@ class GatedSuite:
         """In the place of `Session`: the same, with sides that answer from a script."""
         script = self.scripts.get(setting.base.label, self.script)
         fakes = {"pairs": script.pairs, "sources": script.digests, "effort": script.effort}
-        fakes["unidentified"] = None
+        fakes["differs"] = None
         script.session = Session(replace(setting, **fakes))  # type: ignore[arg-type]
         return script.session
 

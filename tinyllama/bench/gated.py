@@ -23,6 +23,7 @@ from tinyllama.harness.gate.digests import digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST, keep_busy
+from tinyllama.harness.gate.turns import MEAN, mean_call
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import cannot, current, synchronize
 from tinyllama.harness.measure.clock import Clock
@@ -181,10 +182,11 @@ class StepSubject:
 
     def _turn(self) -> dict[str, float]:
         self.step.next()  # untimed: the other side has filled the caches
-        fastest = min(self._seconds() for _ in range(CALLS))
+        took = [self._seconds() for _ in range(CALLS)]
         if self.device.type == "cpu":
-            return {DEVICE: fastest}
-        return {DEVICE: self.clock.read(self._call).device, HOST: fastest}
+            return {DEVICE: min(took), MEAN + DEVICE: mean_call(took)}
+        device = self.clock.read(self._call).device
+        return {DEVICE: device, HOST: min(took), MEAN + HOST: mean_call(took)}
 
     def _seconds(self) -> float:
         """Seconds of the host in one step."""

@@ -169,6 +169,7 @@ class Certifying:
                     watch=watch,
                     sources=sources,
                     measure_all=True,
+                    all_verdicts=True,
                     only=lambda name: fnmatchcase(name, self.only),
                     pairs=pairs,
                     processor=processor,

@@ -46,6 +46,11 @@ def add(subparsers: Any) -> None:
     option("--junit", type=file_path, metavar="FILE", help="write the verdicts as JUnit XML")
     option("--unwatched", action="store_true", help="on a GPU whose load cannot be read")
     option(
+        "--all-verdicts",
+        action="store_true",
+        help="decide each benchmark, also after a SLOWER one",
+    )
+    option(
         "--verify",
         type=file_path,
         metavar="FILE",
@@ -83,7 +88,7 @@ def verified(report: Path, args: argparse.Namespace) -> str:
     from tinyllama.harness.gate.revision import RevisionError, tree_of
 
     try:
-        return verify(report, Path(tree_of(Path(args.tree or "."))), args.against)
+        return verify(report, Path(tree_of(Path(args.tree or "."))), args.against, args.op)
     except RevisionError as error:
         raise UsageError(str(error)) from error
 
@@ -119,4 +124,5 @@ def command_line(args: argparse.Namespace, report: Path) -> list[str]:
         value: str | Path | None = getattr(args, name)
         given += [] if value is None else [f"{option}={value}"]
     given += [f"--gate-json={report}", *["--unwatched"] * args.unwatched]
+    given += ["--all-verdicts"] * args.all_verdicts
     return [*given, *(["--ops", *args.ops] if args.ops else [])]

@@ -95,8 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Raises pytest.UsageError for a file or an op that no test is about.
     """
-    if config.pluginmanager.has_plugin(PLUGINS[-1]):
-        return  # its tests are of the ops that are meant
+    if config.pluginmanager.has_plugin(PLUGINS[-1]) or _gated(config.option):
+        return  # its tests are of the ops that are meant; or no test runs
     names, about = config.option.op, [_about(item) for item in items]
     for option, given in (("--ops", config.option.ops), ("--op", names)):
         for one in given:
@@ -126,14 +126,19 @@ def _about(item: pytest.Item) -> set[str]:
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
     option.ops = expanded("--ops", option.ops, config.invocation_params.dir)
-    gated = getattr(option, "against", None) or getattr(option, "against_env", None)
-    if gated and (option.ops or option.op) and not config.pluginmanager.has_plugin(PLUGINS[-1]):
-        shown = "--ops" if option.ops else "--op"
-        raise pytest.UsageError(f"{shown}: the gate times every benchmark; remove it")
+    gated = _gated(option)
+    if gated and option.ops and not config.pluginmanager.has_plugin(PLUGINS[-1]):
+        raise pytest.UsageError(
+            "--ops: the gate times the benchmarks of this repository's conftest; remove it"
+        )
     if option.op and not gated and _recorded(option):
         raise pytest.UsageError(
             "--op: a record is of every op; remove it, or --record and the like"
         )
+
+
+def _gated(option: Any) -> bool:
+    return bool(getattr(option, "against", None) or getattr(option, "against_env", None))
 
 
 def _recorded(option: Any) -> bool:

@@ -53,7 +53,8 @@ class UnreadableError(ValueError):
 class Request:
     """What to compare the tree in ``root`` with: a commit, or (``commit`` None) itself under
     another interpreter. label: the user's name for it. results: where A/A blocks are; None: in the
-    base. version: of the project; accepted entries expire by it."""
+    base. version: of the project; accepted entries expire by it. ops: the only ones that are
+    compared; empty: all, and the steps."""
 
     registered: Registered
     root: Path
@@ -65,6 +66,8 @@ class Request:
     version: str
     watch: Watch
     candidate_label: str
+    all_verdicts: bool = False
+    ops: tuple[str, ...] = ()
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None
 
@@ -134,13 +137,15 @@ def prepared(request: Request) -> Iterator[Session]:
                 accepted=allowed,
                 watch=request.watch,
                 sources=sources,
-                unidentified=functools.partial(
-                    identity.unidentified,
+                differs=functools.partial(
+                    identity.differs,
                     registered=registered,
                     sources=_sources,
                     observe=functools.partial(identity.observed, device=request.device),
                 ),
                 toolchains=request.commit is None,
+                all_verdicts=request.all_verdicts,
+                ops=request.ops,
                 processor=processor,
                 at_once=pairs_at_once(request.device),
                 changed=tuple(changed),

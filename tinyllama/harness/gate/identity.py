@@ -1,25 +1,32 @@
-"""Whether benchmarks with the same source run the same code: what `opened` sees on both sides.
+"""Whether benchmarks run the same code: what `opened` sees on both sides.
 
-A benchmark is unidentified, and is measured, where a file that it opens differs, or where files
-cannot tell what it runs. All are, where the import of one op changes torch, the harness or the
-environment, unless it does the same on both sides from the same source.
+A benchmark is unidentified, and is measured, where a file that it imports or opens differs, or
+where files cannot tell what it runs. All are, where the import of one op changes torch, the harness
+or the environment, unless it does the same on both sides from the same source.
+
+A file that differs in bodies of functions alone does not count for a provider whose calls cannot
+run those functions (`reach`), if no import ran them either. Data that differs does not count for a
+provider whose call did not open it, and that runs nothing that reads files.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import CANDIDATE, READY, Tree
 from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, module_file, modules_of, roots
+from tinyllama.harness.gate.units import changed
 from tinyllama.harness.machine.worker import Worker, WorkerError
 from tinyllama.harness.measure.op_contender import Timed
 
@@ -28,25 +35,36 @@ Observe = Callable[[Tree, Sequence[Group]], Sequence[Seen]]
 SHOWN = 3  # changes that a reason names
 
 
-def unidentified(
+class Differs(NamedTuple):
+    """By benchmark, why it is measured; those that run the same on both sides are not in it. host:
+    the same, bodies of kernels aside."""
+
+    whole: Mapping[str, str]
+    host: Mapping[str, str]
+
+
+def differs(
     trees: Sequence[Tree],
     benchmarks: Sequence[Benchmark],
     *,
     registered: Registered,
     sources: Callable[[Path], Sources],
     observe: Observe,
-) -> dict[str, str]:
-    """By benchmark of both sides, why equal source is not enough; those for which it is are not
-    in it."""
+) -> Differs:
+    """What of benchmarks differs between two trees."""
     groups = [_groups(tree, benchmarks, registered) for tree in trees]
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(observe, trees, groups))
     seen = [dict(zip(each, found, strict=True)) for each, found in zip(groups, both, strict=True)]
     of = [_Side(tree, sources(tree.root), found) for tree, found in zip(trees, seen, strict=True)]
     if whole := list(_global(of)):
-        return dict.fromkeys((one.name for one in benchmarks), "; ".join(whole))
-    found = {one.name: _why(of, _modules(one), every=bool(one.factory)) for one in benchmarks}
-    return {name: reason for name, reason in found.items() if reason}
+        every = dict.fromkeys((one.name for one in benchmarks), "; ".join(whole))
+        return Differs(every, every)
+    reasons = (
+        {one.name: _why_measured(of, one, host=host) for one in benchmarks}
+        for host in (False, True)
+    )
+    return Differs(*({name: why for name, why in each.items() if why} for each in reasons))
 
 
 def observed(tree: Tree, groups: Sequence[Group], *, device: torch.device) -> list[Seen]:
@@ -71,11 +89,17 @@ class _Side:
     def __init__(self, tree: Tree, sources: Sources, seen: Mapping[Group, Seen]) -> None:
         self.name, self.root, self.sources = tree.name, tree.root.resolve(), sources
         self.seen = {group.modules: one for group, one in seen.items()}
+        self.imported = sorted({tuple(each) for one in seen.values() for each in one.imported})
+        self.inside = functools.cache(self._inside)
 
     def files(self, modules: Sequence[str], *, every: bool) -> set[str]:
         """Of a group, or of all."""
         groups = self.seen.values() if every else [self.seen[tuple(modules)]]
-        return {name for one in groups for name in map(self._inside, one.files) if name}
+        return self.named(file for one in groups for file in one.files)
+
+    def named(self, files: Iterable[str]) -> set[str]:
+        """The names of those that are in the tree."""
+        return {name for name in map(self.inside, files) if name}
 
     def _inside(self, file: str) -> str:
         """Its name in the tree; empty for one of elsewhere, or of an environment in the tree."""
@@ -134,15 +158,77 @@ def _global(sides: Sequence[_Side]) -> Iterable[str]:
 
 def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> str:
     """Why a group is unidentified; empty where it is not."""
+    if reason := _unseen(sides, modules):
+        return reason
+    for name in _differing(sides, _opened(sides, modules, every=every)):
+        return f"it opens {name}, which differs"
+    return ""
+
+
+def _why_measured(sides: Sequence[_Side], benchmark: Benchmark, *, host: bool) -> str:
+    """Why a benchmark is measured; empty where it runs the same on both sides. host: bodies of
+    kernels aside."""
+    modules = _modules(benchmark)
+    if reason := _unseen(sides, modules):
+        return reason
+    try:
+        closures = [set(side.sources.of(*modules)[0]) for side in sides]
+    except RevisionError as error:
+        return str(error)
+    files = set().union(*closures, _opened(sides, modules, every=bool(benchmark.factory)))
+    for name in _differing(sides, files, host=host):
+        if not _apart(sides, benchmark, name):
+            return f"it opens {name}, which differs"
+    return ""
+
+
+def _unseen(sides: Sequence[_Side], modules: tuple[str, ...]) -> str:
+    """Why a group cannot be told by files; empty where it can."""
     for side in sides:
         one = side.seen.get(modules)
         if one is None:
             return f"the {side.name} has no such module"
         if one.unidentified:
             return f"unidentified: {one.unidentified}"
-    files = set().union(*(side.files(modules, every=every) for side in sides))
-    for name in sorted(files):
-        base, candidate = (side.sources.digest(side.root / name) for side in sides)
-        if base != candidate:
-            return f"it opens {name}, which differs"
     return ""
+
+
+def _opened(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> set[str]:
+    return set().union(*(side.files(modules, every=every) for side in sides))
+
+
+def _differing(
+    sides: Sequence[_Side], files: Iterable[str], *, host: bool = False
+) -> Iterator[str]:
+    for name in sorted(files):
+        base, candidate = (side.sources.digest(side.root / name, host=host) for side in sides)
+        if base != candidate:
+            yield name
+
+
+def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str) -> bool:
+    """Whether calls of a benchmark run and read nothing of a file that differs."""
+    timed, modules = benchmark.timed, _modules(benchmark)
+    if benchmark.factory or not isinstance(timed, Timed):
+        return False
+    provider = f"{timed.op}-{timed.provider}"
+    if not all(provider in side.seen[modules].reached for side in sides):
+        return False
+    if not name.endswith(".py"):
+        of = [side.seen[modules] for side in sides]
+        known = all(provider in one.opens for one in of)
+        return known and not any(
+            name in side.named([*one.at_import, *one.opens[provider]])
+            for side, one in zip(sides, of, strict=True)
+        )
+    base, candidate = sides
+    differs = changed(base.root / name, candidate.root / name)
+    if differs is None:
+        return False
+    for side, lines in ((base, differs.base), (candidate, differs.candidate)):
+        if name not in side.named(side.seen[modules].files):
+            return False  # it was loaded before, and what its import runs was not seen
+        ran = [*side.imported, *side.seen[modules].reached[provider]]
+        if any(side.inside(file) == name and any(at in one for one in lines) for file, at in ran):
+            return False
+    return True

@@ -25,7 +25,7 @@ from pathlib import Path
 import tinyllama
 from tinyllama.harness.gate.revision import RevisionError, check_out, resolve
 from tinyllama.harness.machine.files import replace_text
-from tinyllama.harness.records.verdict import Outcome
+from tinyllama.harness.records.outcome import Outcome
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 ABLE = "tinyllama/harness/gate/judge.py"  # what a harness has that can judge another tree

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.setting import BenchmarkState, Setting
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 
@@ -77,7 +78,13 @@ def matched(
     except ValueError as error:
         raise Stopped(Verdict("accepted", Outcome.MISSING, str(error))) from error
     listed, only = Listed(), setting.only
-    for name in [n for n in {**base, **candidate} if only is None or only(n)]:
+    both = {**base, **candidate}
+    if unknown := [op for op in setting.ops if not any(map(_is_of(op), both.values()))]:
+        text = f"--op {unknown[0]}: neither side has a benchmark of it"
+        raise Stopped(Verdict("benchmarks", Outcome.MISSING, text))
+    if setting.ops:
+        both = {n: one for n, one in both.items() if any(_is_of(op)(one) for op in setting.ops)}
+    for name in [n for n in both if only is None or only(n)]:
         if name not in candidate and setting.accepted.is_removed(name):
             listed.others.append(Verdict(name, Outcome.SAME, "removed, and accepted as such"))
         elif name not in candidate:
@@ -106,3 +113,8 @@ def _stricter(base: Benchmark, candidate: Benchmark) -> Benchmark:
 def _smaller(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """The smaller value of each name, whichever of the two has it."""
     return {name: min(v[name] for v in (one, other) if name in v) for name in {**other, **one}}
+
+
+def _is_of(op: str) -> Callable[[Benchmark], bool]:
+    """Whether a benchmark is one of that op; a step is of none."""
+    return lambda one: isinstance(one.timed, Timed) and not one.factory and one.timed.op == op

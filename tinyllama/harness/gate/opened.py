@@ -34,6 +34,7 @@ from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, load_file
 from tinyllama.harness.gate import process_state
+from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedError
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.device import cannot
 
@@ -54,11 +55,19 @@ class Group:
 @dataclass
 class Seen:
     """files: that were opened, whole paths. changed: what the import, or a call, changed for every
-    op, see `process_state`. unidentified: why what it runs cannot be told; empty where it can."""
+    op, see `process_state`. unidentified: why what it runs cannot be told; empty where it can.
+    at_import: the files that were opened, and imported: the functions that ran, while it was
+    imported. reached: by ``op-provider`` those that
+    its calls may run; without those whose calls may run anything. opens: by the same, the files
+    that its call opened; those that may open more are not in it."""
 
     files: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
     unidentified: str = ""
+    at_import: list[str] = field(default_factory=list)
+    imported: list[Place] = field(default_factory=list)
+    reached: dict[str, list[Place]] = field(default_factory=dict)
+    opens: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Observer:
@@ -147,11 +156,15 @@ def _observed(group: Group, device: torch.device, code: Mapping[str, Any]) -> tu
         sys.pycache_prefix, sys.dont_write_bytecode = bytecode, True
         events, known = _Events(), process_state.loaded()
         before, seen = process_state.settings(), Seen()
+        root = Path.cwd().resolve()
+        executed = Executed(root)
         try:
-            ops = _imported(group.modules)
+            with executed.noting():
+                ops = _imported(group.modules)
+            seen.at_import, seen.imported = sorted(events.files), sorted(executed.places)
             seen.changed = process_state.changes(before, process_state.settings())
             for op, provider in group.calls:
-                _call(ops[op], ops[op][provider], device)
+                _observe_call(ops[op], ops[op][provider], device, root, events, seen)
         except (Exception, SystemExit) as error:
             seen.unidentified = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         after = process_state.settings()
@@ -181,7 +194,29 @@ def _imported(modules: Sequence[str]) -> Mapping[str, Op]:
     return found
 
 
-def _call(op: Op, provider: Provider, device: torch.device) -> None:
+def _observe_call(
+    op: Op, provider: Provider, device: torch.device, root: Path, events: _Events, seen: Seen
+) -> None:
+    """Make a call, and note what it may run and what it opened."""
+    try:
+        reached = Reached(root, provider.call)
+    except UnboundedError:
+        return _call(op, provider, device)
+    before, executed = set(events.files), Executed(root)
+    _call(op, provider, device, executed)
+    ours = os.path.join(root, "tinyllama", "harness", "")  # runs around each call
+    unseen = sorted(executed.places - reached.places)
+    if all(file.startswith(ours) for file, _ in unseen):
+        name = f"{op.name}-{provider.name}"
+        seen.reached[name] = sorted(reached.places)
+        if not reached.reads_files:
+            seen.opens[name] = sorted(events.files - before)
+    return None
+
+
+def _call(
+    op: Op, provider: Provider, device: torch.device, executed: Executed | None = None
+) -> None:
     """One call of a provider on the smallest case that it covers, forward and backward."""
     on = torch.device("cpu")
     if any(cannot(need, on) for need in provider.requires):
@@ -191,7 +226,8 @@ def _call(op: Op, provider: Provider, device: torch.device) -> None:
     if covered:
         case = min(covered, key=lambda one: elements(op, one.case))
         inputs, dtypes = case.inputs(on), provider.output_dtypes
-        evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)
+        with contextlib.nullcontext() if executed is None else executed.noting():
+            evaluate(op, provider.call, inputs, provider.overwrites, dtypes=dtypes)
 
 
 def _load(name: str) -> None:

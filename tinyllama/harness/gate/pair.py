@@ -281,7 +281,7 @@ class Pair:
                 )
             if took >= PACED:
                 break
-            calls *= 4
+            calls = max(2 * calls, math.ceil(PACED * calls / took))  # this took all of the asking
         return fastest
 
     def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
@@ -338,7 +338,7 @@ class Pair:
                 break
             for name in self.order[:: 1 if index % 2 == 0 else -1]:
                 took = self._turn(name, benchmark)
-                longest = max(took[metric] for metric in benchmark.slowdowns)
+                longest = max(took.get(turns.CALL, 0.0), *(took[m] for m in benchmark.slowdowns))
                 if longest * TURN_RATIO < paces.get(name, 0.0):
                     raise ValueError(
                         f"a turn of the {name} says {longest:.3g} s for a call, which took "
@@ -351,7 +351,7 @@ class Pair:
         """The seconds of a turn of one side, and perhaps the means of its calls. seed: of new
         values. Raises ValueError for anything else."""
         seconds: dict[str, float] = self.ask(name, "turn", benchmark.name, *seed)
-        if seconds.keys() - {f"{turns.MEAN}{m}" for m in seconds} != benchmark.slowdowns.keys():
+        if turns.times(seconds) != benchmark.slowdowns.keys():
             given = ", ".join(seconds) or "nothing"
             wanted = ", ".join(benchmark.slowdowns)
             raise ValueError(f"a turn of the {name} gave {given}, not {wanted}")

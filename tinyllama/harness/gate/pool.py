@@ -108,7 +108,7 @@ def _without(processor: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-PROCESSORS = 8  # from so many on, importing on half of them disturbs no turn
+PROCESSORS = 8  # from so many on, importing on most of them disturbs no turn
 AHEAD = 4  # pairs; six make blocks no faster (docs/LOG.md)
 MEMORY = 16 * 2**30  # bytes of a GPU for each pair at work
 
@@ -121,7 +121,7 @@ def pairs_at_once(device: torch.device) -> int:
     fit = MOST
     if device.type != "cpu":
         fit = torch.cuda.get_device_properties(device).total_memory // MEMORY
-    return max(1, min(MOST, processors // 4, fit))
+    return max(1, min(MOST, processors // 3, fit))
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def launcher(timed: int) -> Iterator[Callable[..., AbstractContextManager[list[P
     if processors < PROCESSORS:
         yield opened
         return
-    ahead = PairPool(timed, min(AHEAD, processors // 4))
+    ahead = PairPool(timed, min(AHEAD, processors // 3))
     try:
         yield ahead
     finally:

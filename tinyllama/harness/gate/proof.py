@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tinyllama.harness.gate.revision import resolve, tracked_files, untracked_code
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.records.verdict import Outcome
+from tinyllama.harness.records.outcome import Outcome
 
 GREEN = {outcome.title for outcome in Outcome if outcome.green}
 
@@ -36,8 +36,9 @@ def tree_digest(root: Path, report: Path | None) -> str:
     return found.hexdigest()
 
 
-def verify(report: Path, root: Path, against: Sequence[str] = ()) -> str:
-    """What a green report says, in one line. against: revisions that must have been bases.
+def verify(report: Path, root: Path, against: Sequence[str] = (), ops: Sequence[str] = ()) -> str:
+    """What a green report says, in one line. against: revisions that must have been bases. ops: a
+    report of these alone will do.
 
     Raises UsageError for a report that is not green, or of another tree or base.
     """
@@ -46,6 +47,7 @@ def verify(report: Path, root: Path, against: Sequence[str] = ()) -> str:
         verdicts, status = content["verdicts"], content["status"]
         outcomes = [one["outcome"] for one in verdicts]
         judged, bases = content["candidate"], dict(content["bases"])
+        only = sorted(map(str, content.get("only", [])))
         ended = {one["against"] for one in content["comparisons"] if one["ended"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
@@ -58,6 +60,8 @@ def verify(report: Path, root: Path, against: Sequence[str] = ()) -> str:
         raise UsageError(f"{report} is not green: status {status}, {said}")
     if judged != tree_digest(root, report):
         raise UsageError(f"{report} is of another tree than {root}: gate this one")
+    if only and not {*ops} >= {*only}:
+        raise UsageError(f"{report} compares {', '.join(only)} alone (--op): gate all of it")
     for rev in against:
         if (commit := resolve(rev, root)) not in bases.values():
             compared = ", ".join(map(str, bases.values()))

@@ -12,6 +12,7 @@ import torch
 
 from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
@@ -36,9 +37,11 @@ class Setting:
     """The input of a comparison.
 
     sources: (tree, benchmark) -> digests of the source that it runs, of all of it and of the host
-    code alone. unidentified: of two trees and benchmarks, by name why equal source is not enough.
+    code alone. differs: of two trees and benchmarks, why each is measured; None: by source alone.
     toolchains: the interpreters are compared, not the trees. measure_all: time
-    identical benchmarks too, for A/A blocks. only: whether a name is compared. processor: both
+    identical benchmarks too, for A/A blocks. all_verdicts: decide each benchmark, also after one
+    is SLOWER. only: whether a name is compared. ops: the only ones that
+    are compared; empty: all benchmarks. processor: both
     sides are pinned to it in their turns. at_once: how many pairs prepare benchmarks at the same
     time; one at a time is timed. changed: files of the candidate that would judge, and
     differ from the base's. contents: a digest of all that is in a tree. say: prints a line;
@@ -53,10 +56,12 @@ class Setting:
     accepted: Accepted
     watch: Watch
     sources: Callable[[Tree, Benchmark], tuple[Mapping[str, str], Mapping[str, str]]]
-    unidentified: Callable[[Sequence[Tree], Sequence[Benchmark]], Mapping[str, str]] | None = None
+    differs: Callable[[Sequence[Tree], Sequence[Benchmark]], Differs] | None = None
     toolchains: bool = False
     measure_all: bool = False
+    all_verdicts: bool = False
     only: Callable[[str], bool] | None = None
+    ops: tuple[str, ...] = ()
     processor: int | None = None
     at_once: int = 1
     changed: tuple[Change, ...] = ()

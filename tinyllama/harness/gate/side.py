@@ -289,8 +289,11 @@ class Side:
 
     def expect(self, name: str, proofs: Any, warm_up: float) -> None:
         """Hold it to what was verified, then warm up for some seconds."""
-        self.subjects[name].expect(proofs)
-        self.subjects[name].warm_up(warm_up)
+        subject = self.subjects[name]
+        subject.expect(proofs)
+        subject.warm_up(warm_up)
+        if isinstance(subject, Subject):
+            subject.rehearse()
 
     def turn(self, name: str, seed: int = 0) -> dict[str, float]:
         """Seconds of a call by metric, whose results are held to what was verified. seed: of new

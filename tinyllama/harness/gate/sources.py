@@ -62,7 +62,7 @@ def closure(
         if name not in read:
             read[name] = imports_of(root, name)
         waiting += [(found, True) for found in read[name]]
-        if asked and path.name == "__init__.py" and _called(_parsed(path)) & _SEARCHES:
+        if asked and path.name == "__init__.py" and _called(parsed(path)) & _SEARCHES:
             waiting += [(f"{name}.{module}", True) for module in _modules(path.parent)]
     return sorted(files)
 
@@ -87,12 +87,13 @@ class Sources:
             self._found[modules] = whole, {n: self._both(p)[1] for n, p in named.items()}
         return self._found[modules]
 
-    def digest(self, path: Path) -> str:
-        """Of any file of the tree; of code that is no Python, its bytes; empty where it is not."""
+    def digest(self, path: Path, *, host: bool = False) -> str:
+        """Of any file of the tree; of code that is no Python, its bytes; empty where it is not.
+        host: without the bodies of kernels."""
         if not path.is_file():
             return ""
         try:
-            return self._both(path)[0]
+            return self._both(path)[1 if host else 0]
         except RevisionError:
             return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -107,12 +108,17 @@ class Sources:
 
 def digest(path: Path) -> str:
     """A digest of a file's code, without comments, docstrings and formatting."""
-    return _hash(ast.dump(_Plain().visit(_parsed(path))))
+    return _hash(plain(parsed(path)))
+
+
+def plain(tree: ast.AST) -> str:
+    """A text of code without comments, docstrings and formatting. It removes them from the tree."""
+    return ast.dump(_Plain().visit(tree))
 
 
 def host_digest(path: Path) -> str:
     """`digest` without the bodies of kernels, of which signature and decorators remain."""
-    tree = _parsed(path)
+    tree = parsed(path)
     return _hash(ast.dump(_Plain(_imported_names(tree)).visit(tree)))
 
 
@@ -141,7 +147,8 @@ class _Plain(ast.NodeTransformer):
         return (f"{known}.{rest}" if rest else known) in _JIT
 
 
-def _parsed(path: Path) -> ast.Module:
+def parsed(path: Path) -> ast.Module:
+    """The code of a file. Raises RevisionError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of spellings that are to become errors
@@ -172,7 +179,7 @@ def roots(root: Path) -> list[Path]:
 def imports_of(root: Path, module: str) -> list[str]:
     """The modules that a module of a tree asks for, those of elsewhere too."""
     path = module_file(root, module)
-    return [] if path is None else list(_imported(_parsed(path), root, _package(path, module)))
+    return [] if path is None else list(_imported(parsed(path), root, _package(path, module)))
 
 
 def _package(path: Path, module: str) -> str:

@@ -21,14 +21,15 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, evaluate
-from tinyllama.harness.gate.digests import bits_of, digest, projections
-from tinyllama.harness.gate.turns import MEAN, mean_call
+from tinyllama.harness.gate.digests import bits_of, digest
+from tinyllama.harness.gate.turns import CALL, MEAN, mean_call
+from tinyllama.harness.gate.verified import Proof, as_proven, proven
 from tinyllama.harness.kernels.launch import Launched, launched
 from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.measure.launches import launches
@@ -36,51 +37,8 @@ from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResu
 from tinyllama.harness.records.entries import Ratio
 
 SEEDS = 2
-SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
 CALLS = 6  # of which the fastest count; one before them does not
 DEVICE, HOST = "device_seconds", "host_seconds"
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A verified result: a digest of its bits, random projections, and its allowed error. exact:
-    the projections of what the reference gives in float64."""
-
-    digest: int
-    projections: tuple[float, ...]
-    allowed: float
-    exact: tuple[float, ...] = ()
-
-
-def held_to_base(
-    base: Sequence[Mapping[str, Proof]], candidate: Sequence[Mapping[str, Proof]]
-) -> list[dict[str, Proof]]:
-    """The candidate's proofs, held to what the base's reference gives, with the error that the base
-    allows where it is the smaller. Raises WrongResultError.
-
-    Of a difference only projections on random signs are known: each is of the size of its norm, and
-    the mean square of eight exceeds nine times its square once in 1e14.
-    """
-    found = []
-    for seed, (wanted, given) in enumerate(zip(base, candidate, strict=True)):
-        for name, proof in wanted.items():
-            if name not in given:
-                raise WrongResultError(f"the base's reference gives {name}, the candidate does not")
-            pairs = zip(given[name].projections, proof.exact, strict=True)
-            error = math.sqrt(statistics.mean((now - then) ** 2 for now, then in pairs))
-            if not error <= 3 * proof.allowed < math.inf:
-                raise WrongResultError(
-                    f"{name} of seed {seed}: about {error:.3g} from the base's reference, which "
-                    f"allows {proof.allowed:.3g}"
-                )
-        found.append(
-            {
-                name: replace(proof, allowed=min(proof.allowed, wanted[name].allowed))
-                for name, proof in given.items()
-                if name in wanted
-            }
-        )
-    return found
 
 
 @dataclass
@@ -174,31 +132,16 @@ class Subject(OpContender):
         exact = evaluate(self.op, eager, inputs.double())
         plain = evaluate(self.op, eager, inputs)
         got = self._one_call(seed)
+        slack = self.case.provider.slack.get(self.case.dtype, 1.0)
         proofs = {}
         for name, oracle in exact.items():
             if name not in got:
                 raise WrongResultError(f"{self.case}: no {name}")
-            value = got[name]
-            if (value.shape, value.dtype) != (plain[name].shape, plain[name].dtype):
-                had = f"{tuple(value.shape)} {value.dtype}"
-                raise WrongResultError(f"{self.case}: {name} is {had}, unlike eager's")
-            for over, where in ((_widest_row, " in a row"), (_whole, "")):
-                allowed = self._allowed(over, plain[name], oracle)
-                error = over(value.double() - oracle)
-                if not error <= allowed < math.inf:
-                    text = f"{name}: error {error:.3g}{where} > {allowed:.3g}"
-                    raise WrongResultError(f"{self.case}: {text}")
-            exactly = projections(oracle)
-            proofs[name] = Proof(digest(value), projections(value), allowed, exactly)
+            try:
+                proofs[name] = proven(got[name], plain[name], oracle, slack)
+            except ValueError as error:
+                raise WrongResultError(f"{self.case}: {name}{error}") from error
         return proofs
-
-    def _allowed(
-        self, over: Callable[[torch.Tensor], float], plain: torch.Tensor, oracle: torch.Tensor
-    ) -> float:
-        """The error that a result may have: a multiple of eager's, or of rounding it."""
-        eps = torch.finfo(plain.dtype).eps if plain.dtype.is_floating_point else 0.0
-        slack = self.case.provider.slack.get(self.case.dtype, 1.0)
-        return SLACK * slack * max(over(plain.double() - oracle), eps * over(oracle))
 
     def expect(self, proofs: list[dict[str, Proof]]) -> None:
         """Hold one call of each seed to what was verified, and keep its results.
@@ -209,26 +152,29 @@ class Subject(OpContender):
         for seed, wanted in enumerate(proofs):
             got = self._one_call(seed)
             for name, proof in wanted.items():
-                if name not in got or not self._as_verified(got[name], proof):
+                if name not in got or not as_proven(got[name], proof, bits=self.exact):
                     how = "its bits are not" if self.exact else "it is not near"
                     raise WrongResultError(f"{self.case}: {name}: {how} what was verified")
             kept = {name: value.detach().clone() for name, value in got.items()}
             self.expected[seed] = _Expected(kept, {n: 2 * p.allowed for n, p in wanted.items()})
 
-    def _as_verified(self, value: torch.Tensor, proof: Proof) -> bool:
-        if self.exact:
-            return digest(value) == proof.digest
-        # Two right results differ by at most twice the allowed error. A projection of the
-        # difference on random signs is of its size, and exceeds eight times it once in 1e15.
-        limit = 8 * 2 * proof.allowed
-        pairs = zip(projections(value), proof.projections, strict=True)
-        return all(abs(now - then) <= limit for now, then in pairs)
+    def rehearse(self) -> None:
+        """What a first turn makes and later ones find, while nobody is timed."""
+        if self.clocked:
+            self._prepare(self.passes[-1])
+            self._run()
+            self._check()
+        if self.repeated is not None:
+            for one in self._repeat():
+                self._take(one)
+                self._check()
 
     def gated_turn(self) -> dict[str, float]:
         self._calibrate()
-        found = {}
+        found: dict[str, float] = {}
         if self.clocked:
-            found[DEVICE] = self._read(self.passes[-1]).device
+            reading = self._read(self.passes[-1])
+            found |= {DEVICE: reading.device, CALL: max(reading.device, reading.host)}
         if self.repeated is not None:
             calls = self._repeat()
             for one in calls:
@@ -458,11 +404,3 @@ def _tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
         yield from (
             one for one in (value if isinstance(value, list) else [value]) if one is not None
         )
-
-
-def _whole(value: torch.Tensor) -> float:
-    return float(value.norm())
-
-
-def _widest_row(value: torch.Tensor) -> float:
-    return float(torch.atleast_1d(value).norm(dim=-1).max())

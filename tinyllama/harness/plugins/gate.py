@@ -99,7 +99,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--gate-json", metavar="FILE", help="write all that the gate measured")
     group.addoption(
-        "--unwatched", action="store_true", help="gate on a GPU whose load cannot be read"
+        "--all-verdicts",
+        action="store_true",
+        help="decide every benchmark (default: once one is SLOWER the others are NOT DECIDED)",
+    )
+    group.addoption(
+        "--unwatched",
+        action="store_true",
+        help="gate on a GPU whose load cannot be read",
     )
 
 
@@ -147,7 +154,7 @@ def _inside(name: str, folder: Path, root: Path) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[GATING] = None
     option = config.option
-    for name in ("gate_json", "unwatched", "judge", "tree"):
+    for name in ("gate_json", "unwatched", "judge", "tree", "all_verdicts"):
         if getattr(option, name) and not (option.against or option.against_env):
             shown = f"--{name.replace('_', '-')}"
             raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
@@ -175,6 +182,12 @@ def pytest_configure(config: pytest.Config) -> None:
             "tests are named one by one, but the gate times every benchmark: name a folder"
         )
     config.stash[GATING] = Gating(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The gate needs the conftests alone: importing the tests takes seconds."""
+    return True if config.stash[GATING] is not None and collection_path.is_file() else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -250,6 +263,7 @@ class Gating:
         self.ended = False
         self.judged = ""  # a digest of the candidate's tree
         self.progress, self.waits = of_session(config), ""
+        self.ops = tuple(getattr(option, "op", ()))  # the only ones that are compared
         self.judge = option.judge or str(judge.HARNESS)  # whose harness this is
 
     def run(self) -> None:
@@ -308,6 +322,8 @@ class Gating:
                 version=own.version if (own := self.registered.own) else tinyllama.__version__,
                 watch=watch,
                 candidate_label=results.current_commit(self.root),
+                all_verdicts=self.config.option.all_verdicts,
+                ops=self.ops,
                 say=self.progress.line,
                 doing=self.progress,
             )
@@ -369,6 +385,7 @@ class Gating:
             ],
             "comparisons": self.reports,
             "judge": self.judge,
+            "only": list(self.ops),
             "candidate": self.judged,
             "bases": {**self.commits, **{str(path): str(path) for path in self.interpreters}},
         }
@@ -382,9 +399,8 @@ class Gating:
         ]
         if self.unreadable:
             each.append(f"unwatched, since load and throttling cannot be read: {self.unreadable}")
-        own = self.registered.own if self.ended else None
-        if own and own.names:
-            each.append(f"--op: no other ops than {', '.join(own.names)} were compared")
+        if self.ops:
+            each.append(f"--op: no other ops than {', '.join(self.ops)} were compared")
         for of in (_changed, _unidentified):
             each += list(dict.fromkeys(line for report in self.reports for line in of(report)))
         first = [self.counted(), f"judged by {self.judge}", *self.team.lines()]

@@ -5,12 +5,13 @@ small ones add up from baseline to baseline, and more rounds do not remove what 
 sessions. For small slowdowns there is the gate, which measures two revisions alternately.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from tinyllama.harness.records.entries import Entry, OpEntry, Timed, is_interval, is_number
+from tinyllama.harness.records.outcome import Outcome as Outcome
+from tinyllama.harness.records.outcome import worst as worst
 from tinyllama.harness.records.results import Record
 
 # metric -> the ratio to the baseline that is allowed. An entry's own ``tolerances`` override it.
@@ -26,44 +27,6 @@ TOLERANCES = {
     "layouts": 1.10,
 }
 _MAY_BE_ZERO = {"peak_bytes", "live_bytes", "kernels", "copies", "host_syncs"}
-
-
-class Outcome(Enum):
-    """What a comparison found, the worst last: its title, and the exit status of a run."""
-
-    IDENTICAL = "IDENTICAL", 0
-    SAME = "SAME", 0
-    FASTER = "FASTER", 0
-    NEW = "NEW", 0
-    SLOWER = "SLOWER", 10
-    INCONCLUSIVE = "INCONCLUSIVE", 11
-    NO_BASELINE = "NO BASELINE", 12
-    OTHER_DEVICE_OR_VERSION = "OTHER DEVICE OR VERSION", 13
-    BUSY = "BUSY", 14
-    MISSING = "MISSING", 15
-    WRONG_RESULT = "WRONG RESULT", 16
-    WORKER_DIED = "WORKER DIED", 17
-    NO_BASE = "NO BASE", 18
-    JUDGE_CHANGED = "JUDGE CHANGED", 19
-    TAMPERED = "TAMPERED", 20
-
-    def __init__(self, title: str, status: int) -> None:
-        self.title = title
-        self.status = status
-
-    @property
-    def green(self) -> bool:
-        return self.status == 0
-
-    @property
-    def may_be_baseline(self) -> bool:
-        """Whether a record of this outcome may be a baseline: good, or the first of its kind."""
-        return self.green or self in (Outcome.NO_BASELINE, Outcome.OTHER_DEVICE_OR_VERSION)
-
-
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome of several together; SAME of none."""
-    return max(outcomes, key=list(Outcome).index, default=Outcome.SAME)
 
 
 @dataclass(frozen=True)

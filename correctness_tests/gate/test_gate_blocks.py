@@ -1,0 +1,207 @@
+"""Blocks are taken in waves, and end once the merge is decided."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, died, outcomes
+from tinyllama.harness.gate import blocks
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
+from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.preparing import _groups
+from tinyllama.harness.gate.setting import BenchmarkState
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.measure.op_contender import Timed
+from tinyllama.harness.records.verdict import Outcome
+
+
+def noisy(script: Script, name: str, spread: float = 0.05) -> None:
+    """The candidate's times of a benchmark differ by so much from turn to turn."""
+    random = np.random.default_rng(0)
+    factors = (math.exp(random.normal(0.0, spread)) for _ in itertools.count())
+
+    def turn(_: str) -> dict[str, float]:
+        factor = next(factors)
+        return {m: SECONDS[m] * factor for m in script.slowdowns[CANDIDATE]}
+
+    script.on(CANDIDATE, "turn", turn, name)
+
+
+# -- once one is SLOWER ---------------------------------------------------------------------------
+
+
+def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
+    script = Script("a", "b", "c")
+    script.slower("a", device_seconds=1.05)
+    noisy(script, "b")
+    found = script.run()
+    assert outcomes(found) == {
+        "a": Outcome.SLOWER,
+        "b": Outcome.NOT_DECIDED,
+        "c": Outcome.SAME,
+    }
+    assert script.status == 10
+    text = found["b"].text
+    assert text.startswith("a is SLOWER, which decides the merge; so far device_seconds ")
+    assert f"in {LOOKS[1]} blocks" in text
+    assert not found["b"].outcome.green
+    assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
+
+
+def test_all_verdicts_are_found_where_that_is_asked_for() -> None:
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    noisy(script, "b")
+    found = script.run(all_verdicts=True)
+    assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.INCONCLUSIVE}
+    assert f"in {LOOKS[-1]} blocks" in found["b"].text
+    assert script.launches == 1 + LOOKS[-1] + CONFIRM_BLOCKS + 1, "confirmed once"
+    assert found["a"].text.count("confirmed by") == 1, "and said once"
+
+
+def test_a_slowdown_that_is_not_confirmed_decides_nothing() -> None:
+    script = Script("a", "b")
+    script.slower("a", device_seconds=1.05)
+    script.on(CANDIDATE, "turn", SECONDS, "a", when=lambda: script.confirming)
+    noisy(script, "b")
+    found = script.run()
+    assert found["a"].outcome is Outcome.INCONCLUSIVE
+    assert f"in {LOOKS[-1]} blocks" in found["b"].text, "it was decided"
+
+
+def test_other_times_of_what_is_slower_take_no_more_blocks() -> None:
+    script = Script("a")
+    random = np.random.default_rng(0)
+
+    def turn(_: str) -> dict[str, float]:
+        host = SECONDS["host_seconds"] * math.exp(random.normal(0.0, 0.3))
+        return {"device_seconds": 1.05 * SECONDS["device_seconds"], "host_seconds": host}
+
+    script.on(CANDIDATE, "turn", turn)
+    verdict = script.run()["a"]
+    assert verdict.outcome is Outcome.SLOWER
+    assert f"in {LOOKS[1]} blocks, neither certainly" in verdict.text, "of the host"
+    assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
+
+
+# -- waves ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_once", "waves"),
+    [(1, [1] * 4), (2, [2, 2]), (3, [2, 2]), (4, [4]), (8, [4])],
+)
+def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
+    at_once: int, waves: list[int]
+) -> None:
+    script = Script("a", "b", "c", noise=2e-4)
+    found: list[int] = []
+
+    def opened(*args: Any) -> Any:
+        found.append(args[3])
+        return script.pairs(*args)
+
+    assert set(outcomes(script.run(at_once=at_once, pairs=opened)).values()) == {Outcome.SAME}
+    beside = [min(at_once, 2)] if at_once > 1 else []  # prepare with the first
+    assert found == [1, *beside, *waves]
+    for one in script.session.found.values():
+        assert {len(series.statistics) for series in one.series.values()} == {LOOKS[0]}
+    launches = range(script.launches - LOOKS[0] + 1, script.launches + 1)
+    for launch, side in itertools.product(launches, SIDES):
+        turns = [a[0] for at, s, m, a in script.asked if (at, s, m) == (launch, side, "turn")]
+        assert set(turns) == {"a", "b", "c"}, "each pair gives a block of every benchmark"
+
+
+def test_the_sides_lead_by_turns_in_a_wave() -> None:
+    script = Script("a", noise=2e-4)
+    script.run(at_once=4)
+    first: dict[int, str] = {}
+    for launch, side, method, _ in script.asked:
+        if method == "turn":
+            first.setdefault(launch, side)
+    assert list(first.values()) in ([BASE, CANDIDATE] * 2, [CANDIDATE, BASE] * 2)
+
+
+def test_what_fails_in_one_block_of_a_wave_is_not_timed_in_the_others() -> None:
+    script = Script("a", "b")
+    script.on(BASE, "turn", died(), "a", launch=4)
+    found = script.run(at_once=4)
+    assert outcomes(found) == {"a": Outcome.WORKER_DIED, "b": Outcome.SAME}
+    failed = next(n for n, one in enumerate(script.asked) if one[0] == 4 and one[2] == "turn")
+    after = [one for one in script.asked[failed + 2 :] if one[2] == "turn" and one[3][0] == "a"]
+    assert {launch for launch, *_ in after} <= {4, 3, 2}, "those before it in that step"
+
+
+def test_a_wave_looks_for_other_work_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = {}
+    for seconds in (0.0, 60.0):
+        monkeypatch.setattr(blocks, "LOOKED", seconds)
+        script = Script("a", "b", "c", noise=2e-4)
+        script.run(at_once=4)
+        looks[seconds] = len(script.watch.pids)
+    assert looks == {0.0: 3, 60.0: 1}
+
+
+# -- what is prepared by one pair -----------------------------------------------------------------
+
+
+def state(op: str, provider: str, case: int = 0, layout: str = "", factory: str = "") -> Any:
+    timed = Timed(op, provider, case, "bf16", layout or "contiguous")
+    name = f"{op}-{provider}-{case}{layout}"
+    bars = {"strided": 2.0} if layout else {}
+    return BenchmarkState(Benchmark(name, timed, "m", {}, factory, layouts=bars))
+
+
+def test_cases_and_layouts_of_a_provider_are_prepared_by_one_pair_and_steps_first() -> None:
+    each = [
+        *(state("x", "torch", case) for case in (0, 1)),
+        *(state("x", "own", case) for case in (0, 1)),
+        state("x", "own", 1, "-strided"),
+        state("step", "v3", factory="m:Step"),
+        state("step", "v4", factory="m:Step"),
+        *(state("y", "own", case) for case in (0, 1)),
+        state("y", "own", 0, "-strided"),
+    ]
+    found = [[one.name for one in group] for group in _groups(each)]
+    assert found == [
+        ["step-v3-0"],
+        ["step-v4-0"],
+        ["x-own-0", "x-own-1", "x-own-1-strided"],
+        ["y-own-0", "y-own-1", "y-own-0-strided"],
+        ["x-torch-0", "x-torch-1"],
+    ]
+
+
+# -- the judge's clock ----------------------------------------------------------------------------
+
+
+def sleeping(*seconds: float) -> Callable[[str], float]:
+    left = list(seconds)
+
+    def paced(_: str) -> float:
+        took = left.pop(0) if left else 0.0
+        time.sleep(took)
+        return took
+
+    return paced
+
+
+def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
+    script = Script("a")
+    script.on(BASE, "paced", sleeping(0.02, 0.3))
+    script.on(CANDIDATE, "paced", sleeping(0.3))
+    script.run()
+    calls = {
+        side: [args[1] for _, s, method, args in script.asked if (s, method) == (side, "paced")]
+        for side in SIDES
+    }
+    assert calls[CANDIDATE] == [8]
+    assert len(calls[BASE]) == 2
+    assert 40 < calls[BASE][1] <= 80, "0.2 s at 2.5 ms for a call, and the asking"

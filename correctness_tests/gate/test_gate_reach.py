@@ -1,0 +1,186 @@
+"""What a call can reach in a tree is never less than what it runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tinyllama.harness.gate.reach import Executed, Reached, UnboundedError
+
+Load = Callable[..., ModuleType]
+NUMBER = itertools.count()
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Modules of a tree, from their text; later ones may import earlier ones by name."""
+    made = []
+
+    def write(text: str, name: str = "") -> ModuleType:
+        name = name or f"reach_{next(NUMBER)}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        made.append(name)
+        spec.loader.exec_module(module)
+        return module
+
+    yield write
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def names(module: ModuleType, root: Path, *others: ModuleType) -> set[str]:
+    """The functions that ``call`` of a module reaches, of these modules."""
+    reached = Reached(root.resolve(), module.call)
+    found = set()
+    for one in (module, *others):
+        lines = Path(str(one.__file__)).read_text().splitlines()
+        places = [line for file, line in reached.places if file == one.__file__]
+        found |= {lines[line - 1].split("(")[0].split()[-1].rstrip(":") for line in places}
+    return found
+
+
+HIDDEN = "def hidden():\n    return 1\n\n\n"
+REACHING = {
+    "by its name": "def call():\n    return hidden()",
+    "through another": "def middle():\n    return hidden()\n\n\ndef call():\n    return middle()",
+    "in a table": "TABLE = {1: [hidden]}\n\n\ndef call():\n    return TABLE[1][0]()",
+    "as a default": "def call(f=hidden):\n    return f()",
+    "as a default by name": "def call(*, f=hidden):\n    return f()",
+    "in a closure": "def made(f):\n    return lambda: f()\n\n\ncall = made(hidden)",
+    "in a partial": "from functools import partial\ncall = partial(hidden)",
+    "under a cache": "from functools import lru_cache\nkept = lru_cache(hidden)\n\n\n"
+    "def call():\n    return kept()",
+    "under torch's decorator": "import torch\nkept = torch.no_grad()(hidden)\n\n\n"
+    "def call():\n    return kept()",
+    "as an attribute of a function": "def call():\n    return call.f()\n\n\ncall.f = hidden",
+    "in a method": "class K:\n    def run(self):\n        return hidden()\n\n\n"
+    "one = K()\n\n\ndef call():\n    return one.run()",
+    "in a base class": "class B:\n    def run(self):\n        return hidden()\n\n\n"
+    "class K(B):\n    pass\n\n\ndef call():\n    return K().run()",
+    "in an object": "class K:\n    pass\n\n\none = K()\none.f = hidden\n\n\n"
+    "def call():\n    return one.f()",
+    "in slots": "class K:\n    __slots__ = ('f',)\n\n\none = K()\none.f = hidden\n\n\n"
+    "def call():\n    return one.f()",
+    "in a property": "class K:\n    run = property(lambda self: hidden())\n\n\n"
+    "def call():\n    return K().run",
+    "of a metaclass": "class M(type):\n    def __call__(cls):\n        return hidden()\n\n\n"
+    "class K(metaclass=M):\n    pass\n\n\ndef call():\n    return K()",
+    "in a function inside": "def call():\n    def inner():\n        return hidden()\n"
+    "    return inner()",
+    "in a comprehension": "def call():\n    return [hidden() for _ in range(2)]",
+    "as a bound method": "class K:\n    def run(self):\n        return hidden()\n\n\n"
+    "call = K().run",
+    "in a branch that is not taken": "def call(x=0):\n    return hidden() if x else 0",
+    "of an autograd function": "import torch\n\n\nclass F(torch.autograd.Function):\n"
+    "    @staticmethod\n    def forward(ctx, x):\n        return x\n\n"
+    "    @staticmethod\n    def backward(ctx, g):\n        return hidden()\n\n\n"
+    "def call(x=None):\n    return F.apply(x)",
+}
+
+
+@pytest.mark.parametrize("way", REACHING)
+def test_what_a_call_could_run_is_reached(way: str, load: Load, tmp_path: Path) -> None:
+    assert "hidden" in names(load(HIDDEN + REACHING[way] + "\n"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return other.hidden()", "return getattr(other, 'hid' + 'den')()", "return vars(other)['x']"],
+)
+def test_what_is_of_a_module_is_reached(body: str, load: Load, tmp_path: Path) -> None:
+    other = load(HIDDEN)
+    module = load(f"import {other.__name__} as other\n\n\ndef call():\n    {body}\n")
+    assert "hidden" in names(module, tmp_path, other)
+
+
+def test_what_an_import_inside_gives_is_reached(load: Load, tmp_path: Path) -> None:
+    other = load(HIDDEN)
+    text = f"def call():\n    from {other.__name__} import hidden\n    return hidden()\n"
+    assert "hidden" in names(load(text), tmp_path, other)
+
+
+def test_of_a_module_a_function_gets_the_attributes_that_it_takes(
+    load: Load, tmp_path: Path
+) -> None:
+    """Not those that others name, unless the module itself is handed on."""
+    other = load(HIDDEN + "def shown():\n    return 1\n")
+    head = f"import {other.__name__} as other\n\n\ndef call(x=None, get=None):\n    "
+    assert names(load(f"{head}return other.shown() + x.hidden\n"), tmp_path, other) == {
+        "call",
+        "shown",
+    }
+    given = names(load(f"{head}return get(other).hidden\n"), tmp_path, other)
+    assert given == {"call", "hidden"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def call():\n    return 1",
+        "import torch.nn.functional as F\n\n\ndef call(x):\n    return F.hidden(x)",
+        "TABLE = [hidden]\n\n\ndef call(x):\n    return x.hidden",
+        "import math\nNAMES = vars(math)\n\n\ndef call():\n    return NAMES['pi']",
+    ],
+)
+def test_what_a_call_does_not_name_is_not_reached(text: str, load: Load, tmp_path: Path) -> None:
+    assert "hidden" not in names(load(HIDDEN + text + "\n"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def call():\n    exec('hidden()')",
+        "def call():\n    return eval('hidden')()",
+        "def call():\n    return globals()['hidden']()",
+        "import sys\n\n\ndef call():\n    return sys.modules[__name__].hidden()",
+        "import sys\n\n\ndef call():\n    return sys._getframe().f_globals['hidden']()",
+        "import gc\n\n\ndef call():\n    return gc.get_objects()",
+        "import inspect\n\n\ndef call():\n    return inspect.stack()",
+        "from importlib import import_module\n\n\ndef call():\n    return import_module('x')",
+        "import pickle\n\n\ndef call(x):\n    return pickle.loads(x)",
+        "import torch\n\n\ndef call(x):\n    return torch.ops.ours.hidden(x)",
+        "import torch\nadd = torch.ops.aten.add\n\n\ndef call(x):\n    return add(x)",
+        "def call():\n    return call.__globals__['hidden']()",
+        "class B:\n    pass\n\n\ndef call():\n    return B.__subclasses__()",
+        "def call():\n    import not_loaded_before\n    return not_loaded_before.f()",
+        "def made():\n    yield hidden\n\n\none = made()\n\n\ndef call():\n    return next(one)",
+        "NAMES = globals()\n\n\ndef call():\n    return NAMES['hidden']()",
+    ],
+)
+def test_a_call_that_may_run_anything_is_unbounded(text: str, load: Load, tmp_path: Path) -> None:
+    module = load(HIDDEN + text + "\n")
+    with pytest.raises(UnboundedError):
+        Reached(tmp_path.resolve(), module.call)
+
+
+def test_what_reads_files_is_told(load: Load, tmp_path: Path) -> None:
+    reads = load("from pathlib import Path\n\n\ndef call(p):\n    return Path(p).read_text()\n")
+    plain = load("def call(x):\n    return x + x\n")
+    assert Reached(tmp_path.resolve(), reads.call).reads_files
+    assert not Reached(tmp_path.resolve(), plain.call).reads_files
+
+
+def test_what_runs_is_noted_in_other_threads_too(load: Load, tmp_path: Path) -> None:
+    module = load(
+        HIDDEN + "import threading\n\n\ndef call():\n    one = threading.Thread(target=hidden)\n"
+        "    one.start()\n    one.join()\n"
+    )
+    executed = Executed(tmp_path.resolve())
+    module.call()
+    assert not executed.places
+    with executed.noting():
+        module.call()
+    assert {line for _, line in executed.places} == {1, 8}

@@ -1,0 +1,243 @@
+"""Which functions of a tree a call may run, by the objects that it can reach.
+
+From a provider's callable every object is followed that its code can get hold of: the globals and
+attributes that it names, closures, defaults, elements of containers, whole classes. What a function
+merely could name counts as called, so the result has all that a call runs, and more.
+
+Some code gets hold of objects by other ways: `exec`, `globals`, `sys.modules`, torch's table of
+operators, frames. A call that reaches such code reaches everything (`UnboundedError`).
+
+`Executed` notes what really ran. It is held to what was reached: a function that ran and was not
+reached means that there is another way, and everything counts too.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Place = tuple[str, int]  # a file, and the first line of a function in it
+
+# Names with which code gets hold of what it does not name.
+_UNBOUNDED = frozenset(
+    [
+        "globals",
+        "locals",
+        "eval",
+        "exec",
+        "import_module",
+        "__import__",
+        "modules",
+        "__subclasses__",
+        "_getframe",
+        "__globals__",
+        "f_globals",
+        "f_locals",
+        "__builtins__",
+        "__code__",
+    ]
+)
+_BY_NAME = frozenset(
+    ["getattr", "vars", "dir", "__dict__", "attrgetter", "methodcaller", "getmembers"]
+)
+_OF_IMPORT = frozenset(("__loader__", "__spec__", "__builtins__"))  # of any module
+_OPERATORS = ("torch._ops", "torch._library", "torch.library")  # they find functions by name
+_READS = frozenset(
+    ["open", "read_text", "read_bytes", "read", "load", "loads", "fromfile", "memmap"]
+)
+_FINDERS = frozenset(("gc", "importlib", "inspect", "marshal", "pickle", "pkgutil", "runpy"))
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_ENDLESS = (types.GeneratorType, types.CoroutineType, types.FrameType, types.AsyncGeneratorType)
+
+
+class UnboundedError(ValueError):
+    """A call may run anything."""
+
+
+class Reached:
+    """What an object reaches in a tree. root: its folder, resolved.
+
+    Raises UnboundedError.
+    """
+
+    def __init__(self, root: Path, start: Any) -> None:
+        self.root = f"{root}{os.sep}"
+        self.places: set[Place] = set()
+        self.names: set[str] = set()
+        self._modules: dict[int, types.ModuleType] = {}
+        self._whole = False  # modules are taken with all that is in them
+        self._seen: dict[int, Any] = {}  # kept, so that no other object takes an address
+        self._namespaces = {
+            id(vars(one)): one
+            for one in list(sys.modules.values())
+            if isinstance(one, types.ModuleType)
+        }
+        self._waiting = [start]
+        while self._waiting:
+            while self._waiting:
+                self._visit(self._waiting.pop())
+            for module in list(self._modules.values()):  # by the names that any function has
+                inside = vars(module)
+                names = inside.keys() - _OF_IMPORT if self._whole else self.names & inside.keys()
+                self._push(*(inside[name] for name in list(names)))
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self.names & _READS)
+
+    def _push(self, *values: Any) -> None:
+        self._waiting += [one for one in values if id(one) not in self._seen]
+
+    def _visit(self, value: Any) -> None:
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        kind = type(value)
+        if _of_module(value) in _FINDERS:
+            raise UnboundedError(f"it uses {_of_module(value)}")
+        if isinstance(value, types.ModuleType):
+            if self._inside(getattr(value, "__file__", None)):
+                self._modules[id(value)] = value
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, type):
+            if self._own(value):
+                self._push(*vars(value).values(), *value.__mro__, type(value))
+        elif isinstance(value, _ENDLESS):
+            raise UnboundedError(f"it holds a {kind.__name__}")
+        elif kind.__module__.startswith(_OPERATORS):
+            raise UnboundedError("it calls a registered operator")
+        elif id(value) in self._namespaces:
+            module = self._namespaces[id(value)]
+            if self._inside(getattr(module, "__file__", None)):
+                raise UnboundedError(f"it holds all of {module.__name__}")
+        else:
+            self._push(*(one for one in gc.get_referents(value) if one is not kind))
+            if self._own(kind):
+                self._push(kind)
+
+    def _function(self, function: types.FunctionType) -> None:
+        cells = function.__closure__ or ()
+        held = [cell.cell_contents for cell in cells if _filled(cell)]
+        named = (function.__kwdefaults__ or {}).values()
+        self._push(*held, *(function.__defaults__ or ()), *named, *vars(function).values())
+        code = function.__code__
+        if self._inside(code.co_filename):
+            self._code(code, function.__globals__)
+
+    def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        self.places.add((code.co_filename, code.co_firstlineno))
+        names = set(code.co_names)
+        if found := names & _UNBOUNDED:
+            raise UnboundedError(f"{code.co_name} uses {min(found)}")
+        if "ops" in names and "torch" in names:
+            raise UnboundedError(f"{code.co_name} calls a registered operator")
+        self._whole |= bool(names & _BY_NAME)
+        self.names |= names
+        for one, after in pairwise([*dis.get_instructions(code), None]):
+            assert one is not None
+            if one.opname in _GLOBAL and one.argval in namespace:
+                self._global(namespace[one.argval], after)
+            elif one.opname == "IMPORT_NAME":
+                self._import(str(one.argval), str(namespace.get("__package__") or ""))
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                self._code(inner, namespace)
+
+    def _global(self, value: Any, after: dis.Instruction | None) -> None:
+        """A global that a function names. Of a module of which it takes an attribute at once, it
+        gets that attribute alone."""
+        taken = after.argval if after is not None and after.opname in _ATTRIBUTE else None
+        if isinstance(value, types.ModuleType) and taken in vars(value):
+            if self._inside(getattr(value, "__file__", None)):
+                self._push(vars(value)[taken])
+            elif _of_module(value) in _FINDERS:
+                self._push(value)
+        else:
+            self._push(value)
+
+    def _import(self, name: str, package: str) -> None:
+        """What an import inside a function may give; one that is not loaded yet could be any."""
+        parts = package.split(".")
+        above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+        found = [
+            sys.modules.get(one) for one in (name, *(f"{a}.{name}".rstrip(".") for a in above))
+        ]
+        known = [one for one in found if one is not None]
+        if not known:
+            raise UnboundedError(f"it imports {name} when it is called")
+        self._push(*known)
+
+    def _own(self, kind: type) -> bool:
+        """Whether a class is of the tree."""
+        module = sys.modules.get(kind.__module__)
+        if self._inside(getattr(module, "__file__", None)):
+            return True
+        values = [getattr(one, "__func__", one) for one in vars(kind).values()]
+        codes = [getattr(one, "__code__", None) for one in values]
+        return any(self._inside(code.co_filename) for code in codes if code is not None)
+
+    def _inside(self, file: str | None) -> bool:
+        if not file or file.startswith("<"):  # generated code: a dataclass's, a named tuple's
+            return bool(file)
+        return os.path.realpath(file).startswith(self.root)
+
+
+def _of_module(value: Any) -> str:
+    """The package that a module or a function is of; empty for what is neither."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0]
+    if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+        return ""
+    name = value.__module__
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+class Executed:
+    """The functions of a tree that run, by their places. root: its folder, resolved."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = f"{root}{os.sep}"
+        self.places: set[Place] = set()
+        self._known: dict[types.CodeType, bool] = {}
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what runs in a `with` block, in all threads that begin in it too."""
+        before = sys.getprofile()
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(None)
+
+    def _called(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        inside = self._known.get(code)
+        if inside is None:
+            file = code.co_filename
+            inside = not file.startswith("<") and os.path.realpath(file).startswith(self.root)
+            self._known[code] = inside
+        if inside and code.co_name != "<module>":
+            self.places.add((code.co_filename, code.co_firstlineno))

@@ -1,0 +1,47 @@
+"""What a comparison found, and the exit status of a run. It imports nothing, so that the process
+that only starts a judge begins at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+
+class Outcome(Enum):
+    """What a comparison found, the worst last: its title, and the exit status of a run."""
+
+    IDENTICAL = "IDENTICAL", 0
+    SAME = "SAME", 0
+    FASTER = "FASTER", 0
+    NEW = "NEW", 0
+    NOT_DECIDED = "NOT DECIDED", 9  # since another is SLOWER, whose status a run has
+    SLOWER = "SLOWER", 10
+    INCONCLUSIVE = "INCONCLUSIVE", 11
+    NO_BASELINE = "NO BASELINE", 12
+    OTHER_DEVICE_OR_VERSION = "OTHER DEVICE OR VERSION", 13
+    BUSY = "BUSY", 14
+    MISSING = "MISSING", 15
+    WRONG_RESULT = "WRONG RESULT", 16
+    WORKER_DIED = "WORKER DIED", 17
+    NO_BASE = "NO BASE", 18
+    JUDGE_CHANGED = "JUDGE CHANGED", 19
+    TAMPERED = "TAMPERED", 20
+
+    def __init__(self, title: str, status: int) -> None:
+        self.title = title
+        self.status = status
+
+    @property
+    def green(self) -> bool:
+        return self.status == 0
+
+    @property
+    def may_be_baseline(self) -> bool:
+        """Whether a record of this outcome may be a baseline: good, or the first of its kind."""
+        return self.green or self in (Outcome.NO_BASELINE, Outcome.OTHER_DEVICE_OR_VERSION)
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome of several together; SAME of none."""
+    return max(outcomes, key=list(Outcome).index, default=Outcome.SAME)
