@@ -49,7 +49,7 @@ PATCHES = {
     ),
     "its answers": (
         "from tinyllama.harness.correct import apart\napart.answer = lambda *args: {}\n",
-        "missing grad weight, grad x, y",
+        "y is missing; grad x is missing; grad weight is missing",
     ),
     "what it covers": (
         "from tinyllama.harness.correct import apart\n"

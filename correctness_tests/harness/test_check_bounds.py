@@ -116,7 +116,7 @@ def test_an_access_that_one_check_alone_sees_is_its_fault() -> None:
 def test_where_bounds_do_not_hold_no_other_check_says_it_again(bounded: bool, outcome: str) -> None:
     checks = remote.Checks.__new__(remote.Checks)
     checks.candidates = {"tried": candidate(beside(storing, FAR))}
-    (one,) = checks.findings("tried", ["determinism"], True, bounded, {})
+    (one,) = checks.findings("tried", ["determinism"], [], bounded, {})
     assert one["outcome"] == outcome, one
 
 
@@ -125,6 +125,21 @@ def test_an_endless_loop_is_ended_and_named() -> None:
         endless[(1,)](torch.ones(8), torch.zeros(8, dtype=torch.int32), 8, SHIFT=0)
     with interpreter.limited(steps=100):
         storing[(2,)](torch.ones(8), torch.zeros(8), 8, SHIFT=0)
+
+
+def test_one_layout_alone_does_not_end() -> None:
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if gate.stride()[-1] == 2:
+            endless[(1,)](torch.ones(8), torch.zeros(8, dtype=torch.int32), 8, SHIFT=0)
+        return OP["eager"].call(gate, up)
+
+    findings = found(call, "outputs", "input layouts", "gradient layouts")
+    assert findings["input layouts"].outcome is CRASHED
+    assert findings["input layouts"].case.endswith("-strided_inputs")
+    assert (
+        f"{NAME}.endless, program (0, 0, 0): more than 500,000" in findings["input layouts"].message
+    )
+    assert {findings[name].outcome for name in ("outputs", "gradient layouts")} == {PASSED}
 
 
 def test_what_is_within_its_tensors_is_left_alone() -> None:
@@ -184,6 +199,22 @@ def test_a_pointer_that_was_a_number_may_reach_each_tensor_of_the_launch() -> No
         from_table[(1,)](table, x, out, SHIFT=apart(out, x), NUMBER=True)
     assert not bounds.strays
     assert x[0] == 3
+
+
+@jit
+def by_number(index, out, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = out + tl.cast(SHIFT, tl.int64)
+    value = tl.load(index).to(tl.float32)
+    tl.store(place.to(tl.int64).to(tl.pointer_type(tl.float32)), value)
+
+
+def test_beside_indices_a_pointer_that_was_a_number_reaches_nothing_else() -> None:
+    index, out, hidden, bounds = torch.tensor([3]), torch.zeros(8), torch.zeros(8), Bounds()
+    with watched(bounds.watch):
+        by_number[(1,)](index, out, SHIFT=apart(out, hidden))
+    assert len(bounds.strays) == 1
+    assert not bounds.unheld
+    assert not hidden.any()
 
 
 @jit

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +14,9 @@ pytest.importorskip("triton")
 from correctness_tests.support.commands import refused
 from correctness_tests.support.own_repository import OP
 from tinyllama.cli import main
-from tinyllama.harness.correct.checks import CHECKS
+from tinyllama.cli.check import _not_run, _seen
+from tinyllama.harness.correct.checks import CHECKS, Finding, Outcome, remote
+from tinyllama.harness.machine.worker import Worker
 from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -32,6 +36,25 @@ def dies(q, k, cos, sin):
 @rope.provider("vast", dtypes=(torch.float32,))
 def vast(q, k, cos, sin):
     torch.ones(2**40)
+    return rope["eager"].call(q, k, cos, sin)
+
+@rope.provider("much", dtypes=(torch.float32,))
+def much(q, k, cos, sin):
+    # All that is available, of which the system promises more.
+    import mmap, pathlib, re
+    facts = pathlib.Path("/proc/meminfo").read_text()
+    available = 1024 * int(re.search(r"^MemAvailable: +([0-9]+)", facts, re.M)[1])
+    mmap.mmap(-1, available, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return rope["eager"].call(q, k, cos, sin)
+"""
+WAITS = """
+import torch
+from tinyllama.ops.rope import rope
+
+@rope.provider("waits", dtypes=(torch.float32,))
+def waits(q, k, cos, sin):
+    while q.stride()[-1] == 2:
+        pass
     return rope["eager"].call(q, k, cos, sin)
 """
 RAISES = """
@@ -116,6 +139,27 @@ def test_what_ends_a_process_is_a_fault_of_that_case_alone(tmp_path: Path) -> No
     vast = {one["check"]: one for one in found["rope-vast"]}
     assert "dies.py:14: RuntimeError: " in vast["outputs"]["message"]
     assert {one["outcome"] for one in vast.values()} == {"crashed", "blocked"}
+    (much,) = (one for one in found["rope-much"] if one["check"] == "outputs")
+    assert "dies.py:23: OSError: [Errno 12] Cannot allocate memory" in much["message"]
+
+
+def test_a_case_that_does_not_end_is_named_and_many_cases_may_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "waits.py"
+    path.write_text(WAITS)
+
+    def progress(text: str) -> None:
+        """From now on, a request to the process has no time but what it states."""
+        usual: Any = Worker.call.__kwdefaults__
+        monkeypatch.setitem(usual, "timeout", 0.0)
+
+    asked = remote.Asked("tinyllama.ops", str(path), None, None, "cpu", 0, seconds=2)
+    only = ["outputs", "input layouts"]
+    ((name, findings, _),) = remote.check(asked, only, progress)
+    assert (name, [one.outcome.value for one in findings]) == ("rope-waits", ["passed", "crashed"])
+    assert findings[1].case.endswith("-strided_inputs")
+    assert re.fullmatch(rf"outputs: {path}:[78]: no end after 2 s", findings[1].message)
 
 
 def test_a_crash_has_its_line_in_the_table_and_its_traceback_in_the_json(tmp_path: Path) -> None:
@@ -296,4 +340,18 @@ def test_progress_is_shown_and_one_crash_is_told_once(
         "silu_mul-raises: determinism crashed",
     ]
     assert out.count("no result today") == 1
-    assert out.count("as outputs") == 2
+    assert "    what follows: scaled upstream, determinism\n" in out
+
+
+def test_what_was_not_tried_or_cannot_be_made_is_one_line_for_each_reason() -> None:
+    blocked, unsupported = Outcome.BLOCKED, Outcome.UNSUPPORTED
+    findings = [
+        Finding("sizes", blocked, message="it crashed"),
+        Finding("captured", unsupported, message="no GPU"),
+        Finding("races", blocked, message="it crashed"),
+        Finding("side stream", unsupported, message="no GPU"),
+        Finding("outputs", Outcome.PASSED),
+    ]
+    expected = ["not tried: sizes, races (it crashed)"]
+    assert _not_run(findings) == [*expected, "not possible here: captured, side stream (no GPU)"]
+    assert _seen(findings) == []

@@ -11,7 +11,14 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.correct.checks import (
+    Candidate,
+    Finding,
+    Outcome,
+    Rank,
+    configurations,
+    run,
+)
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops import OPS
@@ -81,6 +88,16 @@ def test_one_configuration_that_is_wrong_is_named(tmp_path: Path) -> None:
     assert (finding.outcome, finding.rank) == (Outcome.FAILED, Rank.WRONG)
     assert "tuned.kernel [BLOCK=128, num_warps=1" in finding.message
     assert "outputs: h: " in finding.message
+
+
+def test_configurations_that_were_not_tried_are_not_called_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configurations, "SECONDS", 0.0)
+    finding = found(tmp_path, BOTH, "configurations", "tl.where(BLOCK == 128, 1.25, 1.0)")
+    assert finding.outcome is Outcome.UNSUPPORTED
+    expected = "0 of 2 configurations are right; those after 0 s were not tried"
+    assert finding.message == expected
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,76 @@ def test_inputs_that_are_overwritten_by_design_are_given_anew(
     findings = found(product, with_backward(backward), *only, overwrites=("x", "y"))
     assert findings["two consumers"].outcome is PASSED, findings
     assert findings["scaled upstream"].outcome is outcome, findings
-    undeclared = found(product, with_backward(over_saved), *only)
-    assert {one.outcome for one in undeclared.values()} == {FAILED}
+    plain = ("gradients", "untouched inputs", "determinism")
+    findings = found(product, with_backward(over_saved), *plain, overwrites=("x", "y"))
+    assert {one.outcome for one in findings.values()} == {PASSED}, findings
+
+
+def test_what_backward_overwrites_fails_the_checks_that_are_about_it() -> None:
+    """Its gradients are in proportion, and those of another consumer are right."""
+    only = ("untouched inputs", "backward twice", "scaled upstream", "two consumers")
+    findings = found(product, with_backward(over_saved), *only)
+    assert [findings[one].outcome for one in only] == [FAILED, FAILED, PASSED, PASSED]
+
+
+mean = Op(
+    "mean",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "", "z": "D"},
+    cases=[Case(N=5, D=8)],
+    dtypes=(torch.float32,),
+)
+mean.reference(lambda x: (x.sum() / x.numel(), x.sum(0)))
+
+
+def of_none(y: float, z: float) -> Any:
+    """The mean, but for no rows: of these values."""
+
+    def call(x: torch.Tensor) -> Any:
+        if len(x):
+            return x.mean(), x.sum(0)
+        return x.sum() + y, x.sum(0) + z
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("y", "z", "outcome"),
+    [(0.0, 0.0, PASSED), (torch.nan, 0.0, PASSED), (0.0, 1.0, FAILED), (0.0, torch.nan, FAILED)],
+)
+def test_the_mean_of_no_rows_is_undefined_and_their_sum_is_zero(
+    y: float, z: float, outcome: Outcome
+) -> None:
+    finding = found(mean, of_none(y, z), "empty batch")["empty batch"]
+    assert finding.outcome is outcome, finding
+
+
+def refusing(x: torch.Tensor) -> Any:
+    if not len(x):
+        raise ValueError("no rows")
+    return x.mean(), x.sum(0)
+
+
+def test_no_rows_may_be_refused_and_an_output_may_have_another_dtype() -> None:
+    finding = found(mean, refusing, "empty batch")["empty batch"]
+    assert (finding.rank, finding.outcome) == (Rank.CONTRACT, FAILED)
+    assert "ValueError: no rows" in finding.message
+
+    def wrong_for_no_rows(x: torch.Tensor) -> Any:
+        if not x.shape[1]:
+            raise ValueError("no columns")
+        return of_none(0.0, 1.0)(x)
+
+    assert found(mean, wrong_for_no_rows, "empty batch")["empty batch"].rank is Rank.WRONG
+
+    def wide(x: torch.Tensor) -> Any:
+        return x.double().mean(), x.double().sum(0)
+
+    dtypes = {"y": torch.float64, "z": torch.float64}
+    for check in ("empty batch", "compiled"):
+        assert found(mean, wide, check)[check].outcome is FAILED
+        finding = found(mean, wide, check, output_dtypes=dtypes)[check]
+        assert finding.outcome is PASSED, finding
 
 
 @jit

@@ -85,6 +85,44 @@ def test_integers_that_are_read_as_if_they_were_dense_are_found() -> None:
     assert "at alone in this layout is enough" in finding.message
 
 
+# -- wanted gradients ------------------------------------------------------------------------------
+
+NAMES = ("a", "b", "c", "d")
+four = Op(
+    "four",
+    inputs={name: Tensor("N", grad=True) for name in NAMES},
+    outputs={"y": "N"},
+    cases=[Case(N=5)],
+    dtypes=(torch.float32,),
+)
+four.reference(lambda a, b, c, d: a * b + c * d)
+
+
+class WrongFor(torch.autograd.Function):
+    """`four`, whose gradients are halved if exactly these inputs want one."""
+
+    @staticmethod
+    def forward(ctx: Any, wanted: str, *args: torch.Tensor) -> torch.Tensor:
+        ctx.wanted = wanted
+        ctx.save_for_backward(*args)
+        a, b, c, d = args
+        return a * b + c * d
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        a, b, c, d = ctx.saved_tensors
+        asked = "".join(n for n, one in zip(NAMES, ctx.needs_input_grad[1:], strict=True) if one)
+        factor = 0.5 if asked == ctx.wanted else 1.0
+        return None, *(gradients[0] * one * factor for one in (b, a, d, c))
+
+
+@pytest.mark.parametrize("wanted", ["a", "d", "ac", "bd", "abd", "bcd"])
+def test_each_part_of_the_gradients_is_wanted_alone(wanted: str) -> None:
+    finding = found(four, lambda *args: WrongFor.apply(wanted, *args), "wanted gradients")
+    assert (finding.outcome, finding.rank) == (FAILED, Rank.WRONG), finding
+    assert finding.case.endswith(f"-only_grad_{'_'.join(wanted)}")
+
+
 # -- autocast -------------------------------------------------------------------------------------
 
 product = Op(

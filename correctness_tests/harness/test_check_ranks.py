@@ -66,6 +66,29 @@ def zeros(gate: torch.Tensor, up: torch.Tensor) -> Any:
     return EAGER(with_upstream(gate, torch.zeros_like), up)
 
 
+class ZeroOnce(torch.autograd.Function):
+    """The identity, with a gradient of zeros that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return torch.zeros_like(gradients[0])
+
+
+def test_gradients_of_zeros_have_no_second_derivative_either() -> None:
+    def call(gate: torch.Tensor, up: torch.Tensor) -> Any:
+        return EAGER(ZeroOnce.apply(gate), ZeroOnce.apply(up))
+
+    check = "second derivative"
+    finding = found(SILU, call, check, double_backward=False)[check]
+    assert finding.outcome is FAILED
+    assert "all of the gradient is 0: gate, up" in finding.message
+
+
 def zeros_and_dense(gate: torch.Tensor, up: torch.Tensor) -> Any:
     return zeros(gate, up) * (1.0 if up.is_contiguous() else 1.5)
 
@@ -79,7 +102,17 @@ def test_wrong_gradients_hide_no_wrong_outputs_in_a_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["gradients", "scaled upstream", "backward twice", "two consumers"]
+    "check",
+    [
+        "gradients",
+        "scaled upstream",
+        "backward twice",
+        "two consumers",
+        "second derivative",
+        "determinism",
+        "fresh contents",
+        "autocast",
+    ],
 )
 def test_gradients_of_zeros_fail_whatever_is_asked(check: str) -> None:
     finding = found(SILU, zeros, check)[check]
@@ -161,6 +194,19 @@ def of_another_dtype(gate: torch.Tensor, up: torch.Tensor) -> Any:
 def test_a_layout_that_is_refused_is_no_wrong_result(call: Any, rank: Rank) -> None:
     finding = found(SILU, call, "input layouts")["input layouts"]
     assert finding.rank is rank, finding
+
+
+def refusing_strided(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    """Strided inputs are refused; others are taken for what they are not."""
+    if gate.stride(-1) == 2:
+        raise ValueError("the last axis must be dense")
+    return overwriting_and_dense(gate, up)
+
+
+def test_a_layout_that_is_refused_hides_none_that_is_wrong() -> None:
+    finding = found(SILU, refusing_strided, "input layouts")["input layouts"]
+    assert finding.rank is Rank.WRONG, finding
+    assert finding.message.startswith("outputs: ")
 
 
 def test_a_refusal_names_the_authors_line() -> None:

@@ -218,6 +218,17 @@ def test_other_bits_are_advice_and_none_where_they_are_declared() -> None:
     assert declared.outcome is Outcome.PASSED, declared
 
 
+def test_other_bits_in_one_order_hide_no_wrong_result_in_another() -> None:
+    def both(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The first shows in each order, the second when programs are interleaved."""
+        late = through(right=False)(x, weight, eps) - EAGER["rms_norm"](x, weight, eps)
+        return of_any_order(x, weight, eps) + late
+
+    found = finding(both, races={"test_program_order.added_rows": "no harm"})
+    assert found.rank is Rank.UNSAFE, found
+    assert "programs interleaved: " in found.message
+
+
 def test_a_kernel_that_launches_nothing_says_so() -> None:
     found = finding(EAGER["rms_norm"])
     assert found.outcome is Outcome.UNSUPPORTED

@@ -62,7 +62,7 @@ def test_an_address_stored_by_two_programs_is_a_race() -> None:
     seen = "2 addresses, the first one by programs (0, 0, 0), (1, 0, 0)"
     line = first_elements.fn.__code__.co_firstlineno
     where = f"{kernel} ({__file__}:{line})"
-    assert finding.message == f"{where}: two programs of a launch store to {seen}"
+    assert finding.message.startswith(f"{where}: two programs of a launch store to {seen}; ")
     declared = finding_of("races", launching(3), races={kernel: "equal values"})
     assert declared.outcome is Outcome.PASSED, declared
 
@@ -99,6 +99,16 @@ def test_an_offset_of_32_bits_is_found(wide: bool) -> None:
 
     finding = finding_of("large offsets", call)
     assert finding.rank is (None if wide else Rank.WRONG), finding
+
+
+def test_rows_that_are_wrong_wherever_they_lie_are_a_fault_of_the_layout() -> None:
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        factor = 1.0 if x.stride(0) == x.shape[1] * x.shape[2] else 1.5
+        return EAGER["rms_norm"](x, weight, eps) * factor
+
+    finding = finding_of("large offsets", call)
+    assert (finding.rank, finding.cause) == (Rank.WRONG, "input layouts")
+    assert finding.message.startswith("so it is for rows that lie 64 elements apart: y: ")
 
 
 @jit

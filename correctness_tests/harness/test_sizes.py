@@ -121,6 +121,15 @@ def test_a_size_that_is_refused_is_no_wrong_result(call: Call, rank: Rank) -> No
     assert "N4099" in one.case
 
 
+def test_a_size_that_is_refused_hides_no_wrong_one_along_another_axis() -> None:
+    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return no_tail(gate, up) if len(gate) <= 2000 else raising(ValueError)(gate, up)
+
+    one = found(call, round_sizes(SILU))
+    assert one.rank is Rank.WRONG, one
+    assert "F67" in one.case
+
+
 def test_what_a_provider_does_not_support_is_said() -> None:
     def supports(dims: Any) -> str | None:
         return None if dims["N"] <= 1100 and dims["F"] <= 64 else "too large"

@@ -88,7 +88,13 @@ def run(args: argparse.Namespace) -> int:
         with _progress() as progress:
             for provider, findings, own in check(asked, only, progress):
                 found[provider] = findings
+                if own and provider.endswith("-eager") and not any(one.rank for one in findings):
+                    made = [one.check for one in findings if one.outcome.value == "passed"]
+                    out.print(f"{provider}: the reference passes {len(made)} checks")
+                    continue
                 out.print(_table(provider, findings))
+                for line in _seen(findings):
+                    out.print(line, soft_wrap=True)
                 for line in _not_run(findings):
                     out.print(line, style="dim")
                 if own:
@@ -150,8 +156,9 @@ def _faults(findings: "list[Finding]") -> str:
 
     if all(one.outcome.value == "unsupported" for one in findings):
         return "nothing could be checked here"
-    tried = [one for one in findings if one.outcome.value != "blocked"]
-    named = {rank.value: [one.check for one in tried if one.rank is rank] for rank in Rank}
+    own = [one for one in findings if one.outcome.value != "blocked" and not one.cause]
+    named = {rank.value: [one.check for one in own if one.rank is rank] for rank in Rank}
+    named["what follows"] = [one.check for one in findings if one.cause]
     named["not tried"] = [one.check for one in findings if one.outcome.value == "blocked"]
     return "; ".join(f"{rank}: {', '.join(names)}" for rank, names in named.items() if names)
 
@@ -161,7 +168,8 @@ def _not_run(findings: "list[Finding]") -> list[str]:
     named: dict[tuple[str, str], list[str]] = {}
     for one in findings:
         if one.outcome.value in LEFT_OUT:
-            named.setdefault((LEFT_OUT[one.outcome.value], one.message), []).append(one.check)
+            why = one.message.replace(f"{Path.cwd()}/", "")
+            named.setdefault((LEFT_OUT[one.outcome.value], why), []).append(one.check)
     return [f"{what}: {', '.join(names)} ({why})" for (what, why), names in named.items()]
 
 
@@ -170,17 +178,27 @@ def _table(provider: str, findings: "list[Finding]") -> Any:
     from rich.text import Text
 
     table = Table(title=provider, title_justify="left", expand=False)
-    for column in ("check", "verdict", "smallest case", "rank", "what was seen"):
+    for column in ("check", "verdict", "smallest case", "rank"):
         table.add_column(column, overflow="fold")
-    first: dict[str, str] = {}  # what was seen -> the check that saw it first
-    for one in (one for one in findings if one.outcome.value not in LEFT_OUT):
+    for one in (one for one in findings if one.outcome.value not in LEFT_OUT and not one.cause):
         verdict = one.outcome.value
         style = "green" if verdict == "passed" else "bold red"
-        rank = one.rank.value if one.rank else ""
-        cause = first.setdefault(one.message, one.check) if rank else one.check
-        said = one.message if cause == one.check else f"as {cause}"
-        table.add_row(one.check, Text(verdict, style), one.case, rank, Text(said))
+        table.add_row(one.check, Text(verdict, style), one.case, one.rank.value if one.rank else "")
     return table
+
+
+def _seen(findings: "list[Finding]") -> list[str]:
+    """What was seen, the worst first; with each fault the checks that fail by it alone."""
+    from tinyllama.harness.correct.checks import Rank
+
+    told = [one for one in findings if one.outcome.value not in LEFT_OUT]
+    lines, ranks = [], [*Rank, None]
+    own = [one for one in told if one.rank and not one.cause]
+    for one in sorted(own, key=lambda one: ranks.index(one.rank)):
+        follows = [other.check for other in told if one.check in other.cause.split(" and ")]
+        lines.append(f"{one.check}: {one.message}".replace(f"{Path.cwd()}/", ""))
+        lines += [f"    what follows: {', '.join(follows)}"] if follows else []
+    return lines + [f"{one.check}: {one.message}" for one in told if not one.rank and one.message]
 
 
 def _as_junit(found: Found) -> str:

@@ -38,6 +38,7 @@ import torch
 
 SLACK = 3.0  # 2 gives false alarms on stock attention, whose CPU kernel approximates exp
 ACCUMULATION = 4 * torch.finfo(torch.float32).eps
+MISSING = "missing"  # in the place of a norm, of a result that is not there
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,14 @@ class Comparison:
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
 
+    @classmethod
+    def missing(cls, name: str) -> Comparison:
+        """Of a result that is not there."""
+        return cls(name, (Check(MISSING, math.inf, 0.0),), True, True, 0.0)
+
     def __str__(self) -> str:
+        if self.checks[0].norm == MISSING:
+            return f"{self.name} is missing"
         parts = [
             f"{c.norm} error {c.error:.3g} {'<=' if c.passed else '> allowed'} {c.bound:.3g}"
             for c in self.checks

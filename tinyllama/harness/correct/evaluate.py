@@ -40,7 +40,16 @@ class GradientError(ContractError):
 
 
 class ChangedInputError(ContractError):
-    """A call that wrote into an input, or into an upstream gradient, without declaring it."""
+    """A call that wrote into inputs, or into upstream gradients, without declaring it.
+
+    forward, backward: which ones its passes changed, in words.
+    """
+
+    def __init__(self, op: str, forward: Sequence[str], backward: Sequence[str]) -> None:
+        self.forward, self.backward = forward, backward
+        passes = {"forward": forward, "backward": backward}
+        said = [f"{one} changed {' and '.join(names)}" for one, names in passes.items() if names]
+        super().__init__(f"{op}: {'; '.join(said)}")
 
 
 @dataclass(frozen=True)
@@ -204,12 +213,24 @@ def evaluate(
         args[name].requires_grad_(True)
 
     outputs = call(*args.values(), **inputs.params)
-    _assert_untouched(op, args, before, "forward")
-    results = _named_outputs(op, outputs, args, inputs.params, dtypes or {})
-    if op.differentiable:
-        results.update(backward_pass(op, results, args, inputs, overwrites, placed))
-        kept = {name: old for name, old in before.items() if name not in overwrites}
-        _assert_untouched(op, args, kept, "backward")
+    forward, backward = _changed(args, before), list[str]()
+    kept = {
+        name: copied(args[name]) if f"its input {name}" in forward else old
+        for name, old in before.items()
+        if name not in overwrites
+    }
+    try:
+        results = _named_outputs(op, outputs, args, inputs.params, dtypes or {})
+        if op.differentiable:
+            found = backward_pass(op, results, args, inputs, overwrites, placed, backward)
+            results.update(found)
+            backward = _changed(args, kept) + backward
+    except Exception as error:
+        if forward or backward:
+            raise ChangedInputError(op.name, forward, backward) from error
+        raise
+    if forward or backward:
+        raise ChangedInputError(op.name, forward, backward)
     for fresh in inputs.fresh:
         call(*{**args, **fresh}.values(), **inputs.params)
     if op.mutated:
@@ -229,8 +250,12 @@ def backward_pass(
     inputs: Inputs,
     overwrites: Collection[str],
     placed: Place,
+    changed: list[str],
 ) -> dict[str, torch.Tensor]:
-    """The gradients by name, ``"grad x"``; raises as `evaluate` does."""
+    """The gradients by name, ``"grad x"``; raises as `evaluate` does.
+
+    changed: is given the upstream gradients that were changed, in words.
+    """
     given = {name: g for name, g in inputs.upstream.items() if g is not None}
     detached = sorted(name for name in given if not results[name].requires_grad)
     if inputs.wanted is not None:  # an output need not depend on each input
@@ -249,7 +274,7 @@ def backward_pass(
     )
     for name, before in kept.items():
         if name not in overwrites and not _same_memory(before, upstream[name]):
-            raise ChangedInputError(f"{op.name}: backward changed the upstream gradient of {name}")
+            changed.append(f"the upstream gradient of {name}")
     found = {}
     for name, gradient in zip(_wanted(op, inputs), gradients, strict=True):
         if gradient is None:
@@ -310,12 +335,14 @@ def mutated_results(op: Op, args: Leaves) -> dict[str, torch.Tensor]:
     return results
 
 
-def _assert_untouched(op: Op, args: Leaves, before: Leaves, phase: str) -> None:
+def _changed(args: Leaves, before: Leaves) -> list[str]:
+    """The inputs that are not as before, in words."""
+    found = []
     for name, old in before.items():
         pairs = zip(args[name], old, strict=True) if isinstance(old, list) else [(args[name], old)]
-        for value, copy in pairs:
-            if not _same_memory(value, copy):
-                raise ChangedInputError(f"{op.name}: {phase} changed its input {name}")
+        if not all(_same_memory(value, copy) for value, copy in pairs):
+            found.append(f"its input {name}")
+    return found
 
 
 def copied(value: Any) -> Any:

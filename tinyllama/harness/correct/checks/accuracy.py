@@ -9,8 +9,8 @@ where plain cases are wrong, and they are not tried where plain outputs are.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,13 @@ VARIED = (EXTREMES, LAYOUTS, UPSTREAMS, ABSENT, WANTED)
 NAMES = (*PLAIN, *VARIED)
 BOUNDS = "out of bounds"  # in whatever case
 ALL = (*NAMES, BOUNDS)
+NONE = {  # why an op has no such case
+    GRADIENTS: "it has no gradients",
+    UPSTREAMS: "it has no gradients",
+    EXTREMES: "the op declares no extremes",
+    ABSENT: "the op has no two outputs of floating-point numbers",
+    WANTED: "fewer than two inputs have gradients",
+}
 OTHER = [layout for layout in LAYOUT_NAMES if layout != "contiguous"]
 ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 
@@ -48,16 +55,18 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
 
     Where `BOUNDS` alone is asked for, no result is compared.
     """
+    cases = candidate.covered()
+    declared = {OUTPUTS, UNWRITTEN, TOUCHED, BOUNDS}
+    declared |= {GRADIENTS} if candidate.op.differentiable else set()
+    declared |= {variation(case) for case in candidate.declared() if case.varied}
     found: dict[str, Finding] = {}
     tried: set[str] = set()
     unknown: dict[str, str] = {}
     unheld: dict[str, str] = {}  # extremes that a library's own functions fail too
     held = False
-    cases = candidate.covered()
     compared = bool({*only} - {BOUNDS})
     for case in (case for case in cases if not case.varied):
-        tried |= {OUTPUTS, UNWRITTEN, TOUCHED, BOUNDS}
-        tried |= {GRADIENTS} if candidate.op.differentiable else set()
+        tried |= declared & {*PLAIN, BOUNDS}
         every = _tried(candidate, case, compared)
         for finding in every:
             if finding.check not in found or found[finding.check].outcome is Outcome.BLOCKED:
@@ -66,36 +75,37 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
             break  # each check that is asked for has failed already
         if str(case) in candidate.ended or any(ENDLESS in one.message for one in every):
             break  # the other cases would end so, too, and each of them takes seconds
-    blocked = next((found[name] for name in PLAIN if name in found and name != TOUCHED), None)
-    varied = candidate.shielded() if TOUCHED in found else candidate
-    outputs_alone = blocked is not None and not {OUTPUTS, UNWRITTEN} & failing(found)
-    if outputs_alone:
-        varied = varied.forward_only()
+    plain = plain_faults(found.values())
+    around = worked_around(candidate, plain)
+    varied = around.candidate if around else candidate
+    possible = {str(case): case for case in varied.covered()} if around else {}
     for case in (case for case in cases if case.varied):
         name = variation(case)
         for_bounds = not compared and name in (LAYOUTS, UPSTREAMS) and BOUNDS not in found
-        if name in found or (name not in only and not for_bounds):
+        refused = name in found and found[name].rank is Rank.CONTRACT  # others may be wrong
+        if (name in found and not refused) or (name not in only and not for_bounds):
             continue
         tried.add(name)
         fault: Finding | None = None
-        if blocked is None or (outputs_alone and name in (EXTREMES, LAYOUTS)):
-            every = _tried(varied, replace(case, op=varied.op), compared)
-            for one in every:
-                if one.check == BOUNDS and one.outcome is Outcome.FAILED:
-                    found.setdefault(BOUNDS, one)
-            fault = next((one for one in every if one.check != BOUNDS), None)
-            if name == EXTREMES and (text := excused(varied, case, fault)):
+        if (one := possible.get(str(case))) is not None:
+            every = _tried(varied, one, compared)
+            for seen in every:
+                if seen.check == BOUNDS and seen.outcome is Outcome.FAILED:
+                    found.setdefault(BOUNDS, seen)
+            fault = next((seen for seen in every if seen.check != BOUNDS), None)
+            if name == EXTREMES and (text := excused(varied, one, fault)):
                 unheld[case.extreme or ""] = text
                 fault = None
             elif name == EXTREMES:
                 held = True
             if name == LAYOUTS and fault is not None and fault.outcome is Outcome.FAILED:
-                fault = replace(fault, message=fault.message + _alone(varied, case))
-        if fault is not None and compared:
+                fault = replace(fault, message=fault.message + _alone(varied, one))
+        if fault is not None and compared and not (refused and fault.rank is Rank.CONTRACT):
             message = f"{fault.check}: {fault.message}"
             found[name] = replace(fault, check=name, message=message, special=fault.rank)
-        elif blocked is not None:
-            unknown[name] = f"the plain cases fail already: {blocked.check}"
+        elif not refused and (around is None or around.partly or one is None):
+            already = f"fails already: {', '.join(plain)}"
+            unknown[name] = (around and around.partly) or already
     if unheld:
         text = "; ".join(f"{one} is not held against it: {why}" for one, why in unheld.items())
         outcome = Outcome.PASSED if held else Outcome.UNSUPPORTED
@@ -109,8 +119,63 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
         if name in tried:
             yield found.get(name, Finding(name, Outcome.PASSED))
         else:
-            none = "the provider covers no such case of the op"
-            yield Finding(name, Outcome.UNSUPPORTED, message=none)
+            why = "the provider covers no such case" if name in declared else NONE[name]
+            yield Finding(name, Outcome.UNSUPPORTED, message=why)
+
+
+def plain_faults(findings: Iterable[Finding]) -> list[str]:
+    """The checks of plain cases that do not hold, but for what was not tried behind another one."""
+    bad = {one.check: one.outcome for one in findings if not one.outcome.good}
+    own = {OUTPUTS} if OUTPUTS in bad else {GRADIENTS}  # what the interpreter refuses is blocked
+    return [
+        name for name in PLAIN if name in bad and (name in own or bad[name] is not Outcome.BLOCKED)
+    ]
+
+
+@dataclass(frozen=True)
+class Around:
+    """A candidate whose faults in plain cases are worked around. partly: why a check that holds of
+    it need not hold of the candidate; empty where it does."""
+
+    candidate: Candidate
+    partly: str = ""
+
+
+def worked_around(candidate: Candidate, plain: Collection[str]) -> Around | None:
+    """Copies are given to one that changes what it gets; gradients that it does not give are not
+    asked for, and none at all where others are wrong. None where outputs are wrong.
+
+    plain: as `plain_faults` names them.
+    """
+    key = tuple(plain)
+    if key not in candidate.around:
+        candidate.around[key] = _worked_around(candidate, plain)
+    return candidate.around[key]
+
+
+def _worked_around(candidate: Candidate, plain: Collection[str]) -> Around | None:
+    if {OUTPUTS, UNWRITTEN} & set(plain):
+        return None
+    if TOUCHED in plain:
+        candidate = candidate.shielded()
+    if GRADIENTS not in plain:
+        return Around(candidate)
+    if (less := _of_given_gradients(candidate)) is not None:
+        return Around(less)
+    return Around(candidate.forward_only(), "fails already: gradients; outputs alone hold")
+
+
+def _of_given_gradients(candidate: Candidate) -> Candidate | None:
+    """Of which only those gradients are asked that it gives; None where that is no way around."""
+    inputs = candidate.inputs(candidate.smallest())
+    try:
+        given = candidate.results(inputs, PoisonedMemory(), GuardedMemory())
+    except Exception:
+        return None
+    lacking = [name for name in candidate.op.differentiable if f"grad {name}" not in given]
+    less = candidate.without_gradients(lacking)
+    every = (one for case in less.plain() for one in faults(less, case))
+    return less if lacking and all(one.check != GRADIENTS for one in every) else None
 
 
 def _tried(candidate: Candidate, case: OpCase, compared: bool) -> list[Finding]:
@@ -122,7 +187,8 @@ def _tried(candidate: Candidate, case: OpCase, compared: bool) -> list[Finding]:
 
 
 def _alone(candidate: Candidate, case: OpCase) -> str:
-    """Which input alone makes a case wrong by its layout, in words; "" where none does."""
+    """Which inputs alone make a case wrong by their layout, in words; "" where none does."""
+    enough = []
     plain = replace(case, layout="contiguous").inputs(candidate.device, candidate.seed)
     laid_out = case.inputs(candidate.device, candidate.seed)
     for name, value in laid_out.args.items():
@@ -133,8 +199,9 @@ def _alone(candidate: Candidate, case: OpCase) -> str:
         except Exception:
             wrong = True
         if wrong:
-            return f"; {name} alone in this layout is enough"
-    return ""
+            enough.append(name)
+    named = " or ".join(filter(None, [", ".join(enough[:-1]), *enough[-1:]]))
+    return f"; {named} alone in this layout is enough" if enough else ""
 
 
 def excused(candidate: Candidate, case: OpCase, fault: Finding | None) -> str | None:
@@ -216,6 +283,11 @@ def faults(
     if ended is not None:
         refusable |= variation(case) in (LAYOUTS, UPSTREAMS) and case.varied
         first = _ended_by(candidate, case, ended, refusable)
+        if isinstance(ended, ChangedInputError):
+            passes = {False: ended.forward, True: ended.backward}
+            each = [guards.launched(backward=one) for one, changed in passes.items() if changed]
+            if kernels := ", ".join(dict.fromkeys(filter(None, each))):
+                first = replace(first, message=f"{first.message}; kernels: {kernels}")
         if (
             first.special is Rank.CONTRACT
             and candidate.provider.contiguous
@@ -226,7 +298,8 @@ def faults(
             yield first
         yield from _behind(candidate, case, first)
         return
-    with_nan = [one.name for one in wrong if results[one.name].isnan().any()]
+    there = [one.name for one in wrong if one.name in results]
+    with_nan = [name for name in there if results[name].isnan().any()]
     if with_nan:
         again = candidate.results(inputs, PoisonedMemory(clean=True), GuardedMemory())
         if not any(again[name].isnan().any() for name in with_nan):
@@ -250,9 +323,8 @@ def _ended_by(candidate: Candidate, case: OpCase, error: Exception, refusable: b
         return Finding(TOUCHED, Outcome.FAILED, str(case), str(error))
     of_gradients = isinstance(error, GradientError) or in_backward(error)
     check = GRADIENTS if of_gradients and candidate.op.differentiable else OUTPUTS
-    if isinstance(error, AssertionError):
-        text = f"{place(error)}{error or type(error).__name__}"
-        finding = Finding(check, Outcome.FAILED, str(case), text)
+    if isinstance(error, ContractError):
+        finding = Finding(check, Outcome.FAILED, str(case), f"{place(error)}{error}")
     else:
         finding = crashed(check, error, candidate, str(case))
     if refusable and refuses(error) and not isinstance(error, ContractError):
@@ -269,7 +341,7 @@ def _behind(candidate: Candidate, case: OpCase, first: Finding) -> Iterator[Find
     if first.check == GRADIENTS:
         forward = candidate.forward_only()
         yield from faults(forward, replace(case, op=forward.op))
-    else:
+    elif candidate.op.differentiable:
         unknown.append(GRADIENTS)
     for check in unknown:
         text = f"not compared, since {first.check} ended the call: {first.message}"

@@ -37,7 +37,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
     if shared := _sharing(candidate):
         return shared
-    first, second = (case.inputs(candidate.device, candidate.seed + n) for n in (0, 1))
+    first, second = (candidate.inputs(case, draw) for draw in (0, 1))
     args = {name: copied(value) for name, value in first.args.items()}
     early = _forward(candidate, args, first)
     kept = [output.clone() for output in early]
@@ -100,13 +100,6 @@ def _differentiable(candidate: Candidate) -> OpCase:
     return candidate.telling()
 
 
-def _afresh(candidate: Candidate, case: OpCase, graph: Graph) -> Graph:
-    """A graph for another backward pass: another one, if the first may overwrite what it saved."""
-    if not candidate.provider.overwrites:
-        return graph
-    return Graph(candidate, candidate.inputs(case))
-
-
 def _gradients(candidate: Candidate, case: OpCase, graph: Graph) -> dict[str, torch.Tensor]:
     """What other gradients are compared with.
 
@@ -114,10 +107,16 @@ def _gradients(candidate: Candidate, case: OpCase, graph: Graph) -> dict[str, to
     zeros, and in any proportion.
     """
     gradients = graph.gradients()
+    _refuse_zeros(candidate, case, gradients)
+    return gradients
+
+
+def _refuse_zeros(
+    candidate: Candidate, case: OpCase, gradients: Mapping[str, torch.Tensor]
+) -> None:
     zero = [name for name, gradient in gradients.items() if not gradient.any()]
     if zero and candidate.tells(case):
         raise GradientError(f"{candidate.op.name}: all of the gradient is 0: {', '.join(zero)}")
-    return gradients
 
 
 def _differing(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> Iterator[str]:
@@ -144,9 +143,8 @@ def scaled_upstream(candidate: Candidate) -> Problem:
     dtype that the provider takes, which it may compute in: there halves of subnormals are rounded.
     """
     case = _differentiable(candidate)
-    graph = Graph(candidate, candidate.inputs(case))
-    whole = _gradients(candidate, case, graph)
-    halves = _afresh(candidate, case, graph).gradients(lambda g: g * 0.5)
+    whole = _gradients(candidate, case, Graph(candidate, candidate.inputs(case)))
+    halves = Graph(candidate, candidate.inputs(case)).gradients(lambda g: g * 0.5)
     most = max(torch.finfo(dtype).eps for dtype in candidate.dtypes)
 
     def proportional(name: str) -> bool:
@@ -162,9 +160,8 @@ def two_consumers(candidate: Candidate) -> Problem:
     case = _differentiable(candidate)
     if given := [name for name in candidate.provider.overwrites if name in candidate.op.outputs]:
         raise Unsupported(f"its backward overwrites the upstream gradient of {', '.join(given)}")
-    graph = Graph(candidate, candidate.inputs(case))
-    expected = _gradients(candidate, case, graph)
-    graph = _afresh(candidate, case, graph)
+    expected = _gradients(candidate, case, Graph(candidate, candidate.inputs(case)))
+    graph = Graph(candidate, candidate.inputs(case))  # the first may have overwritten what it saved
     # The sum hands one gradient tensor to both of its terms.
     others = {n: torch.zeros_like(g, requires_grad=True) for n, g in graph.upstream.items()}
     total = torch.stack(
@@ -194,6 +191,7 @@ def determinism(candidate: Candidate) -> Problem:
         raise Unsupported(f"declared not to be deterministic on {kind}")
     inputs, candidate = candidate.inputs(case), candidate.shielded()
     expected = candidate.results(inputs)
+    _refuse_zeros(candidate, case, {n: one for n, one in expected.items() if is_gradient(n)})
     for repeat in range(1, REPEATS[kind]):
         found = candidate.results(inputs)
         for name, value in expected.items():
@@ -208,6 +206,7 @@ def second_derivative(candidate: Candidate) -> Problem:
     case = _differentiable(candidate)
     declared = candidate.provider.double_backward
     inputs = candidate.inputs(case)
+    _gradients(candidate, case, Graph(candidate, inputs))
     try:
         found = _second(candidate, candidate.provider.call, inputs.double() if declared else inputs)
     except RuntimeError as error:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
+from tinyllama.harness.correct.checks.finding import (
+    NO_KERNELS,
+    Candidate,
+    Problem,
+    Rank,
+    Unsupported,
+)
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.launch import Launch
 from tinyllama.harness.kernels.limits import verdict
@@ -20,7 +26,7 @@ def resources(candidate: Candidate) -> Problem | str:
     not chosen; the text names these.
     """
     if "triton" not in candidate.provider.requires:
-        raise Unsupported("it launches no kernels of Triton's")
+        raise Unsupported(NO_KERNELS)
     case = _largest(candidate)
     compiled: set[str] = set()
     skipped: dict[str, None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import linecache
 import re
 import sys
 import traceback
@@ -24,7 +25,7 @@ def crashed(check: str, error: Exception, candidate: Candidate, case: str = "") 
     """CRASHED, or BLOCKED where Triton's interpreter refused a kernel that compiles. The message
     begins with the author's file and line; the finding has the traceback."""
     shown = list(_chain(error))[-1] if type(error).__name__ == _REFUSAL else error
-    first = (str(shown).strip().splitlines() or ["no message"])[0]
+    first = (str(shown).strip().splitlines() or [_source(error) or "no message"])[0]
     text = f"{place(error)}{type(shown).__name__}: {first}"
     details = "".join(traceback.format_exception(error))
     chip = _compiles_for(candidate) if _refused_by_interpreter(error) else None
@@ -46,6 +47,12 @@ def place(error: BaseException) -> str:
             if not (ours or top in _OTHERS or code.startswith("<")):
                 return f"{code}:{line}: "
     return ""
+
+
+def _source(error: BaseException) -> str:
+    """The author's line that raised."""
+    file, _, line = place(error)[:-2].rpartition(":")
+    return linecache.getline(file, int(line)).strip() if file else ""
 
 
 def place_in(details: str, file: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.device import cannot, synchronize
 
 
@@ -55,6 +56,8 @@ class Rank(enum.Enum):
     ADVICE = "advice"
 
 
+NO_KERNELS = 'it launches no kernels of Triton\'s: else declare requires=("triton",)'
+SUBSETS = 5  # inputs with a gradient of which every part is wanted alone
 UNSAFE = {
     "unwritten memory",
     "untouched inputs",
@@ -71,7 +74,8 @@ UNSAFE = {
 @dataclass(frozen=True)
 class Finding:
     """The answer of one check. case: the smallest that shows the fault; message: what was seen;
-    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check.
+    traceback: of a crash; special: its rank, where it is not the rank of every fault of the check;
+    cause: another check, if this fault is not there where that one's is worked around.
     """
 
     check: str
@@ -80,6 +84,7 @@ class Finding:
     message: str = ""
     traceback: str = ""
     special: Rank | None = None
+    cause: str = ""
 
     @property
     def rank(self) -> Rank | None:
@@ -125,6 +130,7 @@ class Candidate:
     announce: is told each case that is about to be tried.
     ended: cases in which a process ended before, with what is known of that; they are not tried.
     unheld: is filled with the kernels whose accesses were not held to their tensors.
+    around: is filled with what `accuracy.worked_around` made, by the faults of plain cases.
     """
 
     op: Op
@@ -135,6 +141,7 @@ class Candidate:
     announce: Callable[[str], None] = lambda case: None
     ended: Mapping[str, str] = field(default_factory=dict)
     unheld: dict[str, None] = field(default_factory=dict)
+    around: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", self.provider.offered(self.op))
@@ -178,17 +185,21 @@ class Candidate:
 
     def covered(self) -> list[OpCase]:
         """The cases that the provider covers, plain ones from small to large, then varied ones."""
-        every = op_cases([self.op], providers=["eager"])
-        own = [replace(case, provider=self.provider) for case in every]
-        covered = [case for case in own if case.unsupported() is None]
+        covered = [case for case in self.declared() if case.unsupported() is None]
         return sorted(covered, key=lambda case: (case.varied, elements(self.op, case.case)))
+
+    def declared(self) -> list[OpCase]:
+        """Those of the op."""
+        every = op_cases([self.op], providers=["eager"], subsets=SUBSETS)
+        return [replace(case, provider=self.provider) for case in every]
 
     def plain(self) -> list[OpCase]:
         return [case for case in self.covered() if not case.varied]
 
-    def inputs(self, case: OpCase) -> Inputs:
+    def inputs(self, case: OpCase, draw: int = 0) -> Inputs:
+        """draw: another one gives other values."""
         self.announce(str(case))
-        return case.inputs(self.device, self.seed)
+        return case.inputs(self.device, self.seed + draw)
 
     def results(
         self,
@@ -215,8 +226,9 @@ class Candidate:
 
     @contextlib.contextmanager
     def limits(self, bounds: Bounds) -> Iterator[None]:
-        """Meanwhile, interpreted kernels access nothing out of bounds, and end."""
-        if not self.interpreted:
+        """Meanwhile, interpreted kernels access nothing out of bounds, and end; those of a provider
+        that does not say that it has kernels, too."""
+        if self.device.type != "cpu" or not HAS_TRITON:
             yield
             return
         from tinyllama.harness.kernels.interpreter import limited
@@ -242,6 +254,11 @@ class Candidate:
         op = copy.copy(self.op)
         op.inputs = {name: replace(one, grad=False) for name, one in op.inputs.items()}
         return replace(self, op=op)
+
+    def without_gradients(self, names: Iterable[str]) -> Candidate:
+        """The same, of which no gradients of these inputs are asked."""
+        frozen = (*self.provider.frozen, *names)
+        return replace(self, provider=replace(self.provider, frozen=frozen))
 
     def shielded(self) -> Candidate:
         """The same on copies of inputs and upstream gradients, which it may change unseen. The
@@ -272,12 +289,13 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # a gradient that is missing stays so
         copy: torch.Tensor = copied(value.detach())
         return copy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Copy.apply(gradients[0])
+        return None if gradients[0] is None else _Copy.apply(gradients[0])
 
 
 def leaves(args: Leaves) -> Iterator[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +10,26 @@ import numpy as np
 import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
+from tinyllama.harness.correct.checks import accuracy
+from tinyllama.harness.correct.checks.finding import (
+    Candidate,
+    Finding,
+    Outcome,
+    Problem,
+    Rank,
+    Unsupported,
+    leaves,
+)
 from tinyllama.harness.correct.checks.graph import Graph
 from tinyllama.harness.correct.checks.programs import interpreted
+from tinyllama.harness.correct.compare import Comparison
 from tinyllama.harness.correct.offsets import BF16, Far, NoAddressesError
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.bounds import author_line, tensors_of
 
 ENTRIES = 8  # along the first axis, so that an offset within an entry is small
+Place = Callable[[torch.Tensor], torch.Tensor]
+GAP = 64  # elements between rows that are not far apart
 APART = 3  # rows that lie 2^30 elements apart: the last one begins beyond 2^31
 
 
@@ -65,11 +77,13 @@ def _largest(launch: Any) -> dict[int, tuple[str, int]]:
     }
 
 
-def large_offsets(candidate: Candidate) -> Problem:
-    """Results are right for inputs and upstream gradients whose rows lie 2^30 elements apart. An
+def large_offsets(candidate: Candidate) -> Problem | Finding:
+    """Results are right for inputs and upstream gradients whose rows lie 2^30 elements apart. Where
+    they are wrong for rows that lie a little apart, too, that is a fault of their layout. An
     offset of 32 bits that grows with a dense tensor is advice: beyond 2^31 elements it is wrong."""
     interpreted(candidate)
-    problem = missing = None
+    problem: Problem | Finding = None
+    missing = None
     try:
         problem = _far_rows(candidate)
     except Unsupported as reason:
@@ -101,12 +115,25 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
     return (case, f"{text}: wrong beyond 2^31 elements", Rank.ADVICE) if text else None
 
 
-def _far_rows(candidate: Candidate) -> Problem:
+def _far_rows(candidate: Candidate) -> Problem | Finding:
     if BF16 not in candidate.dtypes:
         raise Unsupported("it takes no bfloat16, of which 2^31 elements have addresses here")
     case = _with_entries(candidate, APART, BF16)
-    op, inputs = candidate.op, candidate.inputs(case)
-    axis = _first_axis(candidate)
+    try:
+        far = Far()
+    except NoAddressesError as error:
+        raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
+    if not (wrong := _wrong(candidate, case, far)):
+        return None
+    if near := _wrong(candidate, case, _a_little_apart):
+        text = f"so it is for rows that lie {GAP} elements apart: {near[0]}"
+        return Finding("large offsets", Outcome.FAILED, str(case), text, cause=accuracy.LAYOUTS)
+    return case, str(wrong[0])
+
+
+def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]:
+    """What is wrong where inputs and upstream gradients have their rows placed so."""
+    op, inputs, axis = candidate.op, candidate.inputs(case), _first_axis(candidate)
 
     def is_placed(value: Any, declared: Tensor) -> bool:
         has_rows = isinstance(value, torch.Tensor) and declared.axes[:1] == (axis,)
@@ -114,16 +141,12 @@ def _far_rows(candidate: Candidate) -> Problem:
 
     def apart(values: Mapping[str, Any], declared: Mapping[str, Tensor]) -> dict[str, Any]:
         return {
-            name: far(value) if is_placed(value, declared[name]) else value
+            name: place(value) if is_placed(value, declared[name]) else value
             for name, value in values.items()
         }
 
     if not any(is_placed(value, op.inputs[name]) for name, value in inputs.args.items()):
         raise Unsupported(f"no input that it takes in bfloat16 has the first axis {axis}")
-    try:
-        far = Far()
-    except NoAddressesError as error:
-        raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
     placed = replace(
         inputs,
         args=apart(inputs.args, op.inputs),
@@ -134,8 +157,12 @@ def _far_rows(candidate: Candidate) -> Problem:
     if op.differentiable:
         gradients = graph.gradients(lambda gradient: gradient)
         results |= {f"grad {name}": value for name, value in gradients.items()}
-    wrong = candidate.wrong(case, results, inputs)
-    return (case, str(wrong[0])) if wrong else None
+    return candidate.wrong(case, results, inputs)
+
+
+def _a_little_apart(x: torch.Tensor) -> torch.Tensor:
+    rows = x.new_zeros(len(x), x[0].numel() + GAP)
+    return rows[:, : x[0].numel()].view_as(x).copy_(x)
 
 
 def _first_axis(candidate: Candidate) -> str:

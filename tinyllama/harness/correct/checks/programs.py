@@ -10,7 +10,13 @@ import numpy as np
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
+from tinyllama.harness.correct.checks.finding import (
+    NO_KERNELS,
+    Candidate,
+    Problem,
+    Rank,
+    Unsupported,
+)
 from tinyllama.harness.correct.checks.graph import same_bits
 from tinyllama.harness.kernels.bounds import watched
 from tinyllama.harness.kernels.launch import identity
@@ -72,7 +78,8 @@ def races(candidate: Candidate) -> Problem:
         for kernel, seen in stores.races.items():
             if kernel not in candidate.provider.races:
                 named = f"{kernel} ({stores.places[kernel]})"
-                return case, f"{named}: two programs of a launch store to {seen}"
+                text = f"{named}: two programs of a launch store to {seen}"
+                return case, f"{text}; where a lock or equal values make it right, declare races="
     return None
 
 
@@ -81,6 +88,7 @@ def program_order(candidate: Candidate) -> Problem:
     bits where that is declared for GPUs, which is advice."""
     interpreted(candidate)
     launched: set[str] = set()
+    advice: Problem = None  # a wrong result in a later order is worse
     for case in candidate.plain():
         if case.dtype is not candidate.dtypes[0]:
             continue
@@ -96,13 +104,13 @@ def program_order(candidate: Candidate) -> Problem:
                 return case, f"{kernel}, programs {name}: {wrong[0]}"
             usual = usual or candidate.results(inputs)
             others = [one for one, value in results.items() if not same_bits(value, usual[one])]
-            if others and "cuda" in candidate.provider.deterministic:
+            if others and not advice and "cuda" in candidate.provider.deterministic:
                 kernel = _culprit(candidate, case, order, kernels, usual)
                 text = f"{kernel}, programs {name}: other bits of {', '.join(others)}"
-                return case, f"{text}; declare deterministic={{'cpu'}}", Rank.ADVICE
+                advice = case, f"{text}; declare deterministic={{'cpu'}}", Rank.ADVICE
     if not launched:
         raise Unsupported("it launches no kernel")
-    return None
+    return advice
 
 
 def _culprit(
@@ -131,5 +139,7 @@ def _culprit(
 
 def interpreted(candidate: Candidate) -> None:
     """Raises Unsupported where no kernel is interpreted."""
-    if not candidate.interpreted:
+    if candidate.device.type != "cpu":
         raise Unsupported("it is seen where kernels of Triton's are interpreted: use --device cpu")
+    if not candidate.interpreted:
+        raise Unsupported(NO_KERNELS)

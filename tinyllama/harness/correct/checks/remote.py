@@ -6,6 +6,7 @@ go on with the next case in a new process. What it sends is JSON, and never unpi
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import re
@@ -25,6 +26,7 @@ from tinyllama.harness.correct.checks.crash import place_in
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.registry import Registry, discover, load_file
+from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.harness.kernels.launch import HAS_TRITON
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.worker import Worker, WorkerError
@@ -33,6 +35,7 @@ APART = "judged apart"  # of these checks alone, the candidate is not in the pro
 ALL = (*CHECKS, APART)
 MOST_ENDED = 6  # processes of one group of checks that may end before its rest is not tried
 SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
+GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
 RESERVE = 2**30  # bytes of memory that are left to other processes
 
 
@@ -42,7 +45,8 @@ class Asked:
     each op or of one, or those of an op of the tree or of a package; of these the one of a name.
 
     package: has the ops of the tree, on which the file may register providers. candidate:
-    ``FILE:function``, which is checked as a provider of the op, in the place of its own.
+    ``FILE:function``, which is checked as a provider of the op, in the place of its own. seconds:
+    for one case.
     """
 
     package: str
@@ -52,6 +56,7 @@ class Asked:
     device: str
     seed: int
     candidate: str | None = None
+    seconds: int = SECONDS
 
 
 class Checks:
@@ -79,7 +84,8 @@ class Checks:
         if asked.file is not None:
             before = {str(provider) for op in every for provider in op.providers.values()}
             sys.path.append(str(Path(asked.file).resolve().parent))  # it may import its neighbours
-            name = load_file(asked.file, ops).__name__
+            with self._loading():
+                name = load_file(asked.file, ops).__name__
             elsewhere = list(_elsewhere(name, ops))
             others = [one for op in elsewhere for one in op.providers.values()]
             before |= {str(provider) for provider in others if provider.module != name}
@@ -90,7 +96,8 @@ class Checks:
             raise UsageError(_unknown("--op", asked.op, ops))
         elif asked.candidate is not None and asked.op is not None:
             before = {str(provider) for provider in ops[asked.op].providers.values()}
-            _register(asked.candidate, ops[asked.op])
+            with self._loading():
+                _register(asked.candidate, ops[asked.op])
         found = [
             Candidate(op, provider, torch.device(asked.device), asked.seed, announce=self.announce)
             for op in every
@@ -103,11 +110,15 @@ class Checks:
             raise UsageError(_unknown("--provider", asked.provider, names))
         yield from found
 
+    def _loading(self) -> contextlib.AbstractContextManager[None]:
+        """On a CPU, code that asks for a GPU where it is imported or called is answered."""
+        return foreign() if self.asked.device == "cpu" else contextlib.nullcontext()
+
     def announce(self, case: str) -> None:
         """Note a case, which has so much time from now on."""
         with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(case) + "\n")
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        faulthandler.dump_traceback_later(self.asked.seconds, exit=True)
 
     def providers(self) -> dict[str, bool]:
         """Those that are checked, and whether the reference is of the same file."""
@@ -117,12 +128,12 @@ class Checks:
         }
 
     def findings(
-        self, provider: str, only: list[str], right: bool, bounded: bool, ended: dict[str, str]
+        self, provider: str, only: list[str], plain: list[str], bounded: bool, ended: dict[str, str]
     ) -> list[dict[str, str]]:
         """As plain data. ended: cases that ended a process before."""
         candidate = replace(self.candidates[provider], ended=ended)
         try:
-            return [one.as_dict() for one in run(candidate, only, right=right, bounded=bounded)]
+            return [one.as_dict() for one in run(candidate, only, plain=plain, bounded=bounded)]
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -138,7 +149,7 @@ class Checks:
     def answer(self, provider: str, inputs: Any, folder: str) -> dict[str, apart.Stored]:
         """The results for the inputs of a folder."""
         one = self.candidates[provider]
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        faulthandler.dump_traceback_later(self.asked.seconds, exit=True)
         try:
             return apart.answer(one.op, one.provider, inputs, one.device, Path(folder))
         finally:
@@ -205,7 +216,8 @@ def check(
                 found: list[Finding] = []
                 for names in groups:
                     progress(f"{provider}: trying {', '.join(names)}")
-                    found += (seen := one.findings(provider, names, found))
+                    seen = [_following(new, found) for new in one.findings(provider, names, found)]
+                    found += seen
                     said = ", ".join(f"{one.check} {one.outcome.value}" for one in seen)
                     progress(f"{provider}: {said}")
                 if APART in only:
@@ -217,6 +229,14 @@ def check(
             one.worker.close()
 
 
+def _following(finding: Finding, before: Iterable[Finding]) -> Finding:
+    """A crash that an earlier check met, too, follows from that one."""
+    if finding.outcome is not Outcome.CRASHED:
+        return finding
+    alike = (one.cause or one.check for one in before if one.message == finding.message)
+    return replace(finding, cause=next(alike, finding.cause))
+
+
 class _Run:
     """A worker, and another one after each that ended."""
 
@@ -226,14 +246,14 @@ class _Run:
 
     def findings(self, provider: str, names: list[str], before: list[Finding]) -> list[Finding]:
         """Of a group of checks; before: those of earlier groups."""
-        right = all(one.outcome.good for one in before if one.check in accuracy.PLAIN)
+        faults = accuracy.plain_faults(before)
         bounded = all(one.outcome.good for one in before if one.check == accuracy.BOUNDS)
         ended: dict[str, str] = {}
         while True:
             self.log.write_text("")
             try:
                 plain = self.worker.call(
-                    "checks", "findings", provider, names, right, bounded, ended
+                    "checks", "findings", provider, names, faults, bounded, ended, timeout=GROUP
                 )
                 return [Finding.of(one) for one in plain]
             except WorkerError as error:
@@ -312,7 +332,7 @@ class _Run:
         file = self.asked.file
         place = "" if file is None else place_in(error.details, str(Path(file).resolve()))
         if error.details.startswith("Timeout (") or "\nTimeout (" in error.details:
-            return f"{place}no end after {SECONDS} s"
+            return f"{place}no end after {self.asked.seconds} s"
         return f"{place}{error}"
 
     def _started(self) -> Worker:

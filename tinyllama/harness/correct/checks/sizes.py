@@ -15,7 +15,7 @@ from typing import Any
 
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
-from tinyllama.harness.correct.checks.finding import Candidate, Finding, Unsupported
+from tinyllama.harness.correct.checks.finding import Candidate, Finding, Rank, Unsupported
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.specs import flat
 
@@ -37,14 +37,19 @@ def sizes(candidate: Candidate) -> Finding | str:
     base = general(candidate)
     slack = {dtype: WIDER * candidate.provider.slack.get(dtype, 1.0) for dtype in candidate.dtypes}
     candidate = replace(candidate, provider=replace(candidate.provider, slack=slack))
-    said, reached = [], False
+    said, reached, refused = [], False, None
     for axis in base.case.dims:
         found = _along(candidate, base, axis)
-        if isinstance(found, Finding):
+        if isinstance(found, Finding) and found.rank is not Rank.CONTRACT:
             return found
+        if isinstance(found, Finding):
+            refused = refused or found  # a wrong result along another axis is worse
+            continue
         size, why = found
         reached = reached or size > 0
         said.append(f"{axis} up to {size:,}{why}" if size else f"{axis} not tried{why}")
+    if refused is not None:
+        return refused
     if not reached:
         raise Unsupported("; ".join(said))
     return "; ".join(said)

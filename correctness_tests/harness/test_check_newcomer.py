@@ -1,0 +1,136 @@
+"""What a newcomer's first file is told: code that asks for a GPU, what was not declared, what an op
+has none of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.cli import main
+from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, accuracy, run
+from tinyllama.harness.kernels.launch import jit, tl
+
+PASSED, FAILED, UNSUPPORTED = Outcome.PASSED, Outcome.FAILED, Outcome.UNSUPPORTED
+FILE = """
+import torch
+import triton
+import triton.language as tl
+from tinyllama.harness import Case, Op, Tensor
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+COUNT = triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"]
+
+@triton.jit
+def double_kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+double = Op("double", inputs={"x": Tensor("N")}, outputs={"y": "N"}, cases=[Case(N=40)])
+double.reference(lambda x: x + x)
+
+@double.provider("first", requires=("triton",))
+def first(x):
+    y = torch.empty(x.shape, dtype=x.dtype, device=DEVICE)
+    ASSERTED
+    grid = lambda meta: (triton.cdiv(len(x), meta["BLOCK"]),)
+    double_kernel[grid](x.contiguous(), y, len(x), BLOCK=16)
+    return y
+"""
+
+
+def checked(tmp_path: Path, asserted: str, *only: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """The exit status, and the findings on the provider by their checks."""
+    path, out = tmp_path / "mine.py", tmp_path / "found.json"
+    path.write_text(FILE.replace("ASSERTED", asserted))
+    asked = ["--device", "cpu", "--only", ",".join(only), "--json", str(out)]
+    status = main(["check", str(path), *asked])
+    return status, {one["check"]: one for one in json.loads(out.read_text())["double-first"]}
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers itself")
+def test_code_that_asks_for_a_gpu_is_checked_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = checked(tmp_path, "", "outputs", "races")
+    assert (status, [one["outcome"] for one in found.values()]) == (0, ["passed", "passed"])
+    out = capsys.readouterr().out
+    assert "double-eager: the reference passes 1 checks" in out
+    assert "│ outputs" in out
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_assertion_without_words_is_told_by_its_line_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = checked(tmp_path, "assert y.is_cuda", "outputs", "races", "determinism")
+    assert status == 1
+    line = f"{tmp_path}/mine.py:21: AssertionError: assert y.is_cuda"
+    assert {one["message"] for one in found.values()} == {line}
+    assert [one["outcome"] for one in found.values()] == ["crashed"] * 3
+    assert [one["cause"] for one in found.values()] == ["", "outputs", "outputs"]
+    out = capsys.readouterr().out
+    assert out.count("assert y.is_cuda") == 1
+    assert "double-first: wrong result: outputs; what follows: races, determinism" in out
+
+
+# -- what is not declared -------------------------------------------------------------------------
+
+plain = Op(
+    "plain",
+    inputs={"x": Tensor("N")},
+    outputs={"y": "N"},
+    cases=[Case(N=40)],
+    dtypes=(torch.float32,),
+)
+plain.reference(lambda x: x + x)
+
+
+@jit
+def doubled(x, y, BEYOND: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 64)
+    tl.store(y + at, tl.load(x + at, mask=at < 40) * 2, mask=at < 40 + BEYOND)
+
+
+def launching(beyond: int) -> Any:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(x.shape)
+        doubled[(1,)](x.contiguous(), y, BEYOND=beyond)
+        return y
+
+    return call
+
+
+def found(call: Any, *only: str, **traits: Any) -> dict[str, Finding]:
+    provider = Provider(plain.name, "tried", call, plain.dtypes, **traits)
+    return {one.check: one for one in run(Candidate(plain, provider), only=only)}
+
+
+def test_kernels_that_are_not_declared_are_held_to_their_tensors_and_asked_for() -> None:
+    assert found(launching(0), "out of bounds")["out of bounds"].outcome is PASSED
+    findings = found(launching(1), "out of bounds", "races", "resources", "program order")
+    bounds = findings.pop("out of bounds")
+    assert bounds.outcome is FAILED
+    assert "doubled, program (0, 0, 0): a store of 4 bytes 0 bytes behind" in bounds.message
+    assert {one.outcome for one in findings.values()} == {UNSUPPORTED}
+    assert all('requires=("triton",)' in one.message for one in findings.values())
+
+
+def test_what_an_op_has_none_of_is_told_apart_from_what_a_provider_does_not_cover() -> None:
+    none = found(launching(0), *accuracy.NONE)
+    assert {one.check: one.message for one in none.values()} == accuracy.NONE
+    refusing = {"supports": lambda dims: "never"}
+    findings = found(launching(0), "outputs", "input layouts", "extreme values", **refusing)
+    covers = "the provider covers no such case"
+    assert [one.message for one in findings.values()] == [
+        covers,
+        accuracy.NONE["extreme values"],
+        covers,
+    ]
