@@ -4,6 +4,7 @@ has none of."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("triton")
 from tinyllama.cli import main
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, accuracy, run
+from tinyllama.harness.correct.checks.remote import _following
 from tinyllama.harness.kernels.launch import jit, tl
 
 PASSED, FAILED, UNSUPPORTED = Outcome.PASSED, Outcome.FAILED, Outcome.UNSUPPORTED
@@ -79,6 +81,14 @@ def test_an_assertion_without_words_is_told_by_its_line_once(
     out = capsys.readouterr().out
     assert out.count("assert y.is_cuda") == 1
     assert "double-first: wrong result: outputs; what follows: races, determinism" in out
+
+
+def test_a_cause_is_one_that_was_found() -> None:
+    one = Finding("large offsets", FAILED, message="so it is", cause="input layouts")
+    layouts = Finding("input layouts", FAILED, message="x is dense")
+    assert _following(one, [layouts]).cause == "input layouts"
+    assert _following(one, [replace(layouts, outcome=PASSED)]).cause == ""
+    assert _following(one, []).cause == ""
 
 
 # -- what is not declared -------------------------------------------------------------------------

@@ -101,14 +101,24 @@ def test_an_offset_of_32_bits_is_found(wide: bool) -> None:
     assert finding.rank is (None if wide else Rank.WRONG), finding
 
 
-def test_rows_that_are_wrong_wherever_they_lie_are_a_fault_of_the_layout() -> None:
+def dense(x: torch.Tensor) -> bool:
+    return x.stride(0) == x.shape[1] * x.shape[2]
+
+
+@pytest.mark.parametrize(("of", "result"), [("input", "y"), ("gradient", "grad x")])
+def test_rows_that_are_wrong_wherever_they_lie_are_a_fault_of_the_layout(
+    of: str, result: str
+) -> None:
     def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        factor = 1.0 if x.stride(0) == x.shape[1] * x.shape[2] else 1.5
-        return EAGER["rms_norm"](x, weight, eps) * factor
+        y = EAGER["rms_norm"](x, weight, eps)
+        if of == "input":
+            return y * (1.0 if dense(x) else 1.5)
+        y.register_hook(lambda dy: dy if dense(dy) else dy * 1.5)
+        return y
 
     finding = finding_of("large offsets", call)
-    assert (finding.rank, finding.cause) == (Rank.WRONG, "input layouts")
-    assert finding.message.startswith("so it is for rows that lie 64 elements apart: y: ")
+    assert (finding.rank, finding.cause) == (Rank.WRONG, f"{of} layouts")
+    assert finding.message.startswith(f"so it is for rows that lie 64 elements apart: {result}: ")
 
 
 @jit

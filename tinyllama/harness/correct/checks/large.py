@@ -125,14 +125,17 @@ def _far_rows(candidate: Candidate) -> Problem | Finding:
         raise Unsupported(f"2^31 elements cannot have addresses here: {error}") from error
     if not (wrong := _wrong(candidate, case, far)):
         return None
-    if near := _wrong(candidate, case, _a_little_apart):
-        text = f"so it is for rows that lie {GAP} elements apart: {near[0]}"
-        return Finding("large offsets", Outcome.FAILED, str(case), text, cause=accuracy.LAYOUTS)
+    for cause, upstream in ((accuracy.LAYOUTS, False), (accuracy.UPSTREAMS, True)):
+        if near := _wrong(candidate, case, _a_little_apart, upstream):
+            text = f"so it is for rows that lie {GAP} elements apart: {near[0]}"
+            return Finding("large offsets", Outcome.FAILED, str(case), text, cause=cause)
     return case, str(wrong[0])
 
 
-def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]:
-    """What is wrong where inputs and upstream gradients have their rows placed so."""
+def _wrong(
+    candidate: Candidate, case: OpCase, place: Place, upstream: bool = True
+) -> list[Comparison]:
+    """What is wrong where inputs, and upstream gradients if asked, have their rows placed so."""
     op, inputs, axis = candidate.op, candidate.inputs(case), _first_axis(candidate)
 
     def is_placed(value: Any, declared: Tensor) -> bool:
@@ -150,7 +153,7 @@ def _wrong(candidate: Candidate, case: OpCase, place: Place) -> list[Comparison]
     placed = replace(
         inputs,
         args=apart(inputs.args, op.inputs),
-        upstream=apart(inputs.upstream, op.outputs),
+        upstream=apart(inputs.upstream, op.outputs) if upstream else inputs.upstream,
     )
     graph = Graph(candidate, placed, prepare=lambda value: value.detach())
     results = {name: value.detach() for name, value in graph.outputs.items()}

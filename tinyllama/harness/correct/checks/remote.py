@@ -229,12 +229,15 @@ def check(
             one.worker.close()
 
 
-def _following(finding: Finding, before: Iterable[Finding]) -> Finding:
-    """A crash that an earlier check met, too, follows from that one."""
-    if finding.outcome is not Outcome.CRASHED:
-        return finding
-    alike = (one.cause or one.check for one in before if one.message == finding.message)
-    return replace(finding, cause=next(alike, finding.cause))
+def _following(finding: Finding, before: Sequence[Finding]) -> Finding:
+    """A crash that an earlier check met, too, follows from that one. A cause is one that was found
+    before."""
+    cause = finding.cause
+    if finding.outcome is Outcome.CRASHED:
+        alike = (one.cause or one.check for one in before if one.message == finding.message)
+        cause = next(alike, cause)
+    known = {one.check for one in before if not one.outcome.good}
+    return replace(finding, cause=cause if known.intersection(cause.split(" and ")) else "")
 
 
 class _Run:
