@@ -21,22 +21,6 @@ def test_each_library_of_the_index_has_a_program_for_its_newest_release() -> Non
     assert set(PROGRAMS) == {f"{library} {release}" for library, release in newest.items()}
 
 
-def reproduced(library: str, release: str) -> set[tuple[str, str]]:
-    """The ops and checks that a program's comments name."""
-    comments = re.findall(r"^ *# ([\w, ]+): ([\w, ]+)$", PROGRAMS[f"{library} {release}"], re.M)
-    return {(op, check) for of, by in comments for op in of.split(", ") for check in by.split(", ")}
-
-
-def test_everything_that_fails_in_a_newest_release_is_reproduced() -> None:
-    record, newest = field.recorded(), field.declared().newest
-    for library, release in newest.items():
-        rows = [row for row in record["cases"] if row["library"] == library]
-        failing = {(row["op"], check) for row in rows for check in row["found"].get(release, ())}
-        rows = [row for row in record["kernels"] if row["library"] == library]
-        failing |= {(row["op"], check) for row in rows for check in row["found"]}
-        assert reproduced(library, release) == failing
-
-
 @pytest.mark.slow("pip installs the release")
 @pytest.mark.parametrize("named", PROGRAMS)
 def test_a_program_prints_what_it_says(named: str, tmp_path: Path) -> None:
