@@ -108,6 +108,7 @@ def _pairs(D: int, kind: str) -> list[Config]:
 FOUND_FORWARD = [(32, 32, 4, 3), (64, 64, 4, 3), (128, 32, 4, 3), (128, 64, 8, 3)]
 FOUND_QUERIES = [(32, 32, 4, 3), (128, 64, 8, 3)]
 FOUND_KEYS = [(32, 32, 4, 3)]
+FOUND_TURNED = Config(QM=64, QN=64, KN=64, KM=32, num_warps=4, num_stages=2)  # on an H100
 FOUND_PAIRS = [Config(QM=n, QN=n, KN=n, KM=n, num_warps=4, num_stages=3) for n in (32, 64)]
 
 FORWARD = Space(
@@ -140,7 +141,7 @@ BACKWARD = Space(
 BACKWARD_TURNED = Space(
     "attention.backward_turned",
     default=_default_pair,
-    configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS])),
+    configs=lambda D, kind: list(dict.fromkeys([*_pairs(D, kind), *FOUND_PAIRS, FOUND_TURNED])),
 )
 
 # Kernels with specialised warps (see `tinyllama.ops.attention.specialised`): whether they are used

@@ -114,6 +114,7 @@ DESCRIBED = (
     (128, 256, 64, 8, 4),
     (256, 128, 64, 8, 3),
 )
+DEEP = ((64, 64, 256, 4, 3), (128, 128, 128, 8, 3))  # and these in tf32, on an H100
 
 
 def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
@@ -121,7 +122,9 @@ def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
     is made of several, tiles are small. The last one is no kernel of ours (see `is_fused`)."""
     narrow = 1 if kind == "16bit" else 2
     apart = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
-    described = DESCRIBED if kind in ("16bit", "tf32") and HAS_DESCRIPTORS else ()
+    described: tuple[tuple[int, ...], ...] = ()
+    if kind in ("16bit", "tf32") and HAS_DESCRIPTORS:
+        described = DESCRIBED + (DEEP if kind == "tf32" else ())
     tiles = [
         Config(
             BM=bm, BN=bn, BK=bk // narrow, GROUP=8, DESCRIBED=by,
