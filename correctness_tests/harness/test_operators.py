@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,3 +124,24 @@ def test_sums_of_pointers_and_offsets_are_seen_each_time(monkeypatch: pytest.Mon
     ((pointer, offset),) = seen
     assert pointer.shape == offset.shape == (2, 4)
     assert (offset == offsets.handle.data).all()
+
+
+def test_what_is_remembered_is_left_where_overflows_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    own = libdevice.with_meaning(tl.tensor.__add__)
+
+    def counted(*operands: Any) -> Any:
+        calls.append(operands)
+        return own(*operands)
+
+    remembered = operators.replacement(tl.tensor, "__add__", counted)
+    a, b = block(tl.int32, (4,), 1), block(tl.int32, (4,), 2)
+    for _ in range(3):
+        remembered(a, b)
+    assert len(calls) == 1
+    options = replace(stock.interpreter_builder.options, sanitize_overflow=True)
+    monkeypatch.setattr(stock.interpreter_builder, "options", options)
+    remembered(a, b)
+    assert len(calls) == 2
