@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import torch
 
-from field.liger.token_cross_entropy import token_cross_entropy
 from field.unsloth import kernels
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.ops.cross_entropy import TARGETS
 
 released = kernels("cross_entropy_loss")
 
+row_cross_entropy = Op(
+    "row_cross_entropy",
+    inputs={"logits": Tensor("N V", grad=True), "targets": TARGETS},
+    outputs={"losses": "N"},
+    cases=[
+        Case(N=5, V=50),
+        Case(N=1, V=64, why="one row"),
+        Case(N=3, V=1000, why="a row that does not fill its block"),
+    ],
+    dtypes=(torch.float32,),
+)
 
-@token_cross_entropy.provider("unsloth", requires=("triton",), double_backward=False)
+
+@row_cross_entropy.reference
+def eager(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits_NV, targets_N, reduction="none")
+
+
+@row_cross_entropy.provider("unsloth", requires=("triton",), double_backward=False)
 def unsloth(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
     return released.Fast_CrossEntropyLoss.apply(logits_NV, targets_N, 0, 0)

@@ -1,0 +1,37 @@
+"""Cross-entropy of logits that are capped by a tangent, as Gemma 2 trains."""
+
+from __future__ import annotations
+
+import torch
+
+from field.unsloth import kernels
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.declare.values import normal
+from tinyllama.ops.cross_entropy import TARGETS
+
+released = kernels("cross_entropy_loss")
+
+softcapped_cross_entropy = Op(
+    "softcapped_cross_entropy",
+    inputs={"logits": Tensor("N V", grad=True), "targets": TARGETS},
+    params={"cap": 30.0},
+    outputs={"losses": "N"},
+    cases=[
+        Case(N=5, V=50),
+        Case(N=1, V=64, why="one token"),
+        Case(N=3, V=1000, why="a row that does not fill its block"),
+    ],
+    extremes={"low": {"logits": normal(1.0, mean=-100.0)}},
+    dtypes=(torch.float32,),
+)
+
+
+@softcapped_cross_entropy.reference
+def eager(logits_NV: torch.Tensor, targets_N: torch.Tensor, cap: float) -> torch.Tensor:
+    capped_NV = cap * torch.tanh(logits_NV / cap)
+    return torch.nn.functional.cross_entropy(capped_NV, targets_N, reduction="none")
+
+
+@softcapped_cross_entropy.provider("unsloth", requires=("triton",), double_backward=False)
+def unsloth(logits_NV: torch.Tensor, targets_N: torch.Tensor, cap: float) -> torch.Tensor:
+    return released.Fast_CrossEntropyLoss.apply(logits_NV.contiguous().clone(), targets_N, cap, 0)
