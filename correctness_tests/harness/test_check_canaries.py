@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Outcome, run
-from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS
+from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 
 op = Op(
     "added",

@@ -19,7 +19,7 @@ from correctness_tests.support.commands import python
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.evaluate import LAYOUTS, UPSTREAMS
+from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.ops import OPS

@@ -19,14 +19,13 @@ import torch
 
 from tinyllama.harness.correct.compare import SLACK, Comparison, Reference, compare
 from tinyllama.harness.correct.evaluate import (
-    LAYOUTS,
-    UPSTREAMS,
     GradientError,
     Inputs,
     evaluate,
     make_inputs,
     shapes_of,
 )
+from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tinyllama.harness.correct.layouts import laid_out
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.declare.specs import FLOATS, Case, Tensor, flat
@@ -22,9 +23,6 @@ from tinyllama.harness.declare.values import Values, normal
 
 Leaves = dict[str, Any]  # input name -> tensor, or list of tensors for a `many` input
 Place = Callable[[Any, str], Any]  # what an argument is made of, and its name -> the argument
-
-LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct")
-UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct")
 
 
 class ContractError(AssertionError):
@@ -125,9 +123,9 @@ def make_inputs(
 
     drawn_on: the device that draws random values. Each device draws other ones; a GPU is faster.
     extreme: the name of one of the op's extremes.
-    layout: of the inputs, one of `LAYOUTS`; "distinct" gives each tensor strides that no other
+    layout: of the inputs, one of `layouts.LAYOUTS`; "distinct": each tensor has strides that no other
         has. Between elements lie NaN; between integers zeros, which are indices too.
-    upstream: layout of the gradients of the outputs, one of `UPSTREAMS`; "summed" is what
+    upstream: layout of the gradients of the outputs, one of `layouts.UPSTREAMS`; "summed" is what
         ``.sum().backward()`` gives: one element, with stride 0, for the whole tensor.
     """
     overrides = {**case.values, **(op.extremes[extreme] if extreme else {})}
@@ -151,7 +149,7 @@ def make_inputs(
         wanted = dtype_of(declared)
         shapes = shapes_of(declared, case.dims)
         made = [
-            _laid_out(
+            laid_out(
                 _sample(values, shape, f"{op.name}|{case}|{name}|{salt}|{i}|{seed}", drawn_on),
                 wanted,
                 device,
@@ -170,7 +168,7 @@ def make_inputs(
             continue
         (shape,) = shapes_of(output, case.dims)
         sample = _sample(normal(), shape, f"{op.name}|{case}|d{name}|{seed}", drawn_on)
-        grads[name] = _laid_out(sample, dtype_of(output), device, upstream, next(upstream_place))
+        grads[name] = laid_out(sample, dtype_of(output), device, upstream, next(upstream_place))
 
     names = [name for name, declared in op.inputs.items() if not declared.mutated]
     return Inputs(
@@ -379,31 +377,3 @@ def _sample(
     digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator(drawn_on).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return values.sample(shape, generator)
-
-
-def _laid_out(
-    sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str, place: int
-) -> torch.Tensor:
-    """The sample on a device, laid out in memory as asked; ``place``: among the call's tensors."""
-    tensor = sample.to(dtype=dtype, device=device)
-    if layout == "contiguous" or tensor.dim() == 0:
-        return tensor.contiguous()
-    gap = float("nan") if tensor.is_floating_point() else 0
-    if layout == "strided":  # every second element of the last axis
-        buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), gap)
-        view = buffer[..., ::2]
-        view.copy_(tensor)
-        return view
-    if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
-        width = place * (tensor.shape[-1] + 1)
-        view = tensor.new_full((*tensor.shape[:-1], width), gap)[..., :-place:place]
-        view.copy_(tensor)
-        return view
-    if layout == "transposed":  # the memory order of the axes reversed
-        order = tuple(reversed(range(tensor.dim())))
-        return tensor.permute(order).contiguous().permute(order)
-    if layout == "expanded":  # one row for the whole first axis
-        return tensor[:1].clone().expand(tensor.shape) if tensor.dim() > 1 else tensor
-    if layout == "summed":  # one element for the whole tensor
-        return tensor.flatten()[:1].clone().expand(tensor.shape)
-    raise ValueError(f"unknown layout {layout!r}: use one of {', '.join({*LAYOUTS, *UPSTREAMS})}")

@@ -19,7 +19,6 @@ from tinyllama.harness.correct.checks.crash import crashed, in_backward, place, 
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.compare import SLACK, Comparison
-from tinyllama.harness.correct.evaluate import LAYOUTS as LAYOUT_NAMES
 from tinyllama.harness.correct.evaluate import (
     ChangedInputError,
     ContractError,
@@ -27,6 +26,7 @@ from tinyllama.harness.correct.evaluate import (
     evaluate,
     is_gradient,
 )
+from tinyllama.harness.correct.layouts import LAYOUTS as LAYOUT_NAMES
 from tinyllama.harness.correct.poison import PoisonedMemory
 
 # In the order in which they are tried: each one assumes that those before it pass.

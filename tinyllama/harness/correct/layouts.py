@@ -1,0 +1,36 @@
+"""Memory layouts in which inputs and upstream gradients are tried."""
+
+from __future__ import annotations
+
+import torch
+
+LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct")
+UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct")
+
+
+def laid_out(
+    sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str, place: int
+) -> torch.Tensor:
+    """The sample on a device, laid out in memory as asked; ``place``: among the call's tensors."""
+    tensor = sample.to(dtype=dtype, device=device)
+    if layout == "contiguous" or tensor.dim() == 0:
+        return tensor.contiguous()
+    gap = float("nan") if tensor.is_floating_point() else 0
+    if layout == "strided":  # every second element of the last axis
+        buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), gap)
+        view = buffer[..., ::2]
+        view.copy_(tensor)
+        return view
+    if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
+        width = place * (tensor.shape[-1] + 1)
+        view = tensor.new_full((*tensor.shape[:-1], width), gap)[..., :-place:place]
+        view.copy_(tensor)
+        return view
+    if layout == "transposed":  # the memory order of the axes reversed
+        order = tuple(reversed(range(tensor.dim())))
+        return tensor.permute(order).contiguous().permute(order)
+    if layout == "expanded":  # one row for the whole first axis
+        return tensor[:1].clone().expand(tensor.shape) if tensor.dim() > 1 else tensor
+    if layout == "summed":  # one element for the whole tensor
+        return tensor.flatten()[:1].clone().expand(tensor.shape)
+    raise ValueError(f"unknown layout {layout!r}: use one of {', '.join({*LAYOUTS, *UPSTREAMS})}")
