@@ -123,8 +123,8 @@ def make_inputs(
 
     drawn_on: the device that draws random values. Each device draws other ones; a GPU is faster.
     extreme: the name of one of the op's extremes.
-    layout: of the inputs, one of `layouts.LAYOUTS`; "distinct": each tensor has strides that no other
-        has. Between elements lie NaN; between integers zeros, which are indices too.
+    layout: of the inputs, one of `layouts.LAYOUTS`; "distinct": the strides of each tensor are
+        its own. Between elements lie NaN; between integers zeros, which are indices too.
     upstream: layout of the gradients of the outputs, one of `layouts.UPSTREAMS`; "summed" is what
         ``.sum().backward()`` gives: one element, with stride 0, for the whole tensor.
     """
