@@ -49,12 +49,13 @@ def test_another_fault_and_one_that_is_missed_are_told() -> None:
     ]
 
 
-def test_faults_are_wrong_or_unsafe_and_name_no_folder() -> None:
-    of = {"case": "c", "message": f"{field.ROOT}/a.py:3: seen"}
+def test_faults_are_wrong_or_unsafe_follow_from_none_and_name_no_folder() -> None:
+    of = {"case": "c", "message": f"{field.ROOT}/a.py:3: seen", "cause": ""}
     checks = [
         {"check": "one", "outcome": "failed", "rank": "unsafe", **of},
         {"check": "two", "outcome": "crashed", "rank": "contract", **of},
         {"check": "three", "outcome": "blocked", "rank": "wrong result", **of},
+        {"check": "four", "outcome": "failed", "rank": "unsafe", **of, "cause": "one"},
     ]
     assert field._faults(checks, field.ROOT) == {"one": "c: a.py:3: seen"}
 
@@ -71,7 +72,7 @@ def test_the_record_is_of_these_cases_and_they_hold_in_it() -> None:
     for case, row in zip(CASES, RECORD["cases"], strict=True):
         declared = json.loads(json.dumps(vars(case)))
         assert {name: row[name] for name in declared} == declared
-        assert field.verdicts(case, row["found"], KNOWN) == []
+        assert field.verdicts(case, row["found"], KNOWN, row["newest"]) == []
 
 
 def test_the_record_is_of_the_other_kernels_and_they_are_as_declared() -> None:
@@ -93,6 +94,17 @@ def test_a_bug_that_no_check_finds_and_a_fix_that_fails_are_told() -> None:
     excused = field.Known("races", "library", (case.op,), "why")
     assert field.verdicts(case, unfixed, [excused]) == []
     assert field.verdicts(case, unfixed, [replace(excused, ops=("another",))]) != []
+
+
+def test_what_fails_in_the_newest_release_must_be_known() -> None:
+    case = field.Case("some", 1, "op", buggy="1", found_by=("outputs",), bug="b", fixed="2")
+    found = {"1": {"outputs": "seen"}, "2": {}, "3": {"outputs": "again", "races": "seen"}}
+    expected = ["op 3: outputs fails", "op 3: races fails"]
+    assert field.verdicts(case, found, [], "3") == expected
+    unfixed = replace(case, fixed=None)
+    races = field.Known("races", "library", ("op",), "why")
+    assert field.verdicts(unfixed, found, [], "3") == expected[1:]
+    assert field.verdicts(unfixed, found, [races], "3") == []
 
 
 def test_a_check_that_a_case_names_may_not_be_excused_in_its_fix() -> None:
