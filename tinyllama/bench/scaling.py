@@ -122,9 +122,10 @@ class Scaling:
 
 
 TIERS = tuple(Part(tier) for tier in ("v2", "v3", "v4"))
+BY_COPIES = tuple(Part(tier, reduce=COPIES) for tier in ("v3", "v4"))
 SCALINGS = (
     Scaling(Group("small", "bf16"), TIERS, calls=20),
-    Scaling(Group("medium", "bf16"), (*TIERS, Part("v3", reduce=COPIES))),
+    Scaling(Group("medium", "bf16"), (*TIERS, *BY_COPIES)),
     Scaling(
         Group.parse(LARGE), (Part("v3", shards=True), Part("v2", shards=True)), (WEAK,), calls=2
     ),

@@ -245,7 +245,6 @@ class Triton:
         narrow, qkv_BTE = saved["narrow"], saved["qkv"]
         matrices = Matrices.of(weights, narrow if narrow.numel() else None)
         dtype, wide = qkv_BTE.dtype, weights[0].dtype
-        places = _places(weights)
         low = None if x.dtype is dtype else dtype  # the residual's gradient, for the products
         rows_q, width = weights[0].shape[0], 2 * cos.shape[-1]
         n_rows = x.shape[0] * x.shape[1]
@@ -260,6 +259,7 @@ class Triton:
         dgate_up = torch.empty_like(saved["gate_up"])
         dgate, dup = dgate_up.chunk(2, -1)
         activate_backward(h_NF, gate, up, dgate, dup, h_NF)
+        places = _places(weights)
         ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
         del h_NF
         dn2_ND = input_gradient(dgate_up, matrices.gate_up)
