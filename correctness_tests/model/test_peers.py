@@ -150,12 +150,17 @@ LAST = ["sum 1", "sum 0", "embedding", "sum rest"]
     ],
 )
 def test_when_each_block_is_summed(
-    tier: str, alone: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    tier: str,
+    alone: bool,
+    expected: list[str],
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a block writes into the shared memory, after its first kernels that wait for memory;
     else at once."""
     monkeypatch.setattr(peers, "_connected", lambda like: (torch.zeros_like(like), Mock()))
-    model, seen = TinyLlama(replace(SHAPE, num_layers=3), tier), list[str]()
+    model, seen = TinyLlama(replace(SHAPE, num_layers=3), tier).to(device), list[str]()
+    batch = [half.to(device) for half in RandomTokens(SHAPE.vocab_size, CONFIG).batch(0)]
     names = [f"layers.{layer}.w_up" for layer in range(3)]
     given = dict(model.named_parameters())
     indices = {list(given).index(name): f"sum {layer}" for layer, name in enumerate(names)}
@@ -176,7 +181,7 @@ def test_when_each_block_is_summed(
         seen.clear()
         model.zero_grad()
         reduction.expect(True)
-        loss = reduction.loss(*RandomTokens(SHAPE.vocab_size, CONFIG).batch(0), model.rope(4))
+        loss = reduction.loss(*batch, model.rope(CONFIG.seq_len))
         with reduction.during():
             loss.backward()
         list(reduction.arrive())
