@@ -18,12 +18,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tools import mutant_record
 from tools.mutant_record import ROOT, Trial, Tried
@@ -40,6 +40,8 @@ from tools.mutant_tests import (
 )
 from tools.mutation import Change, changes_of, defaults
 from tools.tested import SURVIVED
+
+AHEAD = 40  # mutants, whose test files are traced before the first of them is tried
 
 Answer = TypeVar("Answer")
 
@@ -129,16 +131,22 @@ def attempts(some: Sequence[Mutant], jobs: int, end: float, budget: float) -> It
             finally:
                 free.put(server)
 
-        # Ahead, since the mutants of a module would wait for the same trace.
-        files = dict.fromkeys(file for one in some for file in nearest(one.module)[:1])
-        ahead = [pool.submit(served, partial(trace, file)) for file in files]
-        trials = {pool.submit(served, partial(one.tried, budget=budget)): one for one in some}
+        # Traces go ahead, since the mutants of a module would wait for the same one; but not all of
+        # them, so that a run whose time is over has tried the first of the sample.
+        traced: dict[str, Future[Any]] = {}
+        trials: dict[Future[Trial | None], Mutant] = {}
+        for block in (some[place : place + AHEAD] for place in range(0, len(some), AHEAD)):
+            for file in (file for one in block for file in nearest(one.module)[:1]):
+                if file not in traced:
+                    traced[file] = pool.submit(served, partial(trace, file))
+            for one in block:
+                trials[pool.submit(served, partial(one.tried, budget=budget))] = one
         try:
             for future in as_completed(trials):
                 if found := future.result():
                     yield Tried(trials[future].name, found)
-            for traced in ahead:
-                traced.result()
+            for made in traced.values():
+                made.result()
         finally:
             pool.shutdown(cancel_futures=True)
 

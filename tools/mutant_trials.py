@@ -28,7 +28,7 @@ from tools.tested import ENDED, KILLED, RAISED, SURVIVED, tested
 
 OTHER_CHECKS = ("empty batch", "determinism")  # beside the accuracy cases
 MOST_USERS = 2  # providers that a mutant is tried with
-SECONDS = 300.0  # that an unchanged function may take
+SECONDS = 600.0  # that unchanged functions may take
 
 # -- kernels and the providers that run them ------------------------------------------------------
 
@@ -90,7 +90,8 @@ class Attempt:
     """A changed function and what it is tried on, in a form that another process can read.
 
     kernel: module and name; users: ops and providers; tests: to run where all checks pass;
-    references: a folder of what `compute_references` found for the users.
+    references: a folder of what `compute_references` found for the users; others: more functions,
+    as module and name, that are planted beside it, each with its source.
     """
 
     kernel: tuple[str, str]
@@ -98,6 +99,7 @@ class Attempt:
     tests: Sequence[str]
     source: str = ""
     references: Path | None = None
+    others: Sequence[tuple[tuple[str, str], str]] = ()
 
     def candidates(self) -> list[Candidate]:
         return [Candidate(OPS[op], OPS[op][provider]) for op, provider in self.users]
@@ -106,8 +108,8 @@ class Attempt:
         """The outcome, and the first check or test that fails or the first error."""
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")  # of wrong numbers, which the checks are there to find
-        module, name = self.kernel
-        plant(self.source, getattr(importlib.import_module(module), name))
+        for (module, name), source in [*self.others, (self.kernel, self.source)]:
+            plant(source, getattr(importlib.import_module(module), name))
         with _looked_up(self.references):
             for candidate in self.candidates():
                 fault = accuracy.first_fault(candidate)

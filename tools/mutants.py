@@ -78,7 +78,8 @@ class Run:
     """Trials of several functions, so many at a time, until all are made or the time is over.
 
     end: of `time.monotonic`. unsound: the functions that fail unchanged, with what fails. They
-    would seem to kill every mutant, so none of theirs is tried.
+    would seem to kill every mutant, so none of theirs is tried. Those that the same providers run
+    are planted and run unchanged together: where one fails, all of them are unsound.
     """
 
     jobs: int
@@ -102,7 +103,11 @@ class Run:
     def _trials(
         self, subjects: Sequence[Subject], submit: Callable[..., Future[tuple[str, str, float]]]
     ) -> Iterator[tuple[Subject, Trial]]:
-        tasks = [(-1, which) for which in range(len(subjects))]  # turn (-1: unchanged), subject
+        groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        for which, one in enumerate(subjects):
+            groups.setdefault(tuple(one.attempt.users), []).append(which)
+        together = {group[0]: group for group in groups.values()}
+        tasks = [(-1, which) for which in together]  # turn (-1: unchanged), subject
         bounds = dict.fromkeys(range(len(subjects)), SECONDS)
         running: dict[Future[tuple[str, str, float]], tuple[int, int]] = {}
         while True:
@@ -110,7 +115,8 @@ class Run:
                 turn, which = task = heapq.heappop(tasks)
                 one = subjects[which]
                 source = one.source if turn < 0 else one.left[turn].source
-                running[submit(self._tried, one.attempt, source, bounds[which])] = task
+                attempt = one.attempt if turn >= 0 else _all([subjects[i] for i in together[which]])
+                running[submit(self._tried, attempt, source, bounds[which])] = task
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -123,17 +129,27 @@ class Run:
                     mutant = one.left[turn]
                     yield one, Trial(mutant.line, mutant.text, mutant.gives, outcome, check)
                 elif outcome == SURVIVED:
-                    bounds[which] = 10 + TIMES * took
-                    for later in range(len(one.left)):
-                        heapq.heappush(tasks, (later, which))
+                    for member in together[which]:
+                        bounds[member] = 10 + TIMES * took
+                        for later in range(len(subjects[member].left)):
+                            heapq.heappush(tasks, (later, member))
                 else:
-                    self.unsound[one.made.kernel] = f"{outcome}, {check}"
+                    names = [subjects[member].made.kernel for member in together[which]]
+                    self.unsound |= dict.fromkeys(names, f"{outcome}, {check}")
 
     def _tried(self, attempt: Attempt, source: str, seconds: float) -> tuple[str, str, float]:
         """The outcome, the check, and the seconds that it took."""
         start = time.monotonic()
         outcome, check = attempt.tried(source, max(0.0, min(seconds, self.end - start)))
         return outcome, check, time.monotonic() - start
+
+
+def _all(group: Sequence[Subject]) -> Attempt:
+    """The functions of a group together, with the tests of each."""
+    first, *others = group
+    tests = dict.fromkeys(test for one in group for test in one.attempt.tests)
+    planted = [(one.attempt.kernel, one.source) for one in others]
+    return replace(first.attempt, tests=list(tests), others=planted)
 
 
 def main(argv: list[str] | None = None) -> int:

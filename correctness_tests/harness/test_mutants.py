@@ -103,19 +103,20 @@ def trials_of(
     run: mutants.Run, ends: dict[str, tuple[str, str]], lengths: dict[str, int]
 ) -> list[tuple[str, str]]:
     """The function and the mutant of each trial, where attempts end as stated, by their source;
-    lengths: mutants by function."""
+    lengths: mutants by function. Functions whose names begin alike have the same provider."""
 
     def tried(self: object, source: str, seconds: float) -> tuple[str, str]:
         return ends.get(source, (KILLED, "outputs"))
 
     def made(name: str) -> mutants.Subject:
         left = [Mutant(name, 1, f"{n}", f"{name}{n}", f"{name}{n}") for n in range(lengths[name])]
-        attempt = mutant_trials.Attempt(("module", name), [], [])
+        attempt = mutant_trials.Attempt(("module", name), [("op", name[0])], [])
         return mutants.Subject(
             attempt, name, left, mutant_record.KernelTrials(name, "", [], 9, 0, [])
         )
 
-    with mock.patch.object(mutant_trials.Attempt, "tried", tried):
+    without_references = mock.patch.object(mutants, "in_fresh_process")
+    with mock.patch.object(mutant_trials.Attempt, "tried", tried), without_references:
         found = run.trials([made(name) for name in lengths])
         return [(one.made.kernel, trial.gives) for one, trial in found]
 
@@ -129,6 +130,40 @@ def test_functions_take_turns_and_none_is_tried_that_fails_unchanged() -> None:
     assert sorted(found[:4]) == [("a", "a0"), ("a", "a1"), ("b", "b0"), ("b", "b1")]
     assert found[4:] == [("a", "a2")]
     assert run.unsound == {"c": "killed, outputs"}
+
+
+def test_functions_of_the_same_providers_are_run_unchanged_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is run once would be run for each of twenty functions; all are planted, with the tests
+    of all, so that none is taken for sound that is not."""
+    asked: list[tuple[object, ...]] = []
+
+    def tried(self: mutant_trials.Attempt, source: str, seconds: float) -> tuple[str, str]:
+        asked.append((self.kernel, source, list(self.others), self.tests))
+        return (SURVIVED, "")
+
+    def made(name: str) -> mutants.Subject:
+        attempt = mutant_trials.Attempt(("module", name), [("op", name[0])], [f"test_{name}", "t"])
+        mutant = Mutant(name, 1, "", f"changed {name}", f"changed {name}")
+        record = mutant_record.KernelTrials(name, "", [], 9, 0, [])
+        return mutants.Subject(attempt, f"source of {name}", [mutant], record)
+
+    monkeypatch.setattr(mutant_trials.Attempt, "tried", tried)
+    monkeypatch.setattr(mutants, "in_fresh_process", lambda work: None)
+    assert len(list(mutants.Run(1).trials([made("a1"), made("b"), made("a2")]))) == 3
+    other = (("module", "a2"), "source of a2")
+    assert asked[0] == (("module", "a1"), "source of a1", [other], ["test_a1", "t", "test_a2"])
+    assert asked[1:2] == [(("module", "b"), "source of b", [], ["test_b", "t"])]
+    assert asked[2:] == [
+        (("module", name), f"changed {name}", [], [f"test_{name}", "t"])
+        for name in ("a1", "b", "a2")
+    ]
+    run = mutants.Run(1)
+    ends = {"a1": (RAISED, "an error"), "b": (SURVIVED, "")}
+    monkeypatch.undo()
+    assert trials_of(run, ends, {"a1": 1, "b": 1, "a2": 1}) == [("b", "b0")]
+    assert run.unsound == dict.fromkeys(("a1", "a2"), "raised, an error")
 
 
 def test_what_the_end_of_the_run_cuts_off_is_no_trial() -> None:
