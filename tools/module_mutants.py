@@ -125,6 +125,8 @@ def attempts(some: Sequence[Mutant], jobs: int, end: float, budget: float) -> It
         def served(work: Callable[[Server], Answer]) -> Answer | None:
             server = free.get()
             try:
+                if time.monotonic() >= end:
+                    raise TimeOverError  # else each of hundreds would ask its server, in vain
                 return work(server)
             except TimeOverError:
                 return None
