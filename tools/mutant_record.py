@@ -103,6 +103,12 @@ def tests() -> dict[str, list[str]]:
     return _declared()["tests"]
 
 
+def on_a_gpu() -> dict[str, str]:
+    """The functions that a GPU alone runs, and what for."""
+    found: dict[str, str] = _declared()["on_a_gpu"]
+    return found
+
+
 def _declared() -> dict[str, Any]:
     return tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
 

@@ -8,7 +8,8 @@ A seeded sample of these mutants is tried on the CPU, each in a process of its o
 killed when a check of `tinyllama.harness.correct.checks` fails, or a test that `tools/mutants.toml`
 names for what the derived cases cannot ask of the kernel. A mutant that only raises, ends its
 process or does not end is counted apart: that shows that the code runs, not that it is checked.
-`tools/mutants.toml` must explain each survivor, or the exit status is 1.
+`tools/mutants.toml` must explain each survivor, or the exit status is 1. It also names functions
+that are left out, since a GPU alone runs them.
 
 The first mutant of each function is tried, then the second of each, and so on: a run that is
 stopped, or whose time is over, has tried about as many of each. The file (--json) is written every
@@ -167,6 +168,9 @@ def main(argv: list[str] | None = None) -> int:
     end = float("inf") if args.seconds is None else time.monotonic() + args.seconds
     parts = args.only.split(",")
     functions = {n: one for n, one in kernels().items() if any(part in n for part in parts)}
+    for name, why in mutant_record.on_a_gpu().items():
+        if functions.pop(name, None):
+            print(f"{name} is left out: {why}")
     if not functions or args.sample < 1 or args.jobs < 1 or end <= time.monotonic():
         parser.error(
             f"--only {args.only!r} --sample {args.sample} --jobs {args.jobs} --seconds "

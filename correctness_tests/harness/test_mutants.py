@@ -233,6 +233,7 @@ def test_each_explanation_is_of_one_mutant_and_each_test_exists(found: Kernels) 
     names = Counter(m.name for kernel, _ in found.values() for m in mutants_of(kernel))
     explained = [one for one in mutant_record.explained() if not one[0].startswith("tinyllama.")]
     assert {name: names[name] for name in explained if names[name] != 1} == {}
+    assert set(mutant_record.on_a_gpu()) <= set(found)
     for kernel, tests in mutant_record.tests().items():
         assert kernel in found
         for test in tests:
