@@ -6,20 +6,29 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, died, outcomes
+from correctness_tests.support.gate_fakes import (
+    SECONDS,
+    SIDES,
+    Script,
+    died,
+    history,
+    outcomes,
+)
 from tinyllama.harness.gate import blocks
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
-from tinyllama.harness.gate.pair import BASE, CANDIDATE
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.preparing import _groups
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.measure.op_contender import Timed
-from tinyllama.harness.records.verdict import Outcome
+from tinyllama.harness.records.verdict import Outcome, Verdict
 
 
 def noisy(script: Script, name: str, spread: float = 0.05) -> None:
@@ -89,6 +98,99 @@ def test_other_times_of_what_is_slower_take_no_more_blocks() -> None:
     assert verdict.outcome is Outcome.SLOWER
     assert f"in {LOOKS[1]} blocks, neither certainly" in verdict.text, "of the host"
     assert script.launches == 1 + LOOKS[1] + CONFIRM_BLOCKS + 1
+
+
+# -- the ops whose own files differ come first ----------------------------------------------------
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> Callable[..., dict[str, Verdict]]:
+    """Runs a script on two trees, in which the file of the op "a" differs, and "b" to "d" use it;
+    "e" imports neither."""
+    for side, name in itertools.product(SIDES, "abcde"):
+        (tmp_path / side / "ops").mkdir(parents=True, exist_ok=True)
+        (tmp_path / side / f"ops/{name}.py").touch()
+
+    def run(script: Script, **changes: Any) -> dict[str, Verdict]:
+        def sources(tree: Tree, benchmark: Benchmark) -> Any:
+            own = {f"ops/{benchmark.name}.py": "same", "harness.py": "same"}
+            used = {} if benchmark.name == "e" else {"ops/a.py": tree.name}
+            return own | used, own | used
+
+        setting = script.setting()
+        both = {side: replace(getattr(setting, side), root=tmp_path / side) for side in SIDES}
+        return script.run(sources=sources, **both, **changes)
+
+    return run
+
+
+def asked_of(script: Script, method: str) -> list[str]:
+    """The benchmarks of which a method was asked, in order."""
+    return list(dict.fromkeys(args[0] for _, _, m, args in script.asked if m == method))
+
+
+def test_an_op_whose_own_file_differs_decides_a_merge_before_others_are_prepared(
+    trees: Callable[..., dict[str, Verdict]],
+) -> None:
+    script = Script(*"bcade")
+    script.names[CANDIDATE].append("new")
+    script.slower("a", device_seconds=1.05)
+    found = trees(script)
+    assert outcomes(found) == {
+        "a": Outcome.SLOWER,
+        **dict.fromkeys("bcde", Outcome.NOT_DECIDED),
+        "new": Outcome.NOT_DECIDED,
+    }
+    assert found["b"].text == "a is SLOWER, which decides the merge; it was not measured"
+    assert asked_of(script, "begin") == asked_of(script, "turn") == ["a"]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_others_are_prepared_where_the_nearest_decide_nothing(
+    trees: Callable[..., dict[str, Verdict]], at_once: int
+) -> None:
+    script = Script(*"bcade", noise=2e-4)
+    script.names[CANDIDATE].append("new")
+    script.slower("d", device_seconds=1.05)
+    found = trees(script, at_once=at_once)
+    assert outcomes(found) == {
+        **dict.fromkeys("abc", Outcome.SAME),
+        "d": Outcome.SLOWER,
+        "e": Outcome.IDENTICAL,
+        "new": Outcome.NEW,
+    }
+    assert asked_of(script, "turn")[0] == "a"
+    verified = [args[0] for _, _, m, args in script.asked if m == "verify"]
+    assert sorted(verified) == [*sorted("aabbccdd"), "new"], "each once a side"
+    for one in script.session.found.values():
+        most = LOOKS[1 if one.name == "d" else 0]
+        assert all(len(series.statistics) == most for series in one.series.values())
+
+
+def test_what_the_nearest_leave_undecided_waits_for_the_others(
+    trees: Callable[..., dict[str, Verdict]],
+) -> None:
+    script = Script(*"abcd", noise=2e-4)
+    noisy(script, "a", 0.02)
+    found = trees(script, noise=history("a", spread=0.02))
+    counts = {
+        name: {len(series.statistics) for series in one.series.values()}
+        for name, one in script.session.found.items()
+    }
+    assert counts == {"a": {max(counts["a"])}, **{name: {LOOKS[0]} for name in "bcd"}}
+    assert max(counts["a"]) > LOOKS[0]
+    assert set(outcomes(found)) == set("abcd")
+
+
+def test_everything_is_prepared_at_once_where_all_verdicts_are_asked_for(
+    trees: Callable[..., dict[str, Verdict]],
+) -> None:
+    script = Script(*"bcade")
+    script.slower("a", device_seconds=1.05)
+    found = trees(script, all_verdicts=True)
+    assert found["a"].outcome is Outcome.SLOWER
+    assert found["b"].outcome is Outcome.SAME
+    assert asked_of(script, "turn")[0] == "b"
 
 
 # -- waves ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ DECIDED, unless all verdicts are asked for.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,33 +42,51 @@ class Timed(NamedTuple):
 Blocks = list[dict[str, Timed]]  # by benchmark, of each pair
 
 
-def decide(run: Run) -> None:
-    """Take blocks until each benchmark has a verdict, or one is certainly SLOWER."""
+def decide(run: Run, *, nearest: bool = False) -> bool:
+    """Take blocks of what is prepared until each benchmark has a verdict, or one is certainly
+    SLOWER: returns whether that decided the merge. nearest: others are not prepared, so more
+    than a look is taken only while a slowdown shows."""
     for look in LOOKS:
         with run.timed("time"):
             _up_to(run, look)
         with run.timed("confirm"):
             slower = _confirm(run)
         if slower and not run.setting.all_verdicts:
-            for one in run.undecided():
+            for one in run.unsettled():
                 run.settle(one, Outcome.NOT_DECIDED, _not_decided(one, slower[0]))
-            return
+            return True
+        if nearest and not any(map(_shows_slowdown, _prepared(run))):
+            return False
+    return False
+
+
+def _shows_slowdown(one: BenchmarkState) -> bool:
+    return any(
+        statistics.mean(series.statistics) > series.rule.tolerance / 2 or series.suspect
+        for metric, series in one.series.items()
+        if one.settled(metric) is None
+    )
 
 
 def _up_to(run: Run, look: int) -> None:
     """The blocks of what is undecided, up to a look, and the decisions by them."""
-    open_ = run.undecided()
-    if not open_:
+    if not (open_ := _prepared(run)):
         return
     run.setting.say(f"{len(open_)} undecided: blocks up to {look} of {LOOKS[-1]}")
-    while open_ and (missing := look - open_[0].blocks) > 0:
-        wave(run, open_, missing, lambda series: series.statistics)
-        open_ = run.undecided()
-    for one in open_:
+    while behind := [one for one in _prepared(run) if one.blocks < look]:
+        fewest = min(one.blocks for one in behind)
+        those = [one for one in behind if one.blocks == fewest]
+        wave(run, those, look - fewest, lambda series: series.statistics)
+    for one in _prepared(run):
         with run.errors_as_verdict(one):
             _look(one, last=look == LOOKS[-1])
             if all(one.settled(metric) for metric in one.series):
                 _conclude(run, one)
+
+
+def _prepared(run: Run) -> list[BenchmarkState]:
+    """What is undecided and was verified: ready for blocks."""
+    return [one for one in run.undecided() if one.proofs]
 
 
 def _look(one: BenchmarkState, *, last: bool) -> None:
@@ -97,7 +116,8 @@ def _conclude(run: Run, one: BenchmarkState) -> None:
 
 def _not_decided(one: BenchmarkState, slower: BenchmarkState) -> str:
     so_far = [series.figure(metric, series.look()).text for metric, series in one.series.items()]
-    return f"{slower.name} is SLOWER, which decides the merge; so far {'; '.join(so_far)}"
+    known = f"so far {'; '.join(so_far)}" if so_far else "it was not measured"
+    return f"{slower.name} is SLOWER, which decides the merge; {known}"
 
 
 # -- blocks ---------------------------------------------------------------------------------------

@@ -66,10 +66,10 @@ class PairPool:
             for _ in range(count)
         ]
         try:
-            open_all(pairs)
-            with _without(self._timed):
+            with _without(self._timed):  # they import while these are opened
                 while len(self._next) < self.pairs:
                     self._next.append(Pair(trees, device, registered, self.PRELOAD))
+            open_all(pairs)
             yield pairs
         finally:
             self._wait()

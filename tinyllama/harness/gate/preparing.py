@@ -4,7 +4,7 @@ rest what is compiled, counted and held to float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
@@ -24,6 +24,7 @@ from tinyllama.harness.gate.listing import check_identities, matched
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
+from tinyllama.harness.gate.sources import module_file
 from tinyllama.harness.gate.verified import held_to_base
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
@@ -49,18 +50,40 @@ def list_benchmarks(run: Run, pair: Pair) -> None:
         run.others.append(Verdict("judge", Outcome.JUDGE_CHANGED, _accept(anew)))
 
 
-def prepare(run: Run, pair: Pair) -> None:
+def nearest(run: Run) -> list[BenchmarkState]:
+    """The benchmarks of ops with a file of their own that differs, if they are few. They are timed
+    first: once one of them is SLOWER, the merge is decided and the others need no preparation."""
+    differ = [one for one in run.undecided() if not _alike(run, one, whole=True)]
+    own = [one for one in differ if _own_differs(run, one)]
+    every = run.setting.all_verdicts or run.setting.measure_all or run.setting.toolchains
+    return [] if every or 2 * len(own) > len(differ) else own
+
+
+def _own_differs(run: Run, one: BenchmarkState) -> bool:
+    base, candidate = (run.setting.sources(tree, one.benchmark)[0] for tree in run.trees)
+    own: list[str] = []
+    for tree in run.trees:
+        if path := module_file(tree.root, one.benchmark.module):
+            name = path.relative_to(tree.root).as_posix()
+            own.append(name.removesuffix("__init__.py"))
+    differ = (name for name in {**base, **candidate} if base.get(name) != candidate.get(name))
+    return any(name.startswith(tuple(own)) for name in differ)
+
+
+def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
     """Compile, count and verify what differs, while others are observed; what is the same and does
-    nothing else is IDENTICAL. Measure what is NEW."""
-    run.unidentified = {}
-    differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
+    nothing else is IDENTICAL. Measure what is NEW. first: only these, if there are any."""
     with _observing(run) as observed:
-        _prepare_all(run, pair, [one for one in run.undecided() if one.name in differs], observed)
-        for one in run.undecided():
-            if one.name not in observed().whole:
+        open_ = list(first) or run.undecided()
+        differs = {one.name for one in open_ if not _alike(run, one, whole=True)}
+        _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
+        for one in open_:
+            if one.verdict is None and one.name not in observed().whole:
                 run.settle(one, Outcome.IDENTICAL, _APART if one.name in differs else _ALIKE)
-        rest = [one for one in run.undecided() if one.name not in differs]
-        _prepare_all(run, pair, rest, observed)
+        rest = {one.name for one in open_ if one.verdict is None} - differs
+        _prepare_all(run, pair, [one for one in open_ if _unready(one, rest)], observed)
+    if first:
+        return
     for one in run.new.values():  # their times are read, with nothing else at work
         with run.errors_as_verdict(one):
             pair = run.working(pair)
@@ -70,6 +93,10 @@ def prepare(run: Run, pair: Pair) -> None:
             one.figures = [*new_figures(seconds, counted), *bars]
             outcome = worst([Outcome.NEW, *(figure.outcome for figure in one.figures)])
             run.settle(one, outcome, "; ".join(figure.text for figure in one.figures))
+
+
+def _unready(one: BenchmarkState, names: Collection[str]) -> bool:
+    return one.name in names and not one.proofs
 
 
 _ALIKE = "the same source, comments aside"
@@ -95,6 +122,9 @@ def _observing(run: Run) -> Iterator[Observed]:
     """Why benchmarks are measured, seen while others are prepared. Nothing is timed before it is
     known."""
     setting = run.setting
+    if run.differs is not None:
+        yield Observed(run.differs)
+        return
     if setting.toolchains or setting.measure_all:
         every = dict.fromkeys(run.found, "everything is timed")
         yield Observed(Differs(every, every))
@@ -114,7 +144,8 @@ def _observing(run: Run) -> Iterator[Observed]:
         found = pool.submit(setting.differs, run.trees, benchmarks)
         yield Observed(found)
         alike = [one.name for one in undecided if _alike(run, one, whole=True)]
-        whole = found.result().whole
+        run.differs = found.result()
+        whole = run.differs.whole
         run.unidentified = {name: whole[name] for name in alike if name in whole}
     run.untampered()
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from tinyllama.harness.gate.decision import Rule
 from tinyllama.harness.gate.figures import Series
+from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.listing import Stopped, unable
 from tinyllama.harness.gate.pair import CANDIDATE, Effort, Pair, SideError, Tree
 from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of
@@ -31,6 +32,7 @@ class Run:
         self.launches = self.disturbed = self.discarded = 0  # blocks, waves, blocks
         self.changed = list(setting.changed)  # of what judges
         self.unidentified: Mapping[str, str] = {}  # by benchmark, why it is no IDENTICAL
+        self.differs: Differs | None = None  # once it was observed
         self.seconds: dict[str, float] = {}  # by stage
         self.stage = ""
         self.contents = {tree.name: self._contents(tree) for tree in self.trees}
@@ -49,6 +51,10 @@ class Run:
 
     def undecided(self) -> list[BenchmarkState]:
         return [one for one in self.found.values() if one.verdict is None]
+
+    def unsettled(self) -> list[BenchmarkState]:
+        """The undecided ones, and those that are NEW and not measured yet."""
+        return [*self.undecided(), *(one for one in self.new.values() if one.verdict is None)]
 
     def settle(self, one: BenchmarkState, outcome: Outcome, text: str) -> None:
         one.verdict = Verdict(one.name, outcome, text, tuple(one.figures))
