@@ -23,7 +23,7 @@ from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
 from tinyllama.harness.gate import identity, opened
-from tinyllama.harness.gate.opened import Group, Seen
+from tinyllama.harness.gate.opened import HARNESS, Group, Seen
 from tinyllama.harness.gate.own import Own
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.registered import Registered
@@ -31,7 +31,6 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure.op_contender import Timed
-from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
 
 LOCK = threading.Lock()
@@ -329,6 +328,110 @@ def test_a_file_that_differs_in_more_than_functions_counts_for_all(
     assert set(judged(tmp_path, ["nothing"], observed)) == {"nothing-sum"}
 
 
+# Of a file beside those of the ops: a launcher of each of two kernels, one of which another calls.
+KERNELS = """
+from tinyllama.harness.kernels import jit, tl
+
+
+@jit
+def added(x, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return tl.load(x + place, mask=place < n){kernel}
+
+
+@jit
+def changed_kernel(x, y, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = added(x, n, BLOCK)
+    tl.store(y + place, value + value, mask=place < n)
+
+
+@jit
+def kept_kernel(x, y, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + place, mask=place < n)
+    tl.store(y + place, value + value, mask=place < n)
+
+
+def changed(x, y):
+    changed_kernel[(1,)](x, y, x.numel(), BLOCK=4096){host}
+
+
+def kept(x, y):
+    kept_kernel[(1,)](x, y, x.numel(), BLOCK=4096)
+"""
+WITH_KERNELS = """
+import torch
+
+import shared_kernels
+from tinyllama.harness import Case, Op, Tensor
+
+{name} = Op(
+    "{name}",
+    inputs={{"x": Tensor("N", grad=True)}},
+    outputs={{"y": "N"}},
+    cases=[Case(N=4), Case(N=64, why="more")],
+    timed=[Case(N=4096)],
+)
+
+
+@{name}.reference
+def eager(x):
+    return x + x
+
+
+@{name}.provider("sum", requires=("triton",))
+class Sum:
+    @staticmethod
+    def forward(x):
+        y = torch.empty_like(x)
+        {body}
+        return y
+
+    @staticmethod
+    def backward(grads, kept, saved, needs):
+        return {{"x": 2 * grads[0]}}
+"""
+LAUNCHES = {
+    "nothing": "y.copy_(x + x)",
+    "kept": "shared_kernels.kept(x, y)",
+    "named": "shared_kernels.changed(x, y)",
+    "maybe": "(shared_kernels.changed if x.is_cuda else shared_kernels.kept)(x, y)",
+    "late": "(__import__('late'), y.copy_(x + x))[1]",
+    "later": "import late_launcher\n        late_launcher.launch(x, y)",
+}
+LATE = "import shared_kernels\n\n\ndef launch(x, y):\n    shared_kernels.changed(x, y)\n"
+
+
+@pytest.mark.parametrize("which", ["kernel", "host"])
+def test_a_launcher_or_kernel_that_differs_counts_for_what_could_launch_it(
+    tmp_path: Path, which: str
+) -> None:
+    def shared_kernels(**more: str) -> dict[str, str]:
+        return {"shared_kernels.py": KERNELS.format(**({"kernel": "", "host": ""} | more))}
+
+    files = {
+        f"kernels/{name}.py": WITH_KERNELS.format(name=name, body=body)
+        for name, body in LAUNCHES.items()
+    }
+    files |= {"late_launcher.py": LATE, "late.py": ""}
+    more = {"kernel": " + 0", "host": "\n    x.numel()"}
+    pair(tmp_path, {**files, **shared_kernels()}, shared_kernels(**{which: more[which]}))
+    found = judged(tmp_path, list(LAUNCHES), observed)
+    assert set(found) == {f"{name}-sum" for name in ("named", "maybe", "late", "later")}
+    assert set(found.values()) == {"it opens shared_kernels.py, which differs"}
+
+
+def test_the_harness_counts_for_what_it_launches() -> None:
+    modules, name = ("ops.a",), f"{HARNESS}kernels/launch.py"
+    trees = [Tree(n, ROOT, sys.executable, n, ROOT) for n in SIDES]
+    one = replace(benchmark("a"), module="ops.a", registered="")
+    for launched in ([], ["a-sum"]):
+        seen = Seen([str(ROOT / name)], reached={"a-sum": []}, launched=launched)
+        sides = [identity._Side(tree, Sources(ROOT), {Group(modules): seen}) for tree in trees]
+        assert identity._apart(sides, one, name) is not bool(launched)
+
+
 def test_data_counts_for_what_could_read_it(tmp_path: Path) -> None:
     read = "def table():\n    return json.loads((HERE / 'kernels/x.json').read_text())\n"
     files = {
@@ -363,11 +466,12 @@ def test_what_is_unidentified_is_measured_and_reported() -> None:
 
 
 def test_nothing_is_observed_where_it_could_not_matter() -> None:
-    """No source is the same, and the provider has kernels of its own."""
+    """No source is the same, and a step may run anything."""
     script = Script("a")
-    script.bars = {(side, "a"): {"transposed": 2.0} for side in SIDES}
-    script.on(CANDIDATE, "layouts", {"transposed": Ratio(1.0, 1.0, 1.0)})
-    script.run(differs=lambda *_: pytest.fail("it was asked"))
+    step = Benchmark("a", None, "ops.a", dict(script.slowdowns[BASE]), factory="m:Step")
+    for side in SIDES:
+        script.on(side, "benchmarks", [step])
+    assert set(script.run(differs=lambda *_: pytest.fail("it was asked"))) == {"a"}
 
 
 def test_native_code_of_python_and_of_known_libraries_may_run() -> None:

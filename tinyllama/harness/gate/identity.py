@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from tinyllama.harness.gate.opened import Group, Seen
+from tinyllama.harness.gate.opened import HARNESS, Group, Seen
 from tinyllama.harness.gate.pair import CANDIDATE, READY, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError
@@ -213,6 +213,8 @@ def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str) -> bool:
         return False
     provider = f"{timed.op}-{timed.provider}"
     if not all(provider in side.seen[modules].reached for side in sides):
+        return False
+    if any(provider in side.seen[modules].launched for side in sides) and name.startswith(HARNESS):
         return False
     if not name.endswith(".py"):
         of = [side.seen[modules] for side in sides]

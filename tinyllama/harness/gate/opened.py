@@ -38,6 +38,7 @@ from tinyllama.harness.gate.reach import Executed, Place, Reached, UnboundedErro
 from tinyllama.harness.kernels.tuned import adopted
 from tinyllama.harness.machine.device import cannot
 
+HARNESS = os.path.join("tinyllama", "harness", "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
 _LATE = ("torch.fx.experimental.symbolic_shapes",)  # by a first backward pass; here for all forks
 _KNOWN = ("torch", "triton", "numpy", "scipy")  # their native code may run: the harness needs it
@@ -58,8 +59,9 @@ class Seen:
     op, see `process_state`. unidentified: why what it runs cannot be told; empty where it can.
     at_import: the files that were opened, and imported: the functions that ran, while it was
     imported. reached: by ``op-provider`` those that
-    its calls may run; without those whose calls may run anything. opens: by the same, the files
-    that its call opened; those that may open more are not in it."""
+    its calls may run; without those whose calls may run anything. launched: those of them that the
+    harness calls and launches kernels for. opens: by the same, the files that its call opened;
+    those that may open more are not in it."""
 
     files: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class Seen:
     at_import: list[str] = field(default_factory=list)
     imported: list[Place] = field(default_factory=list)
     reached: dict[str, list[Place]] = field(default_factory=dict)
+    launched: list[str] = field(default_factory=list)
     opens: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -198,20 +201,34 @@ def _observe_call(
     op: Op, provider: Provider, device: torch.device, root: Path, events: _Events, seen: Seen
 ) -> None:
     """Make a call, and note what it may run and what it opened."""
+    ours = os.path.join(root, HARNESS)  # runs around each call
+    launched = False
     try:
         reached = Reached(root, provider.call)
     except UnboundedError:
-        return _call(op, provider, device)
+        try:
+            reached, launched = Reached(root, _called(op, provider), (ours,)), True
+        except UnboundedError:
+            return _call(op, provider, device)
     before, executed = set(events.files), Executed(root)
     _call(op, provider, device, executed)
-    ours = os.path.join(root, "tinyllama", "harness", "")  # runs around each call
     unseen = sorted(executed.places - reached.places)
     if all(file.startswith(ours) for file, _ in unseen):
         name = f"{op.name}-{provider.name}"
         seen.reached[name] = sorted(reached.places)
-        if not reached.reads_files:
+        if launched:
+            seen.launched.append(name)  # with the configurations of a device, which is not here
+        elif not reached.reads_files:
             seen.opens[name] = sorted(events.files - before)
     return None
+
+
+def _called(op: Op, provider: Provider) -> list[Any]:
+    """What the harness calls for a provider."""
+    found = [op.inputs, op.outputs, op.fits, provider.supports]
+    if (own := provider.derived) is None:
+        return [*found, provider.call]
+    return [*found, own.forward, own.backward, dict(own.reads), own.saved]
 
 
 def _call(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from tinyllama.harness.gate.sources import module_file
 
 Place = tuple[str, int]  # a file, and the first line of a function in it
 
@@ -65,13 +68,14 @@ class UnboundedError(ValueError):
 
 
 class Reached:
-    """What an object reaches in a tree. root: its folder, resolved.
+    """What an object reaches in a tree. root: its folder, resolved. around: folders of it whose
+    functions are not looked into; where they differ, they must count for the call by themselves.
 
     Raises UnboundedError.
     """
 
-    def __init__(self, root: Path, start: Any) -> None:
-        self.root = f"{root}{os.sep}"
+    def __init__(self, root: Path, start: Any, around: tuple[str, ...] = ()) -> None:
+        self.root, self.around = f"{root}{os.sep}", around
         self.places: set[Place] = set()
         self.names: set[str] = set()
         self._modules: dict[int, types.ModuleType] = {}
@@ -106,13 +110,15 @@ class Reached:
         if _of_module(value) in _FINDERS:
             raise UnboundedError(f"it uses {_of_module(value)}")
         if isinstance(value, types.ModuleType):
-            if self._inside(getattr(value, "__file__", None)):
+            if self._looked_into(getattr(value, "__file__", None)):
                 self._modules[id(value)] = value
         elif isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, type):
             if self._own(value):
                 self._push(*vars(value).values(), *value.__mro__, type(value))
+        elif any(one.__module__ == "triton.runtime.jit" for one in kind.__mro__):
+            self._kernel(value)
         elif isinstance(value, _ENDLESS):
             raise UnboundedError(f"it holds a {kind.__name__}")
         elif kind.__module__.startswith(_OPERATORS):
@@ -132,8 +138,17 @@ class Reached:
         named = (function.__kwdefaults__ or {}).values()
         self._push(*held, *(function.__defaults__ or ()), *named, *vars(function).values())
         code = function.__code__
-        if self._inside(code.co_filename):
+        if self._looked_into(code.co_filename):
             self._code(code, function.__globals__)
+
+    def _kernel(self, kernel: Any) -> None:
+        """A function of Triton's. Interpreted, it begins at a line behind its decorators."""
+        function = kernel.fn
+        self._push(function, *kernel.pre_run_hooks)
+        code = function.__code__
+        body = (line for *_, line in code.co_lines() if line and line > code.co_firstlineno)
+        lines = range(code.co_firstlineno, min(body, default=code.co_firstlineno))
+        self.places |= {(code.co_filename, line) for line in lines}
 
     def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         self.places.add((code.co_filename, code.co_firstlineno))
@@ -144,12 +159,16 @@ class Reached:
             raise UnboundedError(f"{code.co_name} calls a registered operator")
         self._whole |= bool(names & _BY_NAME)
         self.names |= names
+        package, last = str(namespace.get("__package__") or ""), ""
         for one, after in pairwise([*dis.get_instructions(code), None]):
             assert one is not None
             if one.opname in _GLOBAL and one.argval in namespace:
                 self._global(namespace[one.argval], after)
             elif one.opname == "IMPORT_NAME":
-                self._import(str(one.argval), str(namespace.get("__package__") or ""))
+                last = str(one.argval)
+                self._import(last, package)
+            elif one.opname == "IMPORT_FROM":  # a module, perhaps
+                self._load(f"{last}.{one.argval}", package)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
                 self._code(inner, namespace)
@@ -167,16 +186,27 @@ class Reached:
             self._push(value)
 
     def _import(self, name: str, package: str) -> None:
-        """What an import inside a function may give; one that is not loaded yet could be any."""
-        parts = package.split(".")
-        above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-        found = [
-            sys.modules.get(one) for one in (name, *(f"{a}.{name}".rstrip(".") for a in above))
-        ]
-        known = [one for one in found if one is not None]
+        """What an import inside a function may give; of elsewhere, one that is not loaded yet
+        could be any."""
+        self._load(name, package)
+        known = [sys.modules[one] for one in _meant(name, package) if one in sys.modules]
         if not known:
             raise UnboundedError(f"it imports {name} when it is called")
         self._push(*known)
+
+    def _load(self, name: str, package: str) -> None:
+        """Load what is a module of the tree. What its import runs is reached."""
+        for one in _meant(name, package):
+            if one not in sys.modules and module_file(Path(self.root), one) is not None:
+                executed = Executed(Path(self.root))
+                try:
+                    with executed.noting():
+                        found = importlib.import_module(one)
+                except Exception as error:
+                    raise UnboundedError(f"it imports {one} when it is called") from error
+                self.places |= executed.places
+                self._namespaces[id(vars(found))] = found
+                self._push(found)
 
     def _own(self, kind: type) -> bool:
         """Whether a class is of the tree."""
@@ -187,10 +217,20 @@ class Reached:
         codes = [getattr(one, "__code__", None) for one in values]
         return any(self._inside(code.co_filename) for code in codes if code is not None)
 
+    def _looked_into(self, file: str | None) -> bool:
+        return self._inside(file) and not os.path.realpath(str(file)).startswith(self.around)
+
     def _inside(self, file: str | None) -> bool:
         if not file or file.startswith("<"):  # generated code: a dataclass's, a named tuple's
             return bool(file)
         return os.path.realpath(file).startswith(self.root)
+
+
+def _meant(name: str, package: str) -> list[str]:
+    """The modules that an import in a package may mean."""
+    parts = package.split(".")
+    above = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return [name, *(f"{one}.{name}".rstrip(".") for one in above)]
 
 
 def _of_module(value: Any) -> str:
@@ -214,7 +254,7 @@ class Executed:
     """The functions of a tree that run, by their places. root: its folder, resolved."""
 
     def __init__(self, root: Path) -> None:
-        self.root = f"{root}{os.sep}"
+        self.root = f"{str(root).rstrip(os.sep)}{os.sep}"
         self.places: set[Place] = set()
         self._known: dict[types.CodeType, bool] = {}
 
