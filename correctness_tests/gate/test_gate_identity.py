@@ -125,6 +125,14 @@ def judged(
     names: Sequence[str],
     seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
 ) -> Mapping[str, str]:
+    return differences(folder, names, seen).whole
+
+
+def differences(
+    folder: Path,
+    names: Sequence[str],
+    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+) -> identity.Differs:
     trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
     return identity.differs(
         trees,
@@ -132,7 +140,7 @@ def judged(
         registered=Registered(ops, own=Own(("kernels/*.py",))),
         sources=Sources,
         observe=seen,
-    ).whole
+    )
 
 
 def pair(folder: Path, files: dict[str, str], changed: dict[str, str]) -> None:
@@ -420,6 +428,47 @@ def test_a_launcher_or_kernel_that_differs_counts_for_what_could_launch_it(
     found = judged(tmp_path, list(LAUNCHES), observed)
     assert set(found) == {f"{name}-sum" for name in ("named", "maybe", "late", "later")}
     assert set(found.values()) == {"it opens shared_kernels.py, which differs"}
+
+
+def test_the_table_of_a_chip_counts_for_what_the_harness_launches(tmp_path: Path) -> None:
+    """It may give the same configurations; whoever reads it without the harness is measured."""
+    table, read = "kernels/tuned/sm_90.json", "(HERE / 'kernels/tuned/sm_90.json').read_text()"
+    bodies = {"kept": LAUNCHES["kept"], "reads": f"({read}, y.copy_(x + x))"}
+    files = {f"kernels/{n}.py": WITH_KERNELS.format(name=n, body=b) for n, b in bodies.items()}
+    files |= {f"kernels/{n}.py": HEAD + files[f"kernels/{n}.py"] for n in bodies}
+    files["kernels/imports.py"] = (
+        HEAD
+        + f"TABLE = {read}\n"
+        + files["kernels/kept.py"]
+        .replace("kept = Op", "imports = Op")
+        .replace('"kept"', '"imports"')
+        .replace("@kept.", "@imports.")
+    )
+    files["shared_kernels.py"] = KERNELS.format(kernel="", host="")
+    pair(tmp_path, {**files, table: "1", "kernels/limits.toml": "a = 1"}, {table: "2"})
+    found = differences(tmp_path, ["kept", "reads", "imports"], observed)
+    assert set(found.whole) == set(found.host) == {"kept-sum", "reads-sum", "imports-sum"}
+    assert found.tables == {"kept-sum"}
+    write(tmp_path / CANDIDATE, {table: "1", "kernels/limits.toml": "a = 2"})
+    assert "kept-sum" not in differences(tmp_path, ["kept"], observed).whole, "it is not read"
+
+
+@pytest.mark.parametrize(
+    ("choices", "outcome"),
+    [
+        (({"a": "BLOCK=1"},) * 2, Outcome.IDENTICAL),
+        (({"a": "BLOCK=1"}, {"a": "BLOCK=2"}), Outcome.SAME),
+        (({"a": "BLOCK=1"}, {}), Outcome.SAME),
+        (({}, {}), Outcome.SAME),
+    ],
+)
+def test_equal_choices_of_tables_that_differ_are_identical(choices: Any, outcome: Outcome) -> None:
+    script = Script("a", "b")
+    for side, given in zip(SIDES, choices, strict=True):
+        script.on(side, "choices", given)
+    reasons = dict.fromkeys("ab", "it opens tuned/sm_90.json, which differs")
+    found = script.run(differs=lambda *_: identity.Differs(reasons, reasons, frozenset("a")))
+    assert outcomes(found) == {"a": outcome, "b": Outcome.SAME}
 
 
 def test_the_harness_counts_for_what_it_launches() -> None:

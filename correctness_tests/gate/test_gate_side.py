@@ -17,6 +17,7 @@ from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
@@ -135,6 +136,18 @@ def test_what_waits_or_does_not_cover_the_case_is_left_out(weigh: Op) -> None:
 def test_an_op_without_timed_cases_has_no_benchmark(weigh: Op) -> None:
     weigh.timed = ()
     assert not any(name.startswith("weigh") for name in names())
+
+
+def test_choices_are_what_was_asked_of_the_tables_of_its_chip(side: Side) -> None:
+    space = SPACES["rms_norm.forward"]
+    default = space.choose(CPU, D=40, dtype="fp32")
+    space._chosen["sm_90", ("D", 40), ("dtype", "fp32")] = default.replace(ROWS=77)
+    try:
+        found = side.choices()
+    finally:
+        del space._chosen["sm_90", ("D", 40), ("dtype", "fp32")]
+    assert found["rms_norm.forward [('D', 40), ('dtype', 'fp32')]"] == str(default)
+    assert not any("ROWS=77" in config for config in found.values())
 
 
 # -- tolerances -------------------------------------------------------------------------------

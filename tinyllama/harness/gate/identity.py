@@ -37,10 +37,12 @@ SHOWN = 3  # changes that a reason names
 
 class Differs(NamedTuple):
     """By benchmark, why it is measured; those that run the same on both sides are not in it. host:
-    the same, bodies of kernels aside."""
+    the same, bodies of kernels aside. tables: those that run the same, too, where the tables of the
+    device's chip give them the same configurations."""
 
     whole: Mapping[str, str]
     host: Mapping[str, str]
+    tables: frozenset[str] = frozenset()
 
 
 def differs(
@@ -57,14 +59,14 @@ def differs(
         both = list(pool.map(observe, trees, groups))
     seen = [dict(zip(each, found, strict=True)) for each, found in zip(groups, both, strict=True)]
     of = [_Side(tree, sources(tree.root), found) for tree, found in zip(trees, seen, strict=True)]
-    if whole := list(_global(of)):
-        every = dict.fromkeys((one.name for one in benchmarks), "; ".join(whole))
+    if changes := list(_global(of)):
+        every = dict.fromkeys((one.name for one in benchmarks), "; ".join(changes))
         return Differs(every, every)
-    reasons = (
-        {one.name: _why_measured(of, one, host=host) for one in benchmarks}
-        for host in (False, True)
+    whole, host, beside = (
+        {one.name: why for one in benchmarks if (why := _why_measured(of, one, **how))}
+        for how in ({}, {"host": True}, {"tables": False})
     )
-    return Differs(*({name: why for name, why in each.items() if why} for each in reasons))
+    return Differs(whole, host, frozenset(whole.keys() - beside.keys()))
 
 
 def observed(tree: Tree, groups: Sequence[Group], *, device: torch.device) -> list[Seen]:
@@ -165,9 +167,11 @@ def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> st
     return ""
 
 
-def _why_measured(sides: Sequence[_Side], benchmark: Benchmark, *, host: bool) -> str:
+def _why_measured(
+    sides: Sequence[_Side], benchmark: Benchmark, *, host: bool = False, tables: bool = True
+) -> str:
     """Why a benchmark is measured; empty where it runs the same on both sides. host: bodies of
-    kernels aside."""
+    kernels aside. tables: those of chips, which the harness reads, count."""
     modules = _modules(benchmark)
     if reason := _unseen(sides, modules):
         return reason
@@ -177,7 +181,7 @@ def _why_measured(sides: Sequence[_Side], benchmark: Benchmark, *, host: bool) -
         return str(error)
     files = set().union(*closures, _opened(sides, modules, every=bool(benchmark.factory)))
     for name in _differing(sides, files, host=host):
-        if not _apart(sides, benchmark, name):
+        if not _apart(sides, benchmark, name, tables=tables):
             return f"it opens {name}, which differs"
     return ""
 
@@ -206,15 +210,23 @@ def _differing(
             yield name
 
 
-def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str) -> bool:
-    """Whether calls of a benchmark run and read nothing of a file that differs."""
+def _is_table(name: str) -> bool:
+    """Whether a file is one that `tinyllama.harness.kernels.configs.Space` reads for a chip."""
+    return Path(name).parent.name == "tuned" and name.endswith(".json")
+
+
+def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str, *, tables: bool = True) -> bool:
+    """Whether calls of a benchmark run and read nothing of a file that differs. tables: the harness
+    reads those of chips for it."""
     timed, modules = benchmark.timed, _modules(benchmark)
     if benchmark.factory or not isinstance(timed, Timed):
         return False
     provider = f"{timed.op}-{timed.provider}"
     if not all(provider in side.seen[modules].reached for side in sides):
         return False
-    if any(provider in side.seen[modules].launched for side in sides) and name.startswith(HARNESS):
+    if any(provider in side.seen[modules].launched for side in sides) and (
+        name.startswith(HARNESS) or (tables and _is_table(name))
+    ):
         return False
     if not name.endswith(".py"):
         of = [side.seen[modules] for side in sides]

@@ -59,9 +59,9 @@ class Seen:
     op, see `process_state`. unidentified: why what it runs cannot be told; empty where it can.
     at_import: the files that were opened, and imported: the functions that ran, while it was
     imported. reached: by ``op-provider`` those that
-    its calls may run; without those whose calls may run anything. launched: those of them that the
-    harness calls and launches kernels for. opens: by the same, the files that its call opened;
-    those that may open more are not in it."""
+    its calls may run; without those whose calls may run anything. launched: those of them for which
+    the harness launches kernels. opens: by the same, the files that its call opened; those that
+    may open more are not in it. The harness may open the table of a chip, too."""
 
     files: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)
@@ -217,8 +217,8 @@ def _observe_call(
         name = f"{op.name}-{provider.name}"
         seen.reached[name] = sorted(reached.places)
         if launched:
-            seen.launched.append(name)  # with the configurations of a device, which is not here
-        elif not reached.reads_files:
+            seen.launched.append(name)
+        if not reached.reads_files:
             seen.opens[name] = sorted(events.files - before)
     return None
 

@@ -78,6 +78,8 @@ class Reached:
         self.root, self.around = f"{root}{os.sep}", around
         self.places: set[Place] = set()
         self.names: set[str] = set()
+        self._read = False
+        self._kernels: set[types.CodeType] = set()
         self._modules: dict[int, types.ModuleType] = {}
         self._whole = False  # modules are taken with all that is in them
         self._seen: dict[int, Any] = {}  # kept, so that no other object takes an address
@@ -97,7 +99,7 @@ class Reached:
 
     @property
     def reads_files(self) -> bool:
-        return bool(self.names & _READS)
+        return self._read
 
     def _push(self, *values: Any) -> None:
         self._waiting += [one for one in values if id(one) not in self._seen]
@@ -146,6 +148,7 @@ class Reached:
         function = kernel.fn
         self._push(function, *kernel.pre_run_hooks)
         code = function.__code__
+        self._kernels.add(code)
         body = (line for *_, line in code.co_lines() if line and line > code.co_firstlineno)
         lines = range(code.co_firstlineno, min(body, default=code.co_firstlineno))
         self.places |= {(code.co_filename, line) for line in lines}
@@ -159,6 +162,7 @@ class Reached:
             raise UnboundedError(f"{code.co_name} calls a registered operator")
         self._whole |= bool(names & _BY_NAME)
         self.names |= names
+        self._read |= code not in self._kernels and bool(names & _READS)
         package, last = str(namespace.get("__package__") or ""), ""
         for one, after in pairwise([*dis.get_instructions(code), None]):
             assert one is not None
