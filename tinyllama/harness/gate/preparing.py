@@ -74,13 +74,13 @@ def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
     """Compile, count and verify what differs, while others are observed; what is the same and does
     nothing else is IDENTICAL. Measure what is NEW. first: only these, if there are any."""
     with _observing(run) as observed:
+        differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
-        differs = {one.name for one in open_ if not _alike(run, one, whole=True)}
         _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
-        for one in open_:
-            if one.verdict is None and one.name not in observed().whole:
+        for one in run.undecided():
+            if one.name not in observed().whole:
                 run.settle(one, Outcome.IDENTICAL, _APART if one.name in differs else _ALIKE)
-        rest = {one.name for one in open_ if one.verdict is None} - differs
+        rest = {one.name for one in run.undecided()} - differs
         _prepare_all(run, pair, [one for one in open_ if _unready(one, rest)], observed)
     if first:
         return
