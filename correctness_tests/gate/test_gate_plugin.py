@@ -244,6 +244,10 @@ def test_the_summary_says_what_was_not_timed_and_where_the_time_went(gated: Gate
     assert compared["left_out"] == {"triton is not installed": 14}
 
 
+def test_a_log_says_how_far_it_is(gated: GatedSuite) -> None:
+    lines(gated.run(), r"^\d\d:\d\d:\d\d 2 undecided: blocks up to 4 of 20$")
+
+
 def test_a_report_that_cannot_be_written_is_15(gated: GatedSuite) -> None:
     def full(*args: Any) -> None:
         raise OSError("no space left")

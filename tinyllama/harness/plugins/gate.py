@@ -262,12 +262,13 @@ class Gating:
         self.unreadable: str | None = None  # why the load cannot be read
         self.ended = False
         self.judged = ""  # a digest of the candidate's tree
-        self.progress, self.waits = of_session(config), ""
+        self.waits = ""
         self.ops = tuple(getattr(option, "op", ()))  # the only ones that are compared
         self.judge = option.judge or str(judge.HARNESS)  # whose harness this is
 
     def run(self) -> None:
         """Compare with one base after another while holding the device."""
+        self.progress = of_session(self.config)  # the terminal is not there when plugins start
         self.registered = self._registered()
         self.judged = tree_digest(self.root, self.json)
         try:
