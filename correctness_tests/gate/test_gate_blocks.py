@@ -67,7 +67,7 @@ def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
 def test_all_verdicts_are_found_where_that_is_asked_for() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
-    noisy(script, "b")
+    noisy(script, "b", 0.2)
     found = script.run(all_verdicts=True)
     assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.INCONCLUSIVE}
     assert f"in {LOOKS[-1]} blocks" in found["b"].text
@@ -79,7 +79,7 @@ def test_a_slowdown_that_is_not_confirmed_decides_nothing() -> None:
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.on(CANDIDATE, "turn", SECONDS, "a", when=lambda: script.confirming)
-    noisy(script, "b")
+    noisy(script, "b", 0.2)
     found = script.run()
     assert found["a"].outcome is Outcome.INCONCLUSIVE
     assert f"in {LOOKS[-1]} blocks" in found["b"].text, "it was decided"

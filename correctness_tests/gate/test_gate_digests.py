@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import weighed
-from correctness_tests.support.gate_subjects import Make, nudged, reads_device_time, ready
+from correctness_tests.support.gate_subjects import Make, nudged, reads_device_time, ready, turn
 from tinyllama.harness.gate import digests
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate.digests import digest
@@ -58,6 +58,16 @@ def test_a_digest_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert digest(value) == whole
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_a_digest_is_of_values_wherever_they_lie(dtype: torch.dtype, start: int) -> None:
+    """Words of eight bytes may begin inside of others."""
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randint(-3, 4, (67,), generator=generator).to(dtype)
+    part = value[start : start + 64]
+    assert digests.digest_of_all([part, value]) == [digest(part.clone()), digest(value)]
+
+
 def test_projections_are_of_the_size_of_what_differs() -> None:
     value = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     error = 0.01 * torch.randn(10_000, generator=torch.Generator().manual_seed(1))
@@ -74,7 +84,7 @@ def test_projections_are_of_the_size_of_what_differs() -> None:
 def test_inputs_have_one_digest_whatever_was_called(subject: Make) -> None:
     made = subject()
     before = made.input_digest()
-    ready(made).gated_turn()
+    turn(ready(made))
     assert made.input_digest() == before == subject(nudged).input_digest()
 
 
@@ -100,10 +110,10 @@ def test_work_that_is_added_takes_a_share_of_each_call(
         keep_busy(seconds)
 
     monkeypatch.setattr(module, "keep_busy", noted)
-    assert made.gated_turn()[DEVICE] >= 2e-3
+    assert turn(made)[DEVICE] >= 2e-3
     assert not added
     made.slow_down(0.5)
-    assert made.gated_turn()[DEVICE] >= 3e-3, "and its results are right"
+    assert turn(made)[DEVICE] >= 3e-3, "and its results are right"
     assert len(added) == 1 + CALLS
     assert all(1e-3 <= seconds < 1 for seconds in added)
 
@@ -116,8 +126,8 @@ def test_work_on_the_device_takes_the_share_that_it_says(subject: Make) -> None:
         return weighed(x, weight)
 
     made = ready(subject(call, metrics=(DEVICE,)))
-    plain, counted = [made.gated_turn()[DEVICE] for _ in range(9)], made.counted()
+    plain, counted = [turn(made)[DEVICE] for _ in range(9)], made.counted()
     made.slow_down(0.5)
-    slowed = [made.gated_turn()[DEVICE] for _ in range(9)]
+    slowed = [turn(made)[DEVICE] for _ in range(9)]
     assert 1.35 < statistics.median(slowed) / statistics.median(plain) < 1.75
     assert made.counted() == {**counted, "kernels": counted["kernels"] + 1}

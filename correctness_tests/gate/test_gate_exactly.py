@@ -177,7 +177,7 @@ def test_a_new_benchmark_is_verified_measured_and_shown() -> None:
     asked = [(side, method) for _, side, method, args in script.asked if args[:1] == ("new",)]
     once = ("begin", "counted", "verify", "expect")
     assert asked[:4] == [(CANDIDATE, method) for method in once]
-    assert set(asked[4:]) == {(CANDIDATE, "turn"), (CANDIDATE, "end")}
+    assert set(asked[4:]) == {(CANDIDATE, what) for what in ("turn", "hold", "end")}
     rules = [script.session.found["a"].series[DEVICE].rule.tests]
     assert rules == [2], "it takes no alpha from what is compared"
 

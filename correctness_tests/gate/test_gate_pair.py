@@ -127,7 +127,8 @@ def test_turns_are_held_to_one_processor_and_nothing_else_is(trees: list[Tree]) 
         pair.processor = processor
         for _ in range(2):
             block(pair, "a")
-            seen = {"begin": free, "expect": free, "turn": [{processor}] * 2, "end": free}
+            seen = {"begin": free, "expect": free, "turn": [{processor}] * 2, "hold": free}
+            seen["end"] = free
             assert pair.each("seen") == dict.fromkeys(SIDES, seen)
             pair.restart()
         pair.processor = None
@@ -192,7 +193,7 @@ def test_a_process_that_dies_or_hangs_is_said_and_others_take_the_place_of_both(
         assert block(pair, "a") == {DEVICE: pytest.approx(log(1.1))}
         hangs = "candidate: candidate did not answer call in 0 s"  # that of who is asked first
         with pytest.raises(SideError, match=hangs):
-            pair.each("turn", "turn hangs", timeout=0.3)
+            pair.each("turn", "turn hangs", 1, timeout=0.3)
         assert failed(pair)
 
 

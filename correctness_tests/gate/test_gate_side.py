@@ -16,7 +16,7 @@ from tinyllama.harness.declare.op import Op
 from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
-from tinyllama.harness.gate.subject import DEVICE, HOST
+from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.measure import cache
@@ -215,7 +215,9 @@ def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> No
     assert 0 < side.begin(WEIGHED) < 60
     assert isinstance(side.inputs(WEIGHED), int)
     side.expect(WEIGHED, side.verify(WEIGHED), warm_up=0.0)
-    assert side.turn(WEIGHED)[DEVICE] > 0
+    assert side.turn(WEIGHED, 5)[DEVICE] > 0
+    assert len(side.notes(WEIGHED, [5])[0]) == 1 + CALLS
+    side.hold(WEIGHED, 5, 0, True)
     assert side.counted(WEIGHED) == {}, "a CPU counts nothing"
     assert side.compiled(WEIGHED) == [], "and its kernels are not compiled"
     profiles = side.profiles(WEIGHED, 3)
@@ -223,7 +225,7 @@ def test_a_benchmark_is_made_ready_verified_expected_and_timed(side: Side) -> No
     assert all(any("mul" in name for name in profile["kernels"]) for profile in profiles)
     side.end(WEIGHED)
     with pytest.raises(KeyError):
-        side.turn(WEIGHED)
+        side.turn(WEIGHED, 6)
 
 
 def test_a_benchmark_that_a_side_lacks_is_an_error(side: Side) -> None:

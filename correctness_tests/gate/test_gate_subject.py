@@ -1,5 +1,4 @@
-"""What is timed inside a worker: right results, held bit for bit in every timed call, on inputs
-that two seeds give alternately."""
+"""What is timed inside a worker: right results, on values that are new in each timed call."""
 
 from __future__ import annotations
 
@@ -16,16 +15,20 @@ import torch
 
 from correctness_tests.support.contenders import Call, weighed
 from correctness_tests.support.gate_subjects import (
+    NUMBER,
     Make,
     Turning,
+    held,
     nudged,
     reads_device_time,
     ready,
+    turn,
 )
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate import verified
-from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, SEEDS, Subject
+from tinyllama.harness.gate.proven import SEEDS
+from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, Subject
 from tinyllama.harness.gate.turns import MEAN
 from tinyllama.harness.measure.op_contender import WrongResultError
 
@@ -51,8 +54,8 @@ def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
     assert [set(proof) for proof in proofs] == [RESULTS] * SEEDS
     assert proofs[0]["y"] != proofs[1]["y"], "the seeds give other inputs"
     made.expect(proofs)
-    for _ in range(6):
-        seconds = made.gated_turn()
+    for _ in range(3):
+        seconds = held(made)
         assert metrics_of(seconds) == ({DEVICE} if device.type == "cpu" else {DEVICE, HOST})
         assert all(0 < value < 1 for value in seconds.values())
 
@@ -68,7 +71,7 @@ def test_inputs_of_repeated_calls_lie_where_they_lay_in_the_turn_before(subject:
     turns = []
     for _ in range(3):
         seen.clear()
-        made.gated_turn()
+        turn(made)
         turns.append(list(seen))
         taken = torch.empty(1000)  # and nothing else may come to lie there
     assert turns[0] == turns[1] == turns[2], taken
@@ -87,8 +90,8 @@ def test_a_call_that_spoils_its_inputs_is_wrong_and_does_not_spoil_the_next(
 
     made = ready(subject(call))
     spoiled.zero_()
-    for _ in range(4):
-        made.gated_turn()
+    for _ in range(2):
+        held(made)
     with pytest.raises(WrongResultError, match="forward changed its input weight"):
         made.verify()
 
@@ -98,7 +101,7 @@ def test_a_call_that_spoils_its_inputs_is_wrong_and_does_not_spoil_the_next(
 def test_it_gives_the_times_it_was_asked_for(
     subject: Make, device: torch.device, metrics: tuple[str, ...]
 ) -> None:
-    seconds = ready(subject(metrics=metrics)).gated_turn()
+    seconds = turn(ready(subject(metrics=metrics)))
     assert metrics_of(seconds) == ({DEVICE} if device.type == "cpu" else set(metrics))
 
 
@@ -118,7 +121,7 @@ def test_of_repeated_calls_the_fastest_counts_but_for_the_first(
     made = ready(subject(call))
     left[:] = [0.06, 0.05, 0.025, 0.02, 0.04, 0.03, 0.0]  # the last one first
     assert len(left) == 1 + CALLS
-    seconds, mean = made.gated_turn().values()
+    seconds, mean = turn(made).values()
     assert not left
     assert seconds == pytest.approx(0.0225), "the mean of 20 and 25 ms, one on each seed's inputs"
     assert mean == pytest.approx(0.0325), "of all but the first, each at most 40 ms"
@@ -152,7 +155,7 @@ def test_the_backward_pass_works_in_the_thread_of_its_caller(subject: Make) -> N
     threads.clear()
     switches.clear()  # of what is verified, which is not timed
     made.warm_up(0.0)
-    made.gated_turn()
+    turn(made)
     made.counted()
     assert len(threads) == len(switches) >= 1 + CALLS
     assert set(threads) == {threading.get_ident()}
@@ -170,16 +173,16 @@ def test_inputs_are_ready_before_the_first_of_repeated_calls(
         return weighed(x, weight)
 
     made = ready(subject(call))
-    draw = made._drawn
+    fill = made._filled
 
-    def drawn() -> Inputs:
-        happened.append("drawn")
-        return draw()
+    def filled() -> Inputs:
+        happened.append("filled")
+        return fill()
 
-    monkeypatch.setattr(made, "_drawn", drawn)
+    monkeypatch.setattr(made, "_filled", filled)
     happened.clear()
-    made.gated_turn()
-    assert happened == ["drawn"] * (1 + CALLS) + ["call"] * (1 + CALLS)
+    turn(made)
+    assert happened == ["filled"] * (1 + CALLS) + ["call"] * (1 + CALLS)
 
 
 # -- wrong ------------------------------------------------------------------------------------
@@ -241,17 +244,14 @@ def test_an_error_that_overflows_allows_nothing(
 # -- wrong where it is timed ------------------------------------------------------------------
 
 
-def test_a_rehearsal_makes_what_turns_need_and_holds_its_results(subject: Make) -> None:
-    call = Turning(nudged)
-    made = ready(subject(call))
+def test_a_rehearsal_makes_what_turns_need(subject: Make) -> None:
+    made = ready(subject())
     made.rehearse()
-    places = [id(one) for one in made.places]
-    made.gated_turn()
-    assert places
-    assert [id(one) for one in made.places] == places, "made before the first turn"
-    call.turned = True
-    with pytest.raises(WrongResultError):
-        made.rehearse()
+    places = {place: id(one) for place, one in made.places.items()}
+    assert not made.noted
+    turn(made)
+    assert len(places) == 1 + CALLS
+    assert {place: id(one) for place, one in made.places.items()} == places
 
 
 @reads_device_time
@@ -263,10 +263,10 @@ def test_a_timed_call_that_is_wrong_gives_no_time(
     call = Turning(WRONG[fault])
     made = ready(subject(call, metrics=(metric,)))
     for _ in range(right):
-        made.gated_turn()
+        held(made)
     call.turned = True
     with pytest.raises(WrongResultError):
-        made.gated_turn()
+        held(made)
 
 
 @pytest.mark.parametrize("when", ["at once", "where it is timed"])
@@ -288,8 +288,8 @@ def test_a_result_kept_from_the_call_before_is_wrong(subject: Make, when: str) -
         ready(made)
         call.turned = True
         made.run_once()  # and so there is one that is kept
-        with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
-            made.gated_turn()
+        with pytest.raises(WrongResultError, match="gave other results than the same call"):
+            held(made)
 
 
 @pytest.mark.parametrize("between", [0, 1, 2])
@@ -304,11 +304,12 @@ def test_a_result_kept_for_the_address_of_its_input_is_wrong(subject: Make, betw
     call = Turning(by_address)
     made = ready(subject(call))
     call.turned = True
-    made.gated_turn()
+    turn(made)
     for _ in range(between):
         made._fresh()
-    with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
-        made.gated_turn()
+    turn(made)  # nobody knows yet
+    with pytest.raises(WrongResultError, match=r"y: .* from what eager gives"):
+        held(made)
 
 
 @pytest.mark.parametrize("place", range(1 + CALLS))
@@ -322,8 +323,12 @@ def test_each_of_the_repeated_calls_is_checked(subject: Make, place: int) -> Non
 
     made = ready(subject(call))
     begun.append(True)
-    with pytest.raises(WrongResultError, match="of a timed call is not, bit for bit"):
-        made.gated_turn()
+    seed = next(NUMBER)
+    made.gated_turn(seed)
+    for other in {*range(1 + CALLS)} - {place}:
+        made.hold(seed, other, exact=False)
+    with pytest.raises(WrongResultError, match="gave other results than the same call made again"):
+        made.hold(seed, place, exact=False)
 
 
 def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
@@ -332,10 +337,14 @@ def test_other_bits_of_what_is_deterministic_are_wrong(subject: Make) -> None:
     with pytest.raises(WrongResultError, match="y: its bits are not what was verified"):
         subject(nudged).expect(proofs)
     call = Turning(nudged)
-    made = ready(subject(call))
-    call.turned = True
-    with pytest.raises(WrongResultError, match="y of a timed call is not, bit for bit"):
-        made.gated_turn()
+    made, notes = ready(subject(call)), []
+    for call.turned in (False, False, True):
+        made.gated_turn(7)
+        notes.append(made.notes(7))
+    assert notes[0] == notes[1]
+    assert len(set(notes[0])) == 1 + CALLS, "each call has values of its own"
+    assert not set(notes[0]) & set(notes[2]), "the judge sees it"
+    held(made)
 
 
 def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subject: Make) -> None:
@@ -343,14 +352,16 @@ def test_what_is_not_deterministic_may_have_other_bits_and_no_other_values(subje
     proofs = subject(**loose).verify()
     made = subject(nudged, **loose)
     made.expect(proofs)
-    made.gated_turn()
+    held(made)
+    made.gated_turn(7)
+    assert made.notes(7) == []
     with pytest.raises(WrongResultError, match="y: it is not near what was verified"):
         subject(WRONG["2% too large"], **loose).expect(proofs)
     call = Turning(WRONG["2% too large"])
     made = ready(subject(call, **loose))
     call.turned = True
-    with pytest.raises(WrongResultError, match="from what was verified, allowed"):
-        made.gated_turn()
+    with pytest.raises(WrongResultError, match=r"y: .* from what eager gives, allowed"):
+        held(made)
 
 
 def test_each_projection_of_what_was_verified_must_be_near(subject: Make) -> None:
@@ -388,5 +399,5 @@ def test_a_result_that_was_proven_and_is_not_given_is_wrong(subject: Make) -> No
 def test_nothing_is_timed_before_it_is_expected(subject: Make) -> None:
     made = subject()
     made.verify()
-    with pytest.raises(KeyError):
-        made.gated_turn()
+    with pytest.raises(ValueError, match="expect what was verified before a turn"):
+        turn(made)

@@ -1,5 +1,5 @@
-"""A slowdown of some calls only is found, equal sides are not stopped for their noise, and results
-that are kept by the values of their inputs are found."""
+"""A slowdown of some calls only is found, equal sides are not stopped for their noise, and the
+results of turns are right on values that nobody has seen."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import weighed
-from correctness_tests.support.gate_fakes import SECONDS, Script
-from correctness_tests.support.gate_subjects import Make, ready
+from correctness_tests.support.gate_fakes import SECONDS, Script, wrong
+from correctness_tests.support.gate_subjects import Make, held, ready, turn
 from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort
-from tinyllama.harness.gate.subject import DEVICE, SEEDS
+from tinyllama.harness.gate.subject import CALLS, DEVICE
+from tinyllama.harness.gate.verified import Proof
 from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.verdict import Outcome
 
@@ -123,88 +124,140 @@ def test_a_suspect_benchmark_takes_more_blocks_before_it_is_the_same() -> None:
     assert "in 4 blocks" not in found.text
 
 
-# -- values that no process has seen -------------------------------------------------------------
+# -- values that no process has seen, and what turns give on them --------------------------------
+
+
+def seeds_of(script: Script, method: str) -> list[tuple[int, str, int]]:
+    """Launch, side and seed of each time that a method was asked."""
+    return [(at, side, a[1]) for at, side, m, a in script.asked if m == method]
+
+
+def test_both_sides_have_the_same_new_values_in_each_pair_of_turns() -> None:
+    script = Script("a", noise=2e-4)
+    script.run(effort=EFFORT)
+    each = seeds_of(script, "turn")
+    for launch in {launch for launch, *_ in each}:
+        base, candidate = (
+            [seed for at, of, seed in each if (at, of) == (launch, side)]
+            for side in (BASE, CANDIDATE)
+        )
+        assert base == candidate
+        assert len(set(base)) == 1 + EFFORT.pairs
+    assert len({seed for *_, seed in each}) == LOOKS[0] * (1 + EFFORT.pairs)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_in_each_block_calls_are_held_that_are_chosen_when_its_turns_are_over(alike: bool) -> None:
+    script = Script("a", noise=2e-4)
+    if alike:
+        for side in (BASE, CANDIDATE):
+            script.on(side, "verify", [{"y": Proof(1, (1.0,) * 8, 0.1, (1.0,) * 8)}])
+    script.run(effort=EFFORT)
+    order = [(at, m) for at, _, m, _ in script.asked if m in ("turn", "notes", "hold")]
+    for launch in {at for at, _ in order}:
+        assert [m for at, m in order if at == launch] == [
+            *["turn"] * 2 * (1 + EFFORT.pairs),
+            *["notes"] * 2,
+            *["hold"] * (3 if alike else 4),
+        ]
+        taken = {seed for at, _, seed in seeds_of(script, "turn") if at == launch}
+        held = [(of, a) for at, of, m, a in script.asked if (at, m) == (launch, "hold")]
+        assert {args[1] for _, args in held} <= taken
+        assert {(of, args[3]) for of, args in held} == {
+            (BASE, False),
+            (CANDIDATE, False),
+            (CANDIDATE, True),
+        }
+    chosen = {(args[1], args[2]) for _, _, m, args in script.asked if m == "hold"}
+    assert len(chosen) > LOOKS[0], "others in each block"
+
+
+def test_calls_in_which_equal_sides_differ_are_held_on_both() -> None:
+    same = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    other = [[1, 2, 3], [4, 0, 6], [7, 8, 9]]
+    assert [one[1:] for one in turns.held(same, other, alike=True)[3:]] == [(1, 1, True)] * 2
+    assert [one[0] for one in turns.held(same, other, alike=True)[3:]] == [0, 1]
+    assert len(turns.held(same, same, alike=True)) == 3
+    assert len(turns.held([[], []], [[], []], alike=True)) == 3, "bits may differ"
+    every = turns.held(same, [[0] * 3] * 3, alike=True)
+    assert len(every) == 3 + 2 * turns.MOST_HELD
 
 
 @pytest.mark.parametrize("side", [BASE, CANDIDATE])
-def test_a_side_that_is_slower_on_new_values_gives_no_time(side: str) -> None:
-    script = Script("a", "b")
-    asked: list[tuple[str, int]] = []
-
-    def turn(worker: Any, name: str, seed: int = 0) -> dict[str, float]:
-        asked.append((worker.tree.name, seed))
-        slow = 2.0 if seed and (worker.tree.name, name) == (side, "a") else 1.0
-        return {metric: seconds * slow for metric, seconds in SECONDS.items()}
-
-    script._turn = turn  # type: ignore[method-assign]
+def test_a_side_whose_held_call_is_wrong_has_a_wrong_result(side: str) -> None:
+    script = Script("a", "b", noise=2e-4)
+    script.on(side, "hold", wrong("a"), "a", launch=3)
     found = script.run()
-    assert found["a"].outcome is Outcome.MISSING
-    assert f"the {side} takes at least 2 times as long on new values" in found["a"].text
+    assert found["a"].outcome is Outcome.WRONG_RESULT
+    assert side in found["a"].text
     assert found["b"].outcome is Outcome.SAME
-    seeds = [seed for _, seed in asked if seed]
-    assert len(set(seeds)) == len(seeds) >= 2 + turns.TRIES, "each is drawn anew"
 
 
-def test_one_turn_that_was_interrupted_is_taken_again() -> None:
-    took = [1.0, 9.0, 1.0, 1.0]
-    turns.check_new_values("base", lambda *seed: {DEVICE: took.pop(0)})
-    assert not took
+# -- saboteurs: right where they are verified, and quick in turns --------------------------------
 
 
-def test_fresh_values_are_held_to_eager_and_leave_the_others_as_they_were(subject: Make) -> None:
-    seen: list[float] = []
+class ByAddress:
+    """Remembers its output for the address of its input."""
 
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(float(x.detach().flatten()[0]))
-        return weighed(x, weight)
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int], torch.Tensor] = {}
+        self.learning, self.computed = True, 0
 
-    made = ready(subject(call))
-    made.gated_turn()
-    known = set(seen)
-    seen.clear()
-    made.fresh_turn(12345)
-    assert len(set(seen)) == 2
-    assert not set(seen) & known
-    seen.clear()
-    made.gated_turn()
-    assert set(seen) == known
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        key = x.data_ptr(), weight.data_ptr()
+        if self.learning or key not in self.kept:
+            self.computed += 1
+            self.kept[key] = weighed(x.detach(), weight.detach())
+        return self.kept[key]
 
 
-def test_results_that_are_kept_by_a_few_values_are_quick_on_known_ones_alone(
-    subject: Make,
+class FirstValues(ByAddress):
+    """Is right on the first values that it sees, and remembers for all others."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        key = int(self.learning and self.computed), 0
+        if key not in self.kept:
+            self.computed += 1
+            self.kept[key] = weighed(x.detach(), weight.detach())
+        return self.kept[key]
+
+
+class ByValues(ByAddress):
+    """Remembers by a few values of its input, which costs half of what it computes."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        key = int(1e6 * x.detach().flatten()[0]), int(1e6 * weight.detach()[0])
+        if key not in self.kept:
+            self.computed += 1
+            self.kept[key] = weighed(x.detach(), weight.detach())
+        return self.kept[key]
+
+
+@pytest.mark.parametrize("saboteur", [ByAddress, FirstValues])
+def test_what_is_remembered_is_found_though_it_is_right_where_it_is_verified(
+    subject: Make, saboteur: Any
 ) -> None:
-    kept: dict[float, torch.Tensor] = {}
-    computed = [0]
-
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        key = float(x.detach().flatten()[0])
-        if key not in kept:
-            computed[0] += 1
-            kept[key] = weighed(x.detach(), weight.detach())
-        return kept[key] + (weighed(x, weight) - weighed(x, weight).detach())
-
-    made = ready(subject(call))
-    made.gated_turn()
-    computed[0] = 0
-    made.gated_turn()
-    assert computed[0] == 0
-    made.fresh_turn(777)
-    assert computed[0] == SEEDS, "which takes time, and is seen by `check_new_values`"
+    call = saboteur()
+    made = ready(subject(lambda x, w: _with_gradients(call, x, w)))
+    turn(made)
+    call.learning, before = False, call.computed
+    turn(made)
+    assert call.computed == before, "it is quick, and without `hold` nobody sees it"
+    with pytest.raises(WrongResultError, match=r"y: .* from what eager gives"):
+        held(made)
 
 
-def test_an_answer_for_the_two_known_seeds_is_wrong_on_new_values(subject: Make) -> None:
-    known: set[float] = set()
-    learning = [True]
+def test_what_is_remembered_by_values_is_of_no_use(subject: Make) -> None:
+    call = ByValues()
+    made = ready(subject(lambda x, w: _with_gradients(call, x, w)))
+    for _ in range(3):
+        before = call.computed
+        held(made)
+        assert call.computed - before >= 1 + CALLS
 
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        key = float(x.detach().flatten()[0])
-        if learning[0]:
-            known.add(key)
-        return weighed(x, weight) * (1.0 if key in known else 0.0)
 
-    made = ready(subject(call))
-    learning[0] = False
-    made.gated_turn()
-    with pytest.raises(WrongResultError, match="from what was verified"):
-        made.fresh_turn(31)
-    made.gated_turn()
+def _with_gradients(call: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The output of a call, with the right gradients."""
+    y = weighed(x, weight)
+    given: torch.Tensor = call(x.detach(), weight.detach())
+    return y + (given - y.detach())

@@ -43,9 +43,15 @@ class Broken:
     def expect(self, name: str, proofs: Any, warm_up: float) -> None:
         self._see("expect", name)
 
-    def turn(self, name: str) -> dict[str, float]:
+    def turn(self, name: str, seed: int) -> dict[str, float]:
         self._see("turn", name)
         return {"device_seconds": 1.0 if Path.cwd().name == "base" else 1.1}
+
+    def notes(self, name: str, seeds: list[int]) -> list[list[int]]:
+        return [[] for _ in seeds]
+
+    def hold(self, name: str, *call: Any) -> None:
+        self._see("hold", name)
 
     def end(self, name: str) -> None:
         self._see("end", name)

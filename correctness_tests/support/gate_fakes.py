@@ -255,6 +255,9 @@ class Script:
     def _turn(self, worker: "ScriptedWorker", name: str, seed: int = 0) -> dict[str, float]:
         return {m: SECONDS[m] * self._factor(worker, name, m) for m in self.slowdowns[CANDIDATE]}
 
+    def _notes(self, worker: "ScriptedWorker", name: str, seeds: Sequence[int]) -> list[list[int]]:
+        return [[seed] for seed in seeds]
+
     def _factor(self, worker: "ScriptedWorker", name: str, metric: str) -> float:
         if worker.tree.name == BASE:
             return 1.0

@@ -3,6 +3,7 @@
 The fixture ``subject`` is in the folder's conftest.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 
+NUMBER = itertools.count(1)
 Make = Callable[..., Subject]
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -71,6 +73,21 @@ def ready(made: Subject) -> Subject:
     """With what it gave verified and expected."""
     made.expect(made.verify())
     return made
+
+
+def turn(made: Subject) -> dict[str, float]:
+    """What a turn on new values takes."""
+    return made.gated_turn(next(NUMBER))
+
+
+def held(made: Subject) -> dict[str, float]:
+    """The same; each of its calls is held to eager's results, and to float64's."""
+    seed = next(NUMBER)
+    seconds = made.gated_turn(seed)
+    for call in range(len(made._calls_of(seed))):
+        made.hold(seed, call, exact=False)
+        made.hold(seed, call, exact=True)
+    return seconds
 
 
 def nudged(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

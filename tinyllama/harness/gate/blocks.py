@@ -205,7 +205,7 @@ def _ready(
 
 def _timed_once(run: Run, pair: Pair, one: BenchmarkState, blocks: Blocks, *, first: bool) -> Timed:
     """The statistics of a benchmark that is ready. In its first block also the seconds of a
-    call by this process's clock, the times on other layouts, and a turn on new values."""
+    call by this process's clock, and the times on other layouts."""
     earlier = next((each[one.name] for each in blocks if one.name in each), None)
     paces, layouts = one.paces if earlier is None else earlier.paces, []
     if first:
@@ -215,8 +215,20 @@ def _timed_once(run: Run, pair: Pair, one: BenchmarkState, blocks: Blocks, *, fi
         found = pair.layouts(one.benchmark)
         layouts = layout_figures(found, one.benchmark.layouts, accepted)
     pairs = run.effort.of(one.benchmark)
-    block = pair.block(one.benchmark, pairs, paces, new_values=first)
+    block = pair.block(one.benchmark, pairs, paces, alike=_same_bits(one))
     return Timed(block, paces, layouts)
+
+
+def _same_bits(one: BenchmarkState) -> bool:
+    """Whether both sides gave the same bits when they were verified."""
+    if one.benchmark.factory:
+        return False
+    each = (
+        [{name: proof.digest for name, proof in proofs.items()} for proofs in one.proofs[side]]
+        for side in (BASE, CANDIDATE)
+    )
+    base, candidate = each
+    return base == candidate
 
 
 # -- what is SLOWER -------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 PROJECTIONS = 8
@@ -16,13 +18,32 @@ def bits_of(value: torch.Tensor) -> torch.Tensor:
 
 def digest(value: torch.Tensor) -> int:
     """A digest of the bits and their places, modulo 2**64; equal on every device."""
-    bits, total = bits_of(value), 0
-    for part, start in zip(bits.split(_PART), range(0, bits.numel(), _PART), strict=False):
+    return digest_of_all([value])[0]
+
+
+def digest_of_all(values: Iterable[torch.Tensor]) -> list[int]:
+    """The digest of each; the device is waited for once."""
+    found = [_sum(_words(bits_of(value))) for value in values]
+    together = [one.to(found[0].device) for one in found]
+    return [one % 2**64 for one in torch.stack(together).tolist()] if found else []
+
+
+def _sum(words: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for part, start in zip(words.split(_PART), range(0, words.numel(), _PART), strict=False):
         places = torch.arange(start, start + part.numel(), device=part.device)
         wide = part.to(torch.int64)
         wide = (wide ^ (wide >> 32)) + 1  # round float64 numbers differ in their upper bits alone
-        total += int((wide * ((places * _ODD) | 1)).sum().item())
-    return total % 2**64
+        total += (wide * ((places * _ODD) | 1)).sum()
+    return total
+
+
+def _words(bits: torch.Tensor) -> torch.Tensor:
+    """The same bits in words of eight bytes, where they fill these."""
+    each = 8 // bits.element_size()
+    if bits.numel() % each:
+        return bits
+    return (bits.clone() if bits.storage_offset() % each else bits).view(torch.int64)
 
 
 def projections(value: torch.Tensor) -> tuple[float, ...]:

@@ -48,7 +48,6 @@ TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
 PACES, PACED = 6, 0.2  # readings at most; seconds of calls that are enough
 CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
-TURN_RATIO = 4.0  # the fastest call of a turn, and the mean of calls in a row
 
 
 @dataclass(frozen=True)
@@ -242,17 +241,19 @@ class Pair:
         pairs: int,
         paces: Mapping[str, float],
         *,
-        new_values: bool = False,
+        alike: bool = False,
     ) -> Block:
-        """The turns of a benchmark on both sides, which must be ready.
+        """The turns of a benchmark on both sides, which must be ready. Some of their results are
+        held to eager's and to float64's.
 
-        pairs: an even number. paces: by side, what `pace` said. new_values: check those, too.
-        Raises SideError, or ValueError where a side does not give a time of every metric.
+        pairs: an even number. paces: by side, what `pace` said. alike: both sides gave the same
+        bits when they were verified. Raises SideError, or ValueError where a side does not give a
+        time of every metric.
         """
         with self._held():
-            took = self._turns(benchmark, pairs, paces)
-            for name in self.order if new_values and not benchmark.factory else ():
-                turns.check_new_values(name, partial(self._turn, name, benchmark))
+            seeds, took = self._turns(benchmark, pairs, paces)
+        if not benchmark.factory:
+            self._hold(benchmark, seeds, alike)
         self.end(benchmark)
         statistics, excesses = {}, {}
         for metric in benchmark.slowdowns:
@@ -261,6 +262,13 @@ class Pair:
             candidate, base = (turns.excess(took[side], metric) for side in (CANDIDATE, BASE))
             excesses[metric] = candidate - base
         return Block(statistics, excesses)
+
+    def _hold(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
+        """Hold calls of these turns to eager's and float64's results, which are chosen now."""
+        notes = self.each("notes", benchmark.name, list(seeds))
+        for side, place, call, exact in turns.held(notes[BASE], notes[CANDIDATE], alike):
+            asked = (benchmark.name, seeds[place], call, exact)
+            self.ask((BASE, CANDIDATE)[side], "hold", *asked, timeout=READY)
 
     def pace(self, name: str, benchmark: Benchmark) -> float:
         """Seconds of a call of a side, by the clock of this process: at most that.
@@ -306,7 +314,10 @@ class Pair:
         counted = ask("counted", benchmark.name)
         proofs = ask("verify", benchmark.name, timeout=READY)
         ask("expect", benchmark.name, proofs, effort.first, timeout=READY)
-        taken = [self._turn(CANDIDATE, benchmark) for _ in range(1 + effort.of(benchmark))][1:]
+        each = [turns.new_seed() for _ in range(1 + effort.of(benchmark))]
+        taken = [self._turn(CANDIDATE, benchmark, seed) for seed in each][1:]
+        if not benchmark.factory:
+            ask("hold", benchmark.name, each[-1], 0, True, timeout=READY)
         layouts = self.layouts(benchmark)
         ask("end", benchmark.name)
         metrics = benchmark.slowdowns
@@ -327,37 +338,29 @@ class Pair:
 
     def _turns(
         self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
-    ) -> dict[str, list[dict[str, float]]]:
-        """By side, what its turns took."""
+    ) -> tuple[list[int], dict[str, list[dict[str, float]]]]:
+        """The seed of each pair of turns, drawn when it begins; by side, what its turns took."""
         found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
+        first, seeds = turns.new_seed(), list[int]()
         for name in reversed(self.order):  # a process's first turn is colder and does not count
-            self._turn(name, benchmark)
+            self._turn(name, benchmark, first)
         began = time.monotonic()
         for index in range(pairs):
             if index >= FEWEST and index % 2 == 0 and time.monotonic() - began > LONGEST:
                 break
+            seeds.append(turns.new_seed())
             for name in self.order[:: 1 if index % 2 == 0 else -1]:
-                took = self._turn(name, benchmark)
-                longest = max(took.get(turns.CALL, 0.0), *(took[m] for m in benchmark.slowdowns))
-                if longest * TURN_RATIO < paces.get(name, 0.0):
-                    raise ValueError(
-                        f"a turn of the {name} says {longest:.3g} s for a call, which took "
-                        f"{paces[name]:.3g} s by the judge's clock: its clock is wrong"
-                    )
+                took = self._turn(name, benchmark, seeds[-1], paces.get(name, 0.0))
                 found[name].append(took)
-        return found
+        return seeds, found
 
-    def _turn(self, name: str, benchmark: Benchmark, *seed: int) -> dict[str, float]:
-        """The seconds of a turn of one side, and perhaps the means of its calls. seed: of new
+    def _turn(
+        self, name: str, benchmark: Benchmark, seed: int, pace: float = 0.0
+    ) -> dict[str, float]:
+        """The seconds of a turn of one side, and perhaps the means of its calls. seed: of its
         values. Raises ValueError for anything else."""
-        seconds: dict[str, float] = self.ask(name, "turn", benchmark.name, *seed)
-        if turns.times(seconds) != benchmark.slowdowns.keys():
-            given = ", ".join(seconds) or "nothing"
-            wanted = ", ".join(benchmark.slowdowns)
-            raise ValueError(f"a turn of the {name} gave {given}, not {wanted}")
-        for metric, value in seconds.items():
-            if not (is_number(value) and value > 0):
-                raise ValueError(f"{metric}: {value!r} s in a turn of the {name} is no time")
+        seconds: dict[str, float] = self.ask(name, "turn", benchmark.name, seed)
+        turns.check_times(seconds, name, benchmark.slowdowns, pace)
         return seconds
 
     @property

@@ -297,11 +297,19 @@ class Side:
         if isinstance(subject, Subject):
             subject.rehearse()
 
-    def turn(self, name: str, seed: int = 0) -> dict[str, float]:
-        """Seconds of a call by metric, whose results are held to what was verified. seed: of new
-        values, on which they are held to eager's."""
+    def turn(self, name: str, seed: int) -> dict[str, float]:
+        """Seconds of a call by metric. seed: of its values, which no process has seen; a subject
+        that is not an op's has its own."""
         subject = self.subjects[name]
-        return subject.fresh_turn(seed) if seed else subject.gated_turn()
+        return subject.gated_turn(seed) if isinstance(subject, Subject) else subject.gated_turn()
+
+    def notes(self, name: str, seeds: Sequence[int]) -> list[list[int]]:
+        """What the calls of turns gave: digests; none where bits may differ."""
+        return [self.subjects[name].notes(seed) for seed in seeds]
+
+    def hold(self, name: str, seed: int, call: int, exact: bool) -> None:
+        """Hold a call of an earlier turn to what eager gives, or float64; see `Subject.hold`."""
+        self.subjects[name].hold(seed, call, exact)
 
     def ready(self, name: str) -> None:
         self.subjects[name].ready()

@@ -1,5 +1,5 @@
-"""Two questions beside the median of a block: is a share of the turns slower, and are calls on new
-values?
+"""Two questions beside the median of a block: is a share of the turns slower, and are the results
+of turns right?
 
 Slow turns. The median of a block, and the fastest of some calls, do not show a slowdown of every
 fifth call. So each turn also gives the mean of its calls. A side's excess is log(mean / median)
@@ -7,28 +7,30 @@ over the turns of a block, each at most `MOST` times the median. The candidate's
 base's is near zero for equal code. Its mean over blocks is tested on Student's t, with an error
 rate of its own, `ALPHA` for all figures and looks of a merge.
 
-New values. The turns of a block repeat two sets of inputs. A call that keeps results by a few
-values of its inputs is quick on those. So one turn has inputs from a seed that no process has seen:
-its results are held to eager's, and it may not take longer than a turn on repeated inputs.
+Results. Each turn has values from a seed that no process has seen, the same for both sides. When
+all turns of a block are over, some calls are chosen whose results are held to eager's and to
+float64's; and where both sides gave the same bits before, those in which they did not.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import mean, median, stdev
 
 from scipy import stats
 
 from tinyllama.harness.gate.decision import LOOKS
+from tinyllama.harness.records.results import is_number
 
 MOST = 2.0  # times the median, or a turn's fastest call: one that was interrupted decides nothing
 ALPHA = 5e-4  # of a false SLOWER in a merge, beside that of the medians
 MARGIN = 0.01  # of the mean call; 20% of calls that are 50% slower make it 10% slower
 LEAST_SPREAD = 0.005  # of an excess between blocks
 SUSPECT, ERRORS = 0.04, 2.0  # an excess, and how many standard errors: more blocks are taken
-FRESH_RATIO, TRIES = 1.5, 5  # of turns on new and on repeated values; how often that is tried
+MOST_HELD = 2  # of calls in which the sides differ
+TURN_RATIO = 4.0  # the fastest call of a turn, and the mean of calls in a row
 MEAN = "mean "  # before a metric: the mean of a turn's calls
 CALL = "a call"  # the longer of its times on both clocks, to which the judge's clock is held
 
@@ -38,6 +40,23 @@ Turn = Mapping[str, float]
 def times(turn: Turn) -> set[str]:
     """The metrics of which a turn gives a time."""
     return {metric for metric in turn if metric != CALL and not metric.startswith(MEAN)}
+
+
+def check_times(turn: Turn, name: str, metrics: Collection[str], pace: float) -> None:
+    """Raise ValueError for what a turn of a side cannot be. metrics: that it has times of. pace:
+    the seconds of a call by the judge's clock, at most."""
+    if times(turn) != set(metrics):
+        given = ", ".join(turn) or "nothing"
+        raise ValueError(f"a turn of the {name} gave {given}, not {', '.join(metrics)}")
+    for metric, value in turn.items():
+        if not (is_number(value) and value > 0):
+            raise ValueError(f"{metric}: {value!r} s in a turn of the {name} is no time")
+    longest = max(turn.get(CALL, 0.0), *(turn[metric] for metric in metrics))
+    if longest * TURN_RATIO < pace:
+        raise ValueError(
+            f"a turn of the {name} says {longest:.3g} s for a call, which took {pace:.3g} s by the "
+            "judge's clock: its clock is wrong"
+        )
 
 
 def mean_call(seconds: Sequence[float]) -> float:
@@ -73,19 +92,34 @@ def _error(excesses: Sequence[float]) -> float:
     return max(stdev(excesses), LEAST_SPREAD) / math.sqrt(len(excesses))
 
 
-def check_new_values(name: str, turn: Callable[..., Turn]) -> None:
-    """Compare turns of a side on new and on repeated values. turn: takes a turn; a seed is that of
-    new values.
+def new_seed() -> int:
+    """Of values that no process has seen."""
+    return secrets.randbelow(2**40)
 
-    Raises ValueError for a side that is slower on new values, each time it is tried.
+
+def held(
+    base: Sequence[Sequence[int]], candidate: Sequence[Sequence[int]], alike: bool
+) -> list[tuple[int, int, int, bool]]:
+    """Which calls of a block are held to eager's results: the side (0 base, 1 candidate), the place
+    of the turn, the call, and whether to float64's instead.
+
+    base, candidate: for each turn what the sides noted of its calls; nothing where bits may differ.
+    alike: they gave the same bits when they were verified, so that calls that differ are held.
     """
-    ratios = []
-    for _ in range(TRIES):
-        known, new = turn(), turn(1 + secrets.randbelow(2**40))
-        ratios.append(max(new[metric] / known[metric] for metric in known if metric != CALL))
-        if ratios[-1] <= FRESH_RATIO:
-            return
-    raise ValueError(
-        f"the {name} takes at least {min(ratios):.3g} times as long on new values as on repeated "
-        "ones: it keeps results by the values of its inputs"
-    )
+    last, random = len(base) - 1, secrets.SystemRandom()
+
+    def some(side: int, exact: bool) -> tuple[int, int, int, bool]:
+        return side, random.randint(0, last), random.randrange(2**20), exact
+
+    found = [some(0, False), some(1, False), some(1, True)]
+    if not alike:
+        return [*found, some(1, False)]
+    differ = [
+        (place, call)
+        for place, both in enumerate(zip(base, candidate, strict=True))
+        for call, (one, other) in enumerate(zip(*both, strict=False))
+        if one != other
+    ]
+    for place, call in random.sample(differ, min(MOST_HELD, len(differ))):
+        found += [(side, place, call, True) for side in (0, 1)]
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tinyllama.harness.gate.digests import digest, projections
+from tinyllama.harness.gate.digests import digest, digest_of_all, projections
 from tinyllama.harness.measure.op_contender import WrongResultError
 
 SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
@@ -80,11 +81,48 @@ def as_proven(value: torch.Tensor, proof: Proof, *, bits: bool) -> bool:
     """Whether a result is what was verified: bit for bit, or within the allowed error."""
     if bits:
         return digest(value) == proof.digest
-    # Two right results differ by at most twice the allowed error. A projection of the
-    # difference on random signs is of its size, and exceeds eight times it once in 1e15.
-    limit = 8 * 2 * proof.allowed
-    pairs = zip(projections(value), proof.projections, strict=True)
-    return all(abs(now - then) <= limit for now, then in pairs)
+    # Two right results differ by at most twice the allowed error.
+    return _are_near(projections(value), proof.projections, 2 * proof.allowed)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a timed call gave: a digest of all its bits, or projections of each result."""
+
+    digest: int | None
+    projections: Mapping[str, tuple[float, ...]]
+
+    @staticmethod
+    def of(results: Mapping[str, torch.Tensor], *, bits: bool) -> Note:
+        if not bits:
+            return Note(None, {name: projections(value) for name, value in results.items()})
+        each = zip(results, digest_of_all(results.values()), strict=True)
+        text = repr([(name, value.shape, value.dtype) for name, value in results.items()])
+        whole = hashlib.sha256(f"{text} {sorted(each)}".encode()).digest()
+        return Note(int.from_bytes(whole[:8], "little"), {})
+
+    def is_of(self, results: Mapping[str, torch.Tensor], limits: Mapping[str, float]) -> bool:
+        """Whether these results are those: bit for bit, or within the limits."""
+        if self.digest is not None:
+            return self == Note.of(results, bits=True)
+        return results.keys() == self.projections.keys() and all(
+            _are_near(projections(value), self.projections[name], limits[name])
+            for name, value in results.items()
+        )
+
+
+def near(value: torch.Tensor, plain: torch.Tensor, limit: float) -> None:
+    """Raise ValueError, with what is wrong, where a result is further from eager's than that."""
+    if (value.shape, value.dtype) != (plain.shape, plain.dtype):
+        raise ValueError(f" is {tuple(value.shape)} {value.dtype}, unlike eager's")
+    if not (error := _whole(value.double() - plain.double())) <= limit:
+        raise ValueError(f": {error:.3g} from what eager gives, allowed {limit:.3g}")
+
+
+def _are_near(now: Sequence[float], then: Sequence[float], limit: float) -> bool:
+    """Whether projections may be of results that differ by so much. One of the difference is of its
+    size, and exceeds eight times it once in 1e15."""
+    return all(abs(a - b) <= 8 * limit for a, b in zip(now, then, strict=True))
 
 
 def _whole(value: torch.Tensor) -> float:

@@ -1,0 +1,256 @@
+"""A provider of an op on one case, whose results are held to what is right: before it is timed, and
+in its timed calls.
+
+On the inputs of two known seeds its results must be, bit for bit, those of a call that was held to
+float64; for a provider that is not deterministic, within the allowed error.
+
+Each timed call has values that nobody has seen, from a seed that the judge draws when it asks for a
+turn: the same on both sides, written to the addresses of the turn before. What it gives is noted: a
+digest of its bits. The judge compares both sides' notes, and chooses when the turns are over which
+calls are held to eager's results, and to float64's (`Proven.hold`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate
+from tinyllama.harness.gate.digests import bits_of, digest
+from tinyllama.harness.gate.verified import Note, Proof, as_proven, near, proven
+from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResultError
+
+SEEDS = 2  # known ones
+PLACES = 16  # seeds of values for a turn; each call has one
+SINGLE = PLACES - 1  # the place of the inputs of a call on the device's clock
+
+
+@dataclass
+class _Expected:
+    """For one seed: the results that a call must give, and the allowed distance from them."""
+
+    results: dict[str, torch.Tensor]
+    allowed: dict[str, float] = field(default_factory=dict)
+
+
+class Proven(OpContender):
+    """A provider on one case, whose results are held to what is right."""
+
+    def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str]) -> None:
+        super().__init__(timed, device, package, files)
+        self.expected: dict[int, _Expected] = {}
+        self.masters: dict[tuple[int, str], Inputs] = {}  # by known seed and layout
+        self.places: dict[int, Inputs] = {}  # of timed calls: filled anew for each turn
+        self.place = SINGLE  # of the timed call that is prepared
+        self.values: int | None = None  # of a turn: the first seed of its calls
+        self.noted: dict[int, Note] = {}  # by seed of values, what timed calls gave
+        self.exact = self.device.type in self.case.provider.deterministic
+
+    def verify(self) -> list[dict[str, Proof]]:
+        """Hold the results of each seed to float64, and a call to leave its inputs unchanged.
+        Returns the proofs that later calls are held to.
+
+        Raises WrongResultError.
+        """
+        self.round, provider = 0, self.case.provider
+        try:
+            evaluate(self.op, provider.call, self._drawn(), provider.overwrites)
+        except AssertionError as error:
+            raise WrongResultError(f"{self.case}: {error}") from error
+        return [self._verified(seed) for seed in range(SEEDS)]
+
+    def _verified(self, seed: int) -> dict[str, Proof]:
+        self.round = seed
+        inputs, eager = self._drawn(), self.op["eager"].call
+        exact = evaluate(self.op, eager, inputs.double())
+        plain = evaluate(self.op, eager, inputs)
+        got = self._one_call(seed)
+        slack = self.case.provider.slack.get(self.case.dtype, 1.0)
+        proofs = {}
+        for name, oracle in exact.items():
+            if name not in got:
+                raise WrongResultError(f"{self.case}: no {name}")
+            try:
+                proofs[name] = proven(got[name], plain[name], oracle, slack)
+            except ValueError as error:
+                raise WrongResultError(f"{self.case}: {name}{error}") from error
+        return proofs
+
+    def expect(self, proofs: list[dict[str, Proof]]) -> None:
+        """Hold one call of each seed to what was verified, and keep its results.
+
+        Raises WrongResultError.
+        """
+        self.expected = {}
+        for seed, wanted in enumerate(proofs):
+            got = self._one_call(seed)
+            for name, proof in wanted.items():
+                if name not in got or not as_proven(got[name], proof, bits=self.exact):
+                    how = "its bits are not" if self.exact else "it is not near"
+                    raise WrongResultError(f"{self.case}: {name}: {how} what was verified")
+            kept = {name: value.detach().clone() for name, value in got.items()}
+            self.expected[seed] = _Expected(kept, {n: 2 * p.allowed for n, p in wanted.items()})
+
+    def notes(self, seed: int) -> list[int]:
+        """Of each call of a turn, a digest of its results; none where bits may differ."""
+        if not self.exact:
+            return []
+        notes = (self.noted[one].digest for one in self._calls_of(seed))
+        return [one for one in notes if one is not None]
+
+    def hold(self, seed: int, call: int, exact: bool) -> None:
+        """Hold a call of an earlier turn to eager's results on its values, or (exact) to float64's.
+        It is made again: what it gave then must be what it gives now, in the same bits where its
+        provider is deterministic. call: any number; modulo those of a turn.
+
+        Raises WrongResultError.
+        """
+        calls = self._calls_of(seed)
+        of, eager = calls[call % len(calls)], self.op["eager"].call
+        what, note = f"{self.case}: a timed call", self.noted[of]
+        with self._values_of(seed, of % PLACES):
+            self._give(self.passes[-1])
+            self._run()
+            got = {name: value.detach() for name, value in self._collected().items()}
+            if not note.is_of(got, {} if self.exact else self._limits()):
+                raise WrongResultError(
+                    f"{what} gave other results than the same call made again: they are wrong, or "
+                    "its provider is not deterministic"
+                )
+            inputs = self._made()
+        plain = evaluate(self.op, eager, inputs)
+        oracle = evaluate(self.op, eager, inputs.double()) if exact else plain
+        slack = self.case.provider.slack.get(self.case.dtype, 1.0)
+        limits = {} if exact else self._limits(plain)
+        for name, wanted in plain.items():
+            if name not in got:
+                raise WrongResultError(f"{what} gave no {name}")
+            try:
+                if exact:
+                    proven(got[name], wanted, oracle[name], slack)
+                else:
+                    near(got[name], wanted, limits[name])
+            except ValueError as error:
+                raise WrongResultError(f"{what}: {name}{error}") from error
+
+    def _calls_of(self, seed: int) -> list[int]:
+        """The seeds of values of a turn's calls."""
+        found = sorted(one for one in self.noted if one // PLACES == seed + 1)
+        if not found:
+            raise ValueError(f"{self.case}: no turn had the seed {seed}")
+        return found
+
+    def _limits(self, plain: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
+        """How far two right results may differ: as on known inputs, or in proportion to results."""
+        known = self.expected[0]
+        sizes = {name: float(value.double().norm()) for name, value in known.results.items()}
+        found = {}
+        for name, allowed in known.allowed.items():
+            size = float(plain[name].double().norm()) if plain else sizes[name]
+            found[name] = allowed * max(1.0, size / sizes[name] if sizes[name] else 1.0)
+        return found
+
+    # -- inputs ------------------------------------------------------------------------------
+
+    def input_digest(self) -> int:
+        """A digest of all inputs of calls (values, shapes, dtypes, parameters), and of the names of
+        the results that are asked for."""
+        wanted = (sorted(self.op.outputs), sorted(self.op.differentiable), self.op.mutated)
+        given = hashlib.sha256(repr(wanted).encode())
+        for seed in range(SEEDS):
+            self.round = seed
+            drawn = self._drawn()
+            given.update(repr(sorted(drawn.params.items())).encode())
+            for name, value in (*drawn.args.items(), *drawn.upstream.items()):
+                for tensor in value if isinstance(value, list) else [value]:
+                    what = None if tensor is None else (tensor.shape, tensor.dtype, digest(tensor))
+                    given.update(f"{name}{what}".encode())
+        return int.from_bytes(given.digest()[:8], "little")
+
+    @contextmanager
+    def _values_of(self, seed: int, place: int = SINGLE) -> Iterator[None]:
+        """Calls in a `with` block have values of their own, at addresses that are kept."""
+        before, self.values, self.place = self.round, PLACES * (seed + 1), place
+        try:
+            yield
+        finally:
+            self.round, self.values, self.place = before, None, SINGLE
+
+    def _fresh(self, layout: str = "") -> Inputs:
+        self.layout = layout or self.usual
+        if self.values is not None:
+            self.round = self.values + self.place
+            return self._filled()
+        self.round = (self.round + 1) % SEEDS
+        return self._drawn()
+
+    def _drawn(self) -> Inputs:
+        """Copies of the inputs of a known seed, which are drawn once: drawing is slow."""
+        key = self.round, self.layout
+        if key not in self.masters:
+            self.masters[key] = self._made()
+        return _copies(self.masters[key])
+
+    def _filled(self) -> Inputs:
+        """The inputs of this round's seed, at the addresses of the place."""
+        made = self._made()
+        if self.place not in self.places:
+            self.places[self.place] = _copies(made)
+        for kept, value in zip(_tensors(self.places[self.place]), _tensors(made), strict=True):
+            kept.untyped_storage().copy_(value.untyped_storage())
+        return self.places[self.place]
+
+    def _made(self) -> Inputs:
+        return super()._drawn()
+
+    def _one_call(self, seed: int) -> dict[str, torch.Tensor]:
+        """The results of a call on the inputs of a seed."""
+        self.round = seed - 1
+        self._prepare(self.passes[-1])
+        self._run()
+        return self._collected()
+
+    # -- results -----------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Hold the results of the last call to those that were verified, or note them."""
+        got = self._collected()
+        if self.values is not None:
+            self.noted[self.round] = Note.of(got, bits=self.exact)
+            return
+        kept = self.expected[self.round]
+        for name, value in kept.results.items():
+            if name not in got:
+                raise WrongResultError(f"{self.case}: a timed call gave no {name}")
+            if self.exact:
+                if not torch.equal(bits_of(got[name]), bits_of(value)):
+                    raise WrongResultError(
+                        f"{self.case}: {name} of a timed call is not, bit for bit, what was "
+                        "verified: it is wrong, or its provider is not deterministic"
+                    )
+                continue
+            error = (got[name].double() - value.double()).norm().item()
+            if not error <= kept.allowed[name]:
+                raise WrongResultError(
+                    f"{self.case}: {name} of a timed call: {error:.3g} from what was verified, "
+                    f"allowed {kept.allowed[name]:.3g}"
+                )
+
+
+def _copies(inputs: Inputs) -> Inputs:
+    return replace(
+        inputs,
+        args={name: copied(value) for name, value in inputs.args.items()},
+        upstream={n: None if v is None else copied(v) for n, v in inputs.upstream.items()},
+    )
+
+
+def _tensors(inputs: Inputs) -> Iterator[torch.Tensor]:
+    for value in (*inputs.args.values(), *inputs.upstream.values()):
+        yield from (
+            one for one in (value if isinstance(value, list) else [value]) if one is not None
+        )
