@@ -25,6 +25,7 @@ from tinyllama.harness.gate import blocks
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.preparing import _groups
+from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.measure.op_contender import Timed
@@ -220,6 +221,14 @@ def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
     for launch, side in itertools.product(launches, SIDES):
         turns = [a[0] for at, s, m, a in script.asked if (at, s, m) == (launch, side, "turn")]
         assert set(turns) == {"a", "b", "c"}, "each pair gives a block of every benchmark"
+
+
+def test_blocks_of_one_wave_have_its_name_and_others_have_another() -> None:
+    script = Script("a", noise=2e-4)
+    session = Session(script.setting(at_once=4, measure_all=True))
+    names = [wave for wave, _ in itertools.islice(session.blocks(), 8)]
+    assert names == [names[0]] * 4 + [names[4]] * 4
+    assert names[0] != names[4]
 
 
 def test_the_sides_lead_by_turns_in_a_wave() -> None:

@@ -13,7 +13,15 @@ from scipy import stats
 from correctness_tests.support.gate_samples import CARD, DEVICE, HOST, VERSIONS, block
 from tinyllama.harness.gate import certify as module
 from tinyllama.harness.gate import decision
-from tinyllama.harness.gate.certify import Bar, Certificate, Rules, bars, certify, critical
+from tinyllama.harness.gate.certify import (
+    Bar,
+    Certificate,
+    Rules,
+    bars,
+    certify,
+    common_share,
+    critical,
+)
 from tinyllama.harness.gate.decision import LOOKS, Call, Floats, Rule, Spread, decide
 from tinyllama.harness.gate.noise import Noise
 
@@ -273,3 +281,29 @@ def test_a_device_that_is_not_quiet_misses_bars(
     assert set(found) == which
     for text in which - {ALL_GREEN}:
         assert found[text].measured.startswith(f"1 of 2; not {DEVICE} of b1 (")
+
+
+# -- what blocks of one wave have in common ------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.6])
+@pytest.mark.parametrize("last", [4, 2])
+def test_the_share_that_blocks_of_a_wave_have_in_common_is_found(share: float, last: int) -> None:
+    """last: blocks in the last wave. Figures of very different spreads count alike."""
+    random = np.random.default_rng(7)
+    waves, figures = 40, 30
+    common = np.repeat(random.normal(size=(waves, figures)), 4, axis=0)
+    alone = random.normal(size=common.shape)
+    table = (np.sqrt(share) * common + np.sqrt(1 - share) * alone) * np.logspace(-5, -1, figures)
+    blocks = [replace(one, wave=f"wave {n // 4}") for n, one in enumerate(noise_of(table).blocks)]
+    found = common_share(blocks[: len(blocks) - 4 + last])
+    assert found == pytest.approx(share, abs=0.05)
+
+
+def test_blocks_without_waves_say_nothing_of_what_is_common() -> None:
+    blocks = noise_of(normal(0.01, 40)).blocks
+    assert common_share(blocks) is None
+    assert common_share([replace(one, wave=str(n)) for n, one in enumerate(blocks)]) is None
+    assert common_share([replace(one, wave="one") for one in blocks]) is None
+    same = noise_of(np.zeros((8, 2))).blocks
+    assert common_share([replace(one, wave=str(n // 4)) for n, one in enumerate(same)]) is None

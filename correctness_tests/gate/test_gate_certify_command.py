@@ -73,6 +73,9 @@ def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
     assert certify.run("--blocks=3") == USAGE
     assert [set(block) for block in certify.blocks()] == [{"a", "b"}] * 5
     assert len({block["a"][DEVICE] for block in certify.blocks()}) == 5
+    waves = [one.wave for one in Noise.load(certify.folder, device_name(CPU)).blocks]
+    assert all(waves)
+    assert len(set(waves)) == 5, "one at a time"
     settled = {args for *_, method, args in certify.script.asked if method == "pin"}
     assert settled == {(pool.timing_processor(CPU),), (None,)}
 

@@ -54,6 +54,21 @@ def test_blocks_of_two_that_record_at_once_all_stay(tmp_path: Path) -> None:
     assert len(Noise.load(tmp_path, CARD).blocks) == 24
 
 
+def test_a_block_has_its_wave_and_older_ones_have_none(tmp_path: Path) -> None:
+    noise = Noise(CARD, [block(0, wave="ab"), block(1, wave="ab"), block(2)])
+    path = noise.save(tmp_path)
+    data = json.loads(path.read_text())
+    assert [one["wave"] for one in data["blocks"]] == ["ab", "ab", ""]
+    for one in data["blocks"]:
+        del one["wave"]
+    path.write_text(json.dumps(data))
+    assert [one.wave for one in Noise.load(tmp_path, CARD).blocks] == [""] * 3
+    data["blocks"][0]["wave"] = 3
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="wave is 3, not of type str"):
+        Noise.load(tmp_path, CARD)
+
+
 def test_only_blocks_of_the_same_versions_count() -> None:
     newer = {"torch": "2.12"}
     noise = Noise(CARD, [block(0), block(1), block(2, versions=newer), block(3, versions={})])

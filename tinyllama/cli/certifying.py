@@ -19,7 +19,7 @@ from tinyllama.bench.gated import REGISTERED
 from tinyllama.cli.summary import console
 from tinyllama.harness.gate import team
 from tinyllama.harness.gate.accepted import Accepted
-from tinyllama.harness.gate.certify import Certificate, bars, certify
+from tinyllama.harness.gate.certify import Certificate, bars, certify, common_share
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import METRICS, SCHEMA, Block, Noise, noise_path
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
@@ -54,9 +54,9 @@ class Certifying:
         began, longest = time.monotonic(), 0.0
         before = began
         with self._session({}) as session:
-            for number, statistics in enumerate(session.blocks(), 1):
+            for number, (wave, statistics) in enumerate(session.blocks(), 1):
                 try:
-                    self.noise.record(self.results, _block(session, statistics))
+                    self.noise.record(self.results, _block(session, wave, statistics))
                 except ValueError as error:  # another process has written there
                     raise ConfigError(str(error)) from error
                 ended = time.monotonic()
@@ -108,6 +108,8 @@ class Certifying:
         for bar in judged:
             print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")
         blocks = self.noise.of(versions())
+        if (common := common_share(blocks)) is not None:
+            print(f"blocks of one wave have {common:.0%} of their variance in common")
         content = {
             "schema": SCHEMA,
             "date": max(block.date for block in blocks),
@@ -217,13 +219,14 @@ def _as_expected(verdict: Verdict, share: float | None, session: Session) -> boo
     return timed in (Outcome.SAME, Outcome.SLOWER, Outcome.INCONCLUSIVE)
 
 
-def _block(session: Session, statistics: dict[str, dict[str, float]]) -> Block:
+def _block(session: Session, wave: str, statistics: dict[str, dict[str, float]]) -> Block:
     return Block(
         date=now(),
         commit=current_commit(),
         versions=session.versions,
         pairs=session.effort.pairs,
         statistics=statistics,
+        wave=wave,
     )
 
 

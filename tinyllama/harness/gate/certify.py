@@ -16,7 +16,7 @@ tails and modes. They do not show:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -148,6 +148,41 @@ def certify(
         claims=claims,
         found=tuple(map(_found, figures, judged, shares)),
     )
+
+
+def common_share(blocks: Iterable[Block]) -> float | None:
+    """The share of the variance of blocks that those of one wave have in common, pooled over all
+    figures: the intraclass correlation of a one-way analysis of variance, and at least 0 (Donner,
+    Int. Stat. Review 54, 1986). None where fewer than two waves have several blocks.
+
+    The rule takes blocks as independent, which is a share of 0.
+    """
+    waves: dict[str, list[Block]] = {}
+    for block in blocks:
+        if block.wave:
+            waves.setdefault(block.wave, []).append(block)
+    groups = [each for each in waves.values() if len(each) > 1]
+    if len(groups) < 2:
+        return None
+    counts = np.array([len(each) for each in groups])
+    total, many = counts.sum(), len(groups)
+    size = (total - (counts**2).sum() / total) / (many - 1)
+    between, within = [], []
+    figures = sorted((b, m) for b, metrics in groups[0][0].statistics.items() for m in metrics)
+    for b, m in figures:
+        if not all(_holds(one, (b, m)) for each in groups for one in each):
+            continue
+        values = [np.array([one.statistics[b][m] for one in each]) for each in groups]
+        every = np.concatenate(values)
+        if not (spread := every.var()):
+            continue
+        means = np.array([each.mean() for each in values])
+        between.append((counts * (means - every.mean()) ** 2).sum() / (many - 1) / spread)
+        within.append(sum(((v - v.mean()) ** 2).sum() for v in values) / (total - many) / spread)
+    if not between:
+        return None
+    one, other = float(np.mean(between)), float(np.mean(within))
+    return max(0.0, (one - other) / (one + (size - 1) * other))
 
 
 def _figures(

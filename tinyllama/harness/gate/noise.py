@@ -27,13 +27,15 @@ METRICS = ("device_seconds", "host_seconds")
 @dataclass(frozen=True)
 class Block:
     """One launch of two equal sides. ``statistics[benchmark][metric]`` is `of_block` of the logs of
-    one side's times over the other's."""
+    one side's times over the other's. wave: the same for blocks of one wave and of no other; empty
+    in files from before waves were noted."""
 
     date: str
     commit: str
     versions: dict[str, str]
     pairs: int
     statistics: dict[str, dict[str, float]]
+    wave: str = ""
 
 
 @dataclass
@@ -103,6 +105,7 @@ _BLOCK: dict[str, type] = {
     "versions": dict,
     "pairs": int,
     "statistics": dict,
+    "wave": str,
 }
 
 
@@ -135,7 +138,7 @@ def _check_fields(where: str, data: Any, fields: dict[str, type]) -> None:
 
 
 def _check_block(where: str, block: Any) -> None:
-    _check_fields(where, block, _BLOCK)
+    _check_fields(where, {"wave": "", **block} if isinstance(block, dict) else block, _BLOCK)
     try:
         datetime.strptime(block["date"], "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

@@ -15,6 +15,7 @@ Whatever keeps a benchmark from being compared is its verdict: nothing is left o
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -52,19 +53,24 @@ class Session(Run):
                     self.settle(one, Outcome.NO_BASELINE, f"new, while others are {RENAMED}")
         return list(self.verdicts())
 
-    def blocks(self) -> Iterator[dict[str, dict[str, float]]]:
-        """The statistics of block after block, without end, of the benchmarks that can be timed.
+    def blocks(self) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        """Block after block, without end: the name of its wave, and the statistics of the
+        benchmarks that can be timed.
 
         Raises Stopped where none can be. Those that failed have their verdicts in `found`.
         """
         self._prepare()
         while self.undecided():
+            name = secrets.token_hex(8)
             taken = blocks.wave(self, self.undecided(), self.setting.at_once, _statistics)
             for place in range(-taken, 0):  # a discarded block has none
-                yield {
-                    one.name: {m: series.statistics[place] for m, series in one.series.items()}
-                    for one in self.undecided()
-                }
+                yield (
+                    name,
+                    {
+                        one.name: {m: series.statistics[place] for m, series in one.series.items()}
+                        for one in self.undecided()
+                    },
+                )
 
     def _decide(self) -> None:
         """The ops whose own files differ come first: they mostly decide a merge that is SLOWER."""
