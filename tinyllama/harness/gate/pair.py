@@ -20,20 +20,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import log
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tinyllama.harness.gate import turns
-from tinyllama.harness.gate.decision import of_block
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import roots
 from tinyllama.harness.gate.subject import HOST
-from tinyllama.harness.machine.worker import Worker, WorkerError, caches_in, close_all
+from tinyllama.harness.gate.turns import Block
+from tinyllama.harness.machine.worker import (
+    KEEPS_FREED_MEMORY,
+    Worker,
+    WorkerError,
+    caches_in,
+    close_all,
+)
 from tinyllama.harness.measure.op_contender import WrongResultError
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.results import is_number
@@ -90,14 +95,6 @@ class Effort:
         return self.repeated if HOST in benchmark.slowdowns else self.pairs
 
 
-class Block(NamedTuple):
-    """What the turns of a benchmark give, by metric: the statistic of `decision.of_block`, and the
-    candidate's excess of `turns.excess` over the base's."""
-
-    statistics: dict[str, float]
-    excesses: dict[str, float]
-
-
 class SideError(RuntimeError):
     """What went wrong on one side with one benchmark."""
 
@@ -143,9 +140,8 @@ class Pair:
 
     def started(self, tree: Tree) -> Worker:
         """A process of a side. Raises WorkerError."""
-        env = caches_in(tree.caches)
+        env = caches_in(tree.caches) | KEEPS_FREED_MEMORY
         env |= {"PYTHONHASHSEED": str(self.hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
-        env |= _ALLOCATOR
         # Idle threads spin, which slows the other side, and other pairs that work at once.
         shared = len(os.sched_getaffinity(0)) // (2 * MOST)
         env["OMP_NUM_THREADS"] = "1" if self.device.type == "cpu" else str(max(1, shared))
@@ -255,13 +251,7 @@ class Pair:
         if not benchmark.factory:
             self._hold(benchmark, seeds, alike)
         self.end(benchmark)
-        statistics, excesses = {}, {}
-        for metric in benchmark.slowdowns:
-            each = zip(took[CANDIDATE], took[BASE], strict=True)
-            statistics[metric] = float(of_block([log(c[metric] / b[metric]) for c, b in each]))
-            candidate, base = (turns.excess(took[side], metric) for side in (CANDIDATE, BASE))
-            excesses[metric] = candidate - base
-        return Block(statistics, excesses)
+        return turns.block(took[BASE], took[CANDIDATE], benchmark.slowdowns)
 
     def _hold(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
         """Hold calls of these turns to eager's and float64's results, which are chosen now."""
@@ -397,11 +387,5 @@ def make_side(
     )
 
 
-# glibc keeps freed memory: how much it returned differed between processes (docs/LOG.md).
-_ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that it takes
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
 _MODULE = FACTORY.partition(":")[0]
 _IMPORTED_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by the first backward pass: a second

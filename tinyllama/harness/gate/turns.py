@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
+from typing import NamedTuple
 
 from scipy import stats
 
-from tinyllama.harness.gate.decision import LOOKS
+from tinyllama.harness.gate.decision import LOOKS, of_block
 from tinyllama.harness.records.results import is_number
 
 MOST = 2.0  # times the median, or a turn's fastest call: one that was interrupted decides nothing
@@ -35,6 +36,24 @@ MEAN = "mean "  # before a metric: the mean of a turn's calls
 CALL = "a call"  # the longer of its times on both clocks, to which the judge's clock is held
 
 Turn = Mapping[str, float]
+
+
+class Block(NamedTuple):
+    """What the turns of a benchmark give, by metric: the statistic of `decision.of_block`, and the
+    candidate's `excess` over the base's."""
+
+    statistics: dict[str, float]
+    excesses: dict[str, float]
+
+
+def block(base: Sequence[Turn], candidate: Sequence[Turn], metrics: Iterable[str]) -> Block:
+    """Of the turns of both sides, in order."""
+    found = Block({}, {})
+    for metric in metrics:
+        logs = [math.log(c[metric] / b[metric]) for c, b in zip(candidate, base, strict=True)]
+        found.statistics[metric] = float(of_block(logs))
+        found.excesses[metric] = excess(candidate, metric) - excess(base, metric)
+    return found
 
 
 def times(turn: Turn) -> set[str]:

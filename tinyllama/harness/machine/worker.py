@@ -34,6 +34,12 @@ TIMEOUT = 900.0  # seconds for one request; a search over compiled configuration
 LONGEST_ANSWER = 2**28  # bytes
 _SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
 _CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
+# Variables for glibc: how much it returned differed between processes (docs/LOG.md).
+KEEPS_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that it takes
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
