@@ -13,12 +13,14 @@ import torch
 from correctness_tests.support.contenders import weighed
 from correctness_tests.support.gate_fakes import SECONDS, Script, wrong
 from correctness_tests.support.gate_subjects import Make, held, ready, turn
+from tinyllama.harness.correct.evaluate import copied
 from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.decision import LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort
-from tinyllama.harness.gate.subject import CALLS, DEVICE
+from tinyllama.harness.gate.proven import _tensors
+from tinyllama.harness.gate.subject import CALLS, DEVICE, Subject
 from tinyllama.harness.gate.verified import Proof
-from tinyllama.harness.measure.op_contender import WrongResultError
+from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome
 
 TESTS = 82  # figures of a merge on the H200
@@ -191,6 +193,41 @@ def test_a_side_whose_held_call_is_wrong_has_a_wrong_result(side: str) -> None:
     assert found["a"].outcome is Outcome.WRONG_RESULT
     assert side in found["a"].text
     assert found["b"].outcome is Outcome.SAME
+
+
+OPS_TRIED = ["embedding", "adamw", "rope", "rms_norm"]
+
+
+@pytest.mark.parametrize("op", OPS_TRIED)
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+def test_values_of_turns_are_near_known_ones_and_the_same_for_one_seed(
+    op: str, layout: str
+) -> None:
+    """Integers, single numbers and the gaps between strided elements stay as they are."""
+    both = [
+        Subject(Timed(op, "eager", 0, "fp32", layout), "cpu", "tinyllama.ops", ()) for _ in "ab"
+    ]
+    shown: list[list[torch.Tensor]] = []
+    for seed, made in ((3, both[0]), (3, both[1]), (4, both[0])):
+        with made._values_of(seed, 2):
+            made._give(made.passes[-1])
+            shown.append([memory(one) for one in _tensors(made.inputs)])
+            known, now = [*_tensors(made._master())], [*_tensors(made.inputs)]
+    assert all(map(torch.equal, shown[0], shown[1])), "for both sides"
+    assert not all(map(torch.equal, shown[0], shown[2]))
+    for value, of in zip(now, known, strict=True):
+        gaps = copied(of)
+        assert (value.shape, value.stride()) == (of.shape, of.stride())
+        if of.dtype.is_floating_point and of.numel() > 1:
+            assert not torch.equal(value, of)
+            assert ((value - of).abs() <= 0.0626 * of.abs()).all()
+            gaps.copy_(value)
+        assert torch.equal(memory(gaps), memory(value))
+
+
+def memory(value: torch.Tensor) -> torch.Tensor:
+    """A copy of all bytes, gaps too."""
+    return torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage()).clone()
 
 
 # -- saboteurs: right where they are verified, and quick in turns --------------------------------

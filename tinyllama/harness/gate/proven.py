@@ -4,10 +4,14 @@ in its timed calls.
 On the inputs of two known seeds its results must be, bit for bit, those of a call that was held to
 float64; for a provider that is not deterministic, within the allowed error.
 
-Each timed call has values that nobody has seen, from a seed that the judge draws when it asks for a
-turn: the same on both sides, written to the addresses of the turn before. What it gives is noted: a
-digest of its bits. The judge compares both sides' notes, and chooses when the turns are over which
-calls are held to eager's results, and to float64's (`Proven.hold`).
+Each timed call has values that nobody has seen: those of a known seed, of which each feature (along
+the last dimension) is multiplied by a number near 1. These come from a seed that the judge draws
+when it asks for a turn. So values are the same on both sides, cost what a copy costs, and are
+written to the addresses of the turn before. Drawing all of them anew takes 5 to 25 times as long as
+a turn on a CPU, and leaves colder caches. Integers and single numbers keep their values.
+
+What a call gives is noted: a digest of its bits. The judge compares both sides' notes, and chooses
+when the turns are over which calls are held to eager's results, and to float64's (`Proven.hold`).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from tinyllama.harness.measure.op_contender import OpContender, Timed, WrongResu
 SEEDS = 2  # known ones
 PLACES = 16  # seeds of values for a turn; each call has one
 SINGLE = PLACES - 1  # the place of the inputs of a call on the device's clock
+FACTORS, WIDTH = 1024, 0.125  # how many numbers near 1; from 1 - WIDTH/2 to 1 + WIDTH/2
 
 
 @dataclass
@@ -121,7 +126,7 @@ class Proven(OpContender):
                     f"{what} gave other results than the same call made again: they are wrong, or "
                     "its provider is not deterministic"
                 )
-            inputs = self._made()
+            inputs = self._varied(_copies(self._master()))
         plain = evaluate(self.op, eager, inputs)
         oracle = evaluate(self.op, eager, inputs.double()) if exact else plain
         slack = self.case.provider.slack.get(self.case.dtype, 1.0)
@@ -189,23 +194,37 @@ class Proven(OpContender):
         return self._drawn()
 
     def _drawn(self) -> Inputs:
-        """Copies of the inputs of a known seed, which are drawn once: drawing is slow."""
-        key = self.round, self.layout
-        if key not in self.masters:
-            self.masters[key] = self._made()
-        return _copies(self.masters[key])
+        """Copies of the inputs of a known seed."""
+        return _copies(self._master())
+
+    def _master(self) -> Inputs:
+        """The inputs of a known seed, which are drawn once: drawing is slow."""
+        seed = self.round % SEEDS
+        if (seed, self.layout) not in self.masters:
+            before, self.round = self.round, seed
+            self.masters[seed, self.layout] = super()._drawn()
+            self.round = before
+        return self.masters[seed, self.layout]
 
     def _filled(self) -> Inputs:
-        """The inputs of this round's seed, at the addresses of the place."""
-        made = self._made()
+        """The inputs of this round's values, at the addresses of the place."""
         if self.place not in self.places:
-            self.places[self.place] = _copies(made)
-        for kept, value in zip(_tensors(self.places[self.place]), _tensors(made), strict=True):
-            kept.untyped_storage().copy_(value.untyped_storage())
-        return self.places[self.place]
+            self.places[self.place] = _copies(self._master())
+        return self._varied(self.places[self.place])
 
-    def _made(self) -> Inputs:
-        return super()._drawn()
+    def _varied(self, into: Inputs) -> Inputs:
+        """Write this round's values."""
+        generator = torch.Generator(self.device).manual_seed(self.round)
+        numbers = torch.rand(FACTORS, generator=generator, device=self.device)
+        numbers = 1 + WIDTH * (numbers - 0.5)
+        for kept, value in zip(_tensors(into), _tensors(self._master()), strict=True):
+            if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
+                width = value.shape[-1]
+                each = numbers.repeat(-(-width // FACTORS))[:width].to(value.dtype)
+                torch.mul(value, each, out=kept)
+            else:
+                kept.untyped_storage().copy_(value.untyped_storage())
+        return into
 
     def _one_call(self, seed: int) -> dict[str, torch.Tensor]:
         """The results of a call on the inputs of a seed."""
