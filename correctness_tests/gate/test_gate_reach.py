@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import itertools
 import sys
@@ -110,6 +111,24 @@ def test_what_an_import_inside_gives_is_reached(load: Load, tmp_path: Path) -> N
     other = load(HIDDEN)
     text = f"def call():\n    from {other.__name__} import hidden\n    return hidden()\n"
     assert "hidden" in names(load(text), tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    "text", ["from {0} import late\n    return late", "import {0}.late as late\n    return late"]
+)
+def test_a_module_of_the_tree_that_a_call_would_load_is_loaded(
+    text: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = f"reach_{next(NUMBER)}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / package / "late.py").write_text(f"{HIDDEN}AT_IMPORT = hidden()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(package)
+    module = load(f"def call():\n    {text.format(package)}.AT_IMPORT\n")
+    reached = Reached(tmp_path.resolve(), module.call)
+    late = sys.modules[f"{package}.late"]
+    assert (late.__file__, 1) in reached.places, "its import ran that"
 
 
 def test_of_a_module_a_function_gets_the_attributes_that_it_takes(
