@@ -18,7 +18,8 @@ pytest.importorskip("triton")
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.launch import dependent, recorded
-from tinyllama.harness.kernels.precision import narrowed, rounded, rounded_copy
+from tinyllama.harness.kernels.placed import rounded
+from tinyllama.harness.kernels.precision import narrowed
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model import llama
@@ -127,12 +128,12 @@ def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
     step.rounded.refresh()
     w = step.model.get_parameter("layers.1.w_o")
     with step.rounded.offered():
-        low = rounded_copy(w, torch.bfloat16)
+        low = rounded.of(w, torch.bfloat16)
         assert low is not None
         assert torch.equal(low, w.detach().to(torch.bfloat16))
-        assert rounded_copy(w, torch.float16) is None
-        assert rounded_copy(w.detach().clone(), torch.bfloat16) is None
-    assert rounded_copy(w, torch.bfloat16) is None
+        assert rounded.of(w, torch.float16) is None
+        assert rounded.of(w.detach().clone(), torch.bfloat16) is None
+    assert rounded.of(w, torch.bfloat16) is None
 
 
 def test_a_product_reads_the_copy_and_its_gradient_goes_to_the_weight() -> None:

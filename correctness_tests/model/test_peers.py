@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from correctness_tests.support.two_ranks import CONFIG, SHAPE
-from tinyllama.harness.kernels.placed import place_for, placed
+from tinyllama.harness.kernels.placed import placed
 from tinyllama.model.config import ConfigError
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import block
@@ -133,9 +133,9 @@ def test_gradients_are_written_in_their_place(tier: str, device: torch.device) -
                 parameter.shape, parameter.stride(), parameter.storage_offset()
             )
             assert found[name].data_ptr() == place.data_ptr(), name
-    assert place_for(one) is None
+    assert placed.of(one) is None
     with placed(master, buffer):
-        assert place_for(torch.zeros(3)) is None
+        assert placed.of(torch.zeros(3)) is None
 
 
 LAST = ["sum 1", "sum 0", "embedding", "sum rest"]

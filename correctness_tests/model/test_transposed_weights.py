@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels.launch import recorded
-from tinyllama.harness.kernels.precision import kept_transposed, transposed_copy
+from tinyllama.harness.kernels.placed import kept_transposed
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -155,11 +155,11 @@ def test_who_keeps_none(plan: str, changes: dict[str, Any]) -> None:
 def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
     master, copy = torch.arange(12.0), torch.arange(12.0) + 100
     with kept_transposed(master, copy):
-        found = transposed_copy(master[4:10])
+        found = kept_transposed.of(master[4:10])
         assert found is not None
         assert torch.equal(found, copy[4:10])
-        assert transposed_copy(master.clone()) is None
-    assert transposed_copy(master) is None
+        assert kept_transposed.of(master.clone()) is None
+    assert kept_transposed.of(master) is None
 
 
 # -- the update -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from tinyllama.harness.kernels.layout import as_one, placed_alike
-from tinyllama.harness.kernels.precision import kept_transposed, rounded
+from tinyllama.harness.kernels.placed import Offered, kept_transposed, rounded
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
@@ -233,19 +233,47 @@ def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
-class TransposedWeights:
-    """The transpose of each matrix of a model's blocks, for products of the backward pass that read
-    their operands along the inner axis alone (see `tinyllama.ops.stack.kernels`). The optimizer
-    writes it when it updates the matrix; `refresh` and what it sees as of `RoundedWeights`.
+class _Kept:
+    """Memory that lies as a model's parameters do, and what of it the optimizer writes when it
+    updates a parameter.
+
+    If something else changed a parameter, `refresh` writes all of it again. It detects a change by
+    PyTorch's version counters, so it does not see a write to ``data``.
     """
 
-    def __init__(self, model: TinyLlama, optimizer: AdamW) -> None:
+    _offered: Offered
+
+    def __init__(self, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype) -> None:
         self._counted = counted_apart(optimizer.parameters)
         some = model.embedding.detach()
         size = some.untyped_storage().nbytes() // some.element_size()
         self._master = some.as_strided((size,), (1,), 0)
-        self._copy = torch.empty_like(self._master)
+        self._copy = torch.empty_like(self._master, dtype=dtype)
         self._versions: int | None = None
+
+    def refresh(self) -> None:
+        """Write all of it again if a parameter was changed since the last call."""
+        versions = sum(map(_VERSION, self._counted))  # no version ever decreases
+        if versions != self._versions:
+            self._write()
+            self._versions = versions
+
+    def offered(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which products read the copy."""
+        return self._offered(self._master, self._copy)
+
+    def _write(self) -> None:
+        raise NotImplementedError
+
+
+class TransposedWeights(_Kept):
+    """The transpose of each matrix of a model's blocks, for products of the backward pass that read
+    their operands along the inner axis alone (see `tinyllama.ops.stack.kernels`)."""
+
+    _offered = kept_transposed
+
+    def __init__(self, model: TinyLlama, optimizer: AdamW) -> None:
+        super().__init__(model, optimizer, model.embedding.dtype)
         index = {id(p): i for i, p in enumerate(optimizer.parameters)}
         for layer in model.layers:
             weights = [getattr(layer, name) for name in WEIGHTS]
@@ -274,41 +302,26 @@ class TransposedWeights:
         )
         return cls(model, optimizer) if lie_as_one else None
 
-    def refresh(self) -> None:
-        """Transpose all matrices again if one was changed since the last call."""
-        versions = sum(map(_VERSION, self._counted))
-        if versions != self._versions:
-            for _, shapes, memory in self._groups:
-                start = memory.storage_offset()
-                for rows, columns in shapes:
-                    place = slice(start, start + rows * columns)
-                    matrix = self._master[place].view(rows, columns)
-                    self._copy[place].view(columns, rows).copy_(matrix.T)
-                    start = place.stop
-            self._versions = versions
-
-    def offered(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which products read the transposes."""
-        return kept_transposed(self._master, self._copy)
+    def _write(self) -> None:
+        for _, shapes, memory in self._groups:
+            start = memory.storage_offset()
+            for rows, columns in shapes:
+                place = slice(start, start + rows * columns)
+                matrix = self._master[place].view(rows, columns)
+                self._copy[place].view(columns, rows).copy_(matrix.T)
+                start = place.stop
 
 
-class RoundedWeights:
-    """Copies of a model's parameters in the dtype of its products. The optimizer writes a copy when
-    it updates the parameter, so a step casts no weight.
+class RoundedWeights(_Kept):
+    """Copies of a model's parameters in the dtype of its products, so that a step casts no
+    weight."""
 
-    If something else changed a parameter, `refresh` rounds all parameters again. It detects a
-    change by PyTorch's version counters, so it does not see a write to ``data``.
-    """
+    _offered = rounded
 
     def __init__(self, model: TinyLlama, optimizer: AdamW, dtype: torch.dtype) -> None:
-        self._counted = counted_apart(optimizer.parameters)
-        some = model.embedding.detach()
-        size = some.untyped_storage().nbytes() // some.element_size()
-        self._master = some.as_strided((size,), (1,), 0)
-        self._low = torch.empty_like(self._master, dtype=dtype)
-        self._versions: int | None = None
+        super().__init__(model, optimizer, dtype)
         optimizer.copies = [
-            self._low.as_strided(p.shape, p.stride(), p.storage_offset())
+            self._copy.as_strided(p.shape, p.stride(), p.storage_offset())
             for p in optimizer.parameters
         ]
 
@@ -321,14 +334,6 @@ class RoundedWeights:
             return None
         return cls(model, optimizer, dtype)
 
-    def refresh(self) -> None:
-        """Round all parameters again if one was changed since the last call."""
-        versions = sum(map(_VERSION, self._counted))  # no version ever decreases
-        if versions != self._versions:
-            with torch.no_grad():
-                self._low.copy_(self._master)
-            self._versions = versions
-
-    def offered(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which products read the copies."""
-        return rounded(self._master, self._low)
+    def _write(self) -> None:
+        with torch.no_grad():
+            self._copy.copy_(self._master)

@@ -1,8 +1,7 @@
-"""Where the backward pass writes gradients: into a buffer that its caller chose.
+"""Memory that lies as parameters do: their rounded copies, their transposes, and their gradients.
 
-An op asks `place_for` where the gradients of some parameters belong, just before the first product
-that writes there. It gets memory of its own, unless the parameters are views of a master for which
-a buffer is offered.
+A caller offers it for a while, beside the master: the one memory of all parameters. An op asks with
+a view of the master, and gets the offered memory at the same place.
 """
 
 from __future__ import annotations
@@ -14,29 +13,42 @@ import torch
 
 from tinyllama.harness.kernels.known import AFFECTING
 
-_OFFERED: list[tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = []
-AFFECTING.append(_OFFERED)
+
+class Offered:
+    """Memories of one kind."""
+
+    def __init__(self) -> None:
+        self._offers: list[tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = []
+        AFFECTING.append(self._offers)
+
+    @contextlib.contextmanager
+    def __call__(
+        self, master: torch.Tensor, memory: torch.Tensor, asked: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Meanwhile ``memory`` belongs to ``master``, element by element: both are flat, and master
+        is the whole of its memory. asked: called each time that an op asks for a place there, just
+        before the first product that writes or reads it."""
+        self._offers.append((master, memory, asked))
+        try:
+            yield
+        finally:
+            self._offers.pop()
+
+    def of(self, view: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """The memory at the place of a view of a master; None where none is offered, or none in
+        this dtype (None: any)."""
+        for master, memory, asked in self._offers:
+            here = view.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()
+            if here and view.dtype is master.dtype and dtype in (None, memory.dtype):
+                asked()
+                return memory.as_strided(view.shape, view.stride(), view.storage_offset())
+        return None
 
 
-@contextlib.contextmanager
-def placed(
-    master: torch.Tensor, gradients: torch.Tensor, asked: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Meanwhile gradients of views of ``master`` belong into ``gradients``, element by element:
-    both are flat, and master is the whole of its memory. Offer it for one backward pass, whose
-    gradients are not added to others. asked: called each time that an op asks for a place there.
-    """
-    _OFFERED.append((master, gradients, asked))
-    try:
-        yield
-    finally:
-        _OFFERED.pop()
-
-
-def place_for(view: torch.Tensor) -> torch.Tensor | None:
-    """The memory for the gradient of a view of a master; None where none is offered."""
-    for master, gradients, asked in _OFFERED:
-        if view.untyped_storage().data_ptr() == master.untyped_storage().data_ptr():
-            asked()
-            return gradients.as_strided(view.shape, view.stride(), view.storage_offset())
-    return None
+# Copies in the dtype of products.
+rounded = Offered()
+# The transpose of each matrix, at the matrix's place: ask with views of whole matrices.
+kept_transposed = Offered()
+# Where gradients are written: offer it for one backward pass, whose gradients are not added to
+# others.
+placed = Offered()

@@ -1,14 +1,12 @@
 """The precision of products: asked for by the caller, stated to every kernel, never a default."""
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING
 from tinyllama.harness.kernels.launch import chip_of, dot_precisions
+from tinyllama.harness.kernels.placed import rounded
 
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 DTYPE_OF = {short: dtype for dtype, short in SHORT.items()}
@@ -41,55 +39,6 @@ def autocast_kind(x: torch.Tensor) -> str:
     return "cpu" if x.device.type == "cpu" else "cuda"
 
 
-_ROUNDED: list[tuple[torch.Tensor, torch.Tensor]] = []
-AFFECTING.append(_ROUNDED)
-
-
-@contextlib.contextmanager
-def rounded(master: torch.Tensor, low: torch.Tensor) -> Iterator[None]:
-    """Meanwhile ``low`` is the rounded copy of ``master``, element by element: both are flat, and
-    master is the whole of its memory."""
-    _ROUNDED.append((master, low))
-    try:
-        yield
-    finally:
-        _ROUNDED.pop()
-
-
-def rounded_copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """What `rounded` offers for a view of a master, in this dtype; None where it offers nothing."""
-    for master, low in _ROUNDED:
-        here = x.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()
-        if here and x.dtype is master.dtype and low.dtype is dtype:
-            return low.as_strided(x.shape, x.stride(), x.storage_offset())
-    return None
-
-
-_TRANSPOSED: list[tuple[torch.Tensor, torch.Tensor]] = []
-AFFECTING.append(_TRANSPOSED)
-
-
-@contextlib.contextmanager
-def kept_transposed(master: torch.Tensor, copy: torch.Tensor) -> Iterator[None]:
-    """Meanwhile ``copy`` has the transpose of each matrix of ``master`` at the matrix's place: both
-    are flat, and master is the whole of its memory."""
-    _TRANSPOSED.append((master, copy))
-    try:
-        yield
-    finally:
-        _TRANSPOSED.pop()
-
-
-def transposed_copy(x: torch.Tensor) -> torch.Tensor | None:
-    """The part of the copy that `kept_transposed` offers at the place of a view of whole matrices;
-    None where it offers nothing."""
-    for master, copy in _TRANSPOSED:
-        here = x.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()
-        if here and x.dtype is master.dtype:
-            return copy.as_strided(x.shape, x.stride(), x.storage_offset())
-    return None
-
-
 class _Rounded(torch.autograd.Function):
     """A rounded copy in place of a cast: the gradient goes to what was rounded."""
 
@@ -105,7 +54,7 @@ class _Rounded(torch.autograd.Function):
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """x in this dtype: the copy that `rounded` offers, or else a cast."""
-    copy = rounded_copy(x, dtype) if _ROUNDED else None
+    copy = rounded.of(x, dtype)
     return x.to(dtype) if copy is None else _Rounded.apply(x, copy)
 
 

@@ -19,8 +19,8 @@ from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import as_one, contiguous, joined
-from tinyllama.harness.kernels.placed import place_for
-from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy
+from tinyllama.harness.kernels.placed import placed, rounded
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import (
     SDPA_SLACK,
@@ -330,7 +330,7 @@ class _Places(NamedTuple):
 
 def _places(weights: Sequence[torch.Tensor]) -> _Places | Matrices:
     whole = as_one(*weights)
-    place = None if whole is None else place_for(whole)
+    place = None if whole is None else placed.of(whole)
     return _Places() if place is None else Matrices.of(weights, place)
 
 
@@ -340,7 +340,7 @@ def _narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torc
     if dtype is weights[0].dtype:
         return weights[0].new_empty(0), Matrices.of(weights, None)
     wide = joined(weights)
-    narrow = rounded_copy(wide, dtype)
+    narrow = rounded.of(wide, dtype)
     narrow = wide.to(dtype) if narrow is None else narrow
     return narrow, Matrices.of(weights, narrow)
 

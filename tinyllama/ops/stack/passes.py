@@ -12,8 +12,8 @@ import torch
 
 from tinyllama.harness.declare.autograd import Grads, Named
 from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
-from tinyllama.harness.kernels.placed import place_for
-from tinyllama.harness.kernels.precision import compute_dtype, rounded_copy, transposed_copy
+from tinyllama.harness.kernels.placed import kept_transposed, placed, rounded
+from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import Inputs as Block
 from tinyllama.ops.block import Matrices
@@ -347,7 +347,7 @@ def _gradients_of(weights: list[torch.Tensor]) -> torch.Tensor:
     place = None
     if whole is not None and len({w.stride(0) for w in weights}) == 1:
         shape, strides = (layers, size), (weights[0].stride(0), 1)
-        place = place_for(whole.as_strided(shape, strides, whole.storage_offset()))
+        place = placed.of(whole.as_strided(shape, strides, whole.storage_offset()))
     return weights[0].new_empty((layers, size)) if place is None else place
 
 
@@ -382,7 +382,7 @@ def _whole(weights: list[torch.Tensor]) -> torch.Tensor | None:
 def _turned_copy(weights: list[torch.Tensor]) -> torch.Tensor:
     """The transposes of each block's matrices where they are kept (L P), else nothing (0)."""
     whole = _whole(weights)
-    copy = None if whole is None else transposed_copy(whole)
+    copy = None if whole is None else kept_transposed.of(whole)
     return weights[0].new_empty(0) if copy is None else copy
 
 
@@ -416,7 +416,7 @@ def _narrowed(
         return weights[0].new_empty(0), _where_they_lie(weights)
     wide = _whole(weights)
     if wide is not None:
-        narrow = rounded_copy(wide, dtype)
+        narrow = rounded.of(wide, dtype)
         narrow = wide.to(dtype) if narrow is None else narrow
     else:
         narrow = torch.cat([w.detach().flatten(1).to(dtype) for w in weights], 1)
