@@ -1,7 +1,6 @@
 """Each axis in turn made long and ragged: what goes wrong only there is found, what is not tried
 is said."""
 
-import copy
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
 from tinyllama.ops import OPS
@@ -27,9 +27,7 @@ def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def round_sizes(op: Op) -> Op:
     """The op as an author would declare it who only thinks of blocks that are full."""
-    narrow = copy.copy(op)
-    narrow.cases = [Case(N=64, F=64), Case(N=8, F=128)]
-    return narrow
+    return narrowed(op, [Case(N=64, F=64), Case(N=8, F=128)])
 
 
 def found(call: Call, op: Op = SILU, **traits: Any) -> Finding:
@@ -147,8 +145,7 @@ def test_what_a_provider_does_not_support_is_said() -> None:
 
 
 def test_rules_are_given_numbers_where_the_case_has_several_axes() -> None:
-    op = copy.copy(SILU)
-    op.cases = [Case(N=(2, 3), F=64)]
+    op = narrowed(SILU, [Case(N=(2, 3), F=64)])
     op.fits = lambda sizes: None if sizes["N"] <= 3300 else "too many"
     one = found(EAGER, op, supports=lambda dims: None if dims["F"] <= 300 else "too wide")
     assert one.outcome is Outcome.PASSED, one

@@ -5,7 +5,6 @@ table in docs/CHECK.md. A check that could not be made must say the reason that 
 """
 
 import contextlib
-import copy
 import functools
 import math
 from collections.abc import Collection, Iterator
@@ -19,6 +18,7 @@ pytest.importorskip("triton")
 
 from triton.runtime import interpreter as stock
 
+from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.correct.checks import (
     CHECKS,
@@ -45,13 +45,6 @@ ADVISED = {("attention", "triton", "autocast"): "autocast is ignored"}
 each_provider = pytest.mark.parametrize(
     ("op", "provider"), EVERY, ids=[str(provider) for _, provider in EVERY]
 )
-
-
-def narrowed(op: Op, cases: Collection[Case], dtypes: Collection[torch.dtype]) -> Op:
-    """The op with these cases alone."""
-    narrow = copy.copy(op)
-    narrow.cases, narrow.dtypes = list(cases), tuple(dtypes)
-    return narrow
 
 
 def programs(op: Op, provider: Provider, case: Case) -> dict[str, int]:

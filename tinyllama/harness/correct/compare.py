@@ -102,12 +102,18 @@ class Reference(NamedTuple):
     off_by: int = 0
 
     @property
+    def moved(self) -> torch.Tensor:
+        """The changes of the oracle, one behind the other; a number is a vector of one element."""
+        every = torch.stack([torch.atleast_1d(one.double()) for one in self.perturbed])
+        return every - torch.atleast_1d(self.oracle.double())
+
+    @property
     def gain(self) -> float:
         """How many times worse than rounding the inputs eager's error is; at least 1."""
         if not self.eager.is_floating_point():
             return 1.0
         error = (self.eager.double() - self.oracle).norm()
-        sensitive = _rms([(moved - self.oracle).norm() for moved in self.perturbed])
+        sensitive = _rms(self.moved.flatten(1).norm(dim=1))
         unit = torch.finfo(self.eager.dtype).eps / math.sqrt(12) * self.oracle.norm()
         return max(1.0, (error / torch.maximum(sensitive, unit).clamp_min(1e-300)).item())
 
@@ -117,63 +123,67 @@ def compare(
     result: torch.Tensor,
     reference: Reference,
     *,
-    gain: float = 1.0,
+    gain: float | None = None,
     slack: float = SLACK,
 ) -> Comparison:
     """Compare the error of a result with eager's; see the module for the rule.
 
-    gain: the least gain, from the other results of the same call.
+    gain: that of the reference, or more because of other results of the same call.
     """
-    eager, oracle, perturbed, magnitude, _ = reference
+    eager, oracle, _, magnitude, _ = reference
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
     if not eager.is_floating_point():
         return _compare_integers(name, result, reference, slack)
     limits = torch.finfo(result.dtype)
     unit = limits.eps / math.sqrt(12)
-    gain = max(gain, reference.gain)
+    gain = reference.gain if gain is None else gain
     exact = torch.atleast_1d(oracle.double())
-    error, of_eager, *moved = (
-        torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager, *perturbed)
-    )
-    terms = torch.zeros_like(exact) if magnitude is None else torch.atleast_1d(magnitude)
+    error, of_eager = (torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager))
+    moved = reference.moved
+    terms = None if magnitude is None else torch.atleast_1d(magnitude)
     subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
 
     def allowed(own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: int) -> torch.Tensor:
         spread = 1 + math.sqrt(2 * math.log(1e4 * rows) / freedom)
         return slack * torch.maximum(own, spread * typical) + subnormal
 
+    def larger(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Of the oracle and of the terms."""
+        return norm(exact) if terms is None else torch.maximum(norm(exact), norm(terms))
+
     def rows(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.norm(dim=-1).flatten()
 
-    def typical(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        rounding = unit * torch.maximum(norm(exact), norm(terms))
-        return torch.maximum(gain * _rms([norm(m) for m in moved]), rounding)
-
     size = exact.norm()
-    bound = allowed(of_eager.norm(), typical(torch.Tensor.norm), 1, exact.numel())
+    usual = torch.maximum(
+        gain * _rms(moved.flatten(1).norm(dim=1)), unit * larger(torch.Tensor.norm)
+    )
+    bound = allowed(of_eager.norm(), usual, 1, exact.numel())
     whole = Check("tensor", error.norm().item(), bound.item())
 
     width = exact.shape[-1]
-    bounds = allowed(rows(of_eager), typical(rows), exact.numel() // width, 1)
-    worst = (rows(error) / bounds).nan_to_num(nan=math.inf).argmax()
-    row = Check("row", rows(error)[worst].item(), bounds[worst].item())
+    usual = torch.maximum(gain * _rms(moved.norm(dim=-1)).flatten(), unit * larger(rows))
+    bounds = allowed(rows(of_eager), usual, exact.numel() // width, 1)
+    errors = rows(error)
+    worst = (errors / bounds).nan_to_num(nan=math.inf).argmax()
+    row = Check("row", errors[worst].item(), bounds[worst].item())
     widest = bounds.max().item()
 
     if size <= 1e-6 * bound:  # zero up to float64's own rounding: zeros are right
         return Comparison(name, (whole, row), True, True, widest)
 
-    def along(tensor: torch.Tensor) -> torch.Tensor:
-        return (tensor * exact).sum().abs() / size**2
+    def along(tensors: torch.Tensor) -> torch.Tensor:
+        return (tensors * exact).flatten(1).sum(1).abs() / size**2
 
     # Independent roundings of the elements average out along the oracle; equal ones are one.
     shared = math.sqrt(eager.numel() / torch.unique(eager).numel())
-    averaged = torch.maximum((exact * exact).norm(), (terms * exact).norm()) / size**2
-    averaged = unit * shared * averaged
-    usual = torch.maximum(gain * _rms([along(m) for m in moved]), averaged)
-    tilt = allowed(along(of_eager), usual, 1, 1) + ACCUMULATION
+    averaged = unit * shared * (larger(lambda one: (one * exact).norm()) / size**2)
+    usual = torch.maximum(gain * _rms(along(moved)), averaged)
+    tilts = along(torch.stack([error, of_eager]))
+    tilt = allowed(tilts[1], usual, 1, 1) + ACCUMULATION
     return Comparison(
         name,
-        (whole, row, Check("scale", along(error).item(), tilt.item())),
+        (whole, row, Check("scale", tilts[0].item(), tilt.item())),
         sees_zero=bool(size > bound),
         sees_scale=bool(tilt < 0.01 or bound < 0.01 * size),
         widest_row=widest,
@@ -195,5 +205,6 @@ def _compare_integers(
     return Comparison(name, checks, sees_zero, True, 0.0)
 
 
-def _rms(samples: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(samples)).pow(2).mean(0).sqrt()
+def _rms(samples: torch.Tensor) -> torch.Tensor:
+    """Over the first axis."""
+    return samples.pow(2).mean(0).sqrt()

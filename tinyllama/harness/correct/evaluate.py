@@ -190,6 +190,7 @@ def evaluate(
     *,
     place: Place | None = None,
     dtypes: Mapping[str, torch.dtype] | None = None,
+    watched: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Run forward and backward and return every result by name.
 
@@ -200,13 +201,16 @@ def evaluate(
     place: makes the argument of an input, or of an upstream gradient, and is told its name; a copy
         with the same strides by default.
     dtypes: of outputs, where they are not as the op declares.
+    watched: False for a call that was watched on other inputs, with inputs for it alone: it gets
+        them and not copies, and whether it changes them is not asked.
 
     Raises a `ContractError`: ChangedInputError for an input or upstream gradient that is not
     declared mutated, OutputError and GradientError for results that are not as declared.
     """
-    placed = place or (lambda value, name: copied(value))
+    placed = place or (lambda value, name: copied(value) if watched else value)
     args = {name: placed(value, name) for name, value in inputs.args.items()}
-    before = {name: copied(value) for name, value in args.items() if name not in op.mutated}
+    unchanged = [name for name in args if watched and name not in op.mutated]
+    before = {name: copied(args[name]) for name in unchanged}
     for name in _wanted(op, inputs):
         args[name].requires_grad_(True)
 
@@ -220,7 +224,8 @@ def evaluate(
     try:
         results = _named_outputs(op, outputs, args, inputs.params, dtypes or {})
         if op.differentiable:
-            found = backward_pass(op, results, args, inputs, overwrites, placed, backward)
+            given = [*overwrites, *(() if watched else op.outputs)]
+            found = backward_pass(op, results, args, inputs, given, placed, backward)
             results.update(found)
             backward = _changed(args, kept) + backward
     except Exception as error:
@@ -263,7 +268,7 @@ def backward_pass(
     elif detached:
         raise GradientError(f"{op.name}: outputs {detached} are detached from the inputs")
     upstream = {name: placed(gradient, f"grad {name}") for name, gradient in given.items()}
-    kept = {name: copied(gradient) for name, gradient in upstream.items()}
+    kept = {name: copied(one) for name, one in upstream.items() if name not in overwrites}
     gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
         [results[name] for name in given],
         [args[name] for name in _wanted(op, inputs)],
@@ -271,7 +276,7 @@ def backward_pass(
         allow_unused=True,
     )
     for name, before in kept.items():
-        if name not in overwrites and not _same_memory(before, upstream[name]):
+        if not _same_memory(before, upstream[name]):
             changed.append(f"the upstream gradient of {name}")
     found = {}
     for name, gradient in zip(_wanted(op, inputs), gradients, strict=True):
