@@ -166,18 +166,11 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-def test_a_comment_leaves_all_identical_and_nothing_is_timed(repository: Repository) -> None:
+def test_neither_a_comment_nor_an_edited_rule_changes_a_verdict(repository: Repository) -> None:
+    """All are IDENTICAL, and nothing is timed. The base's harness judges, with its conftest and its
+    configuration: what the candidate's would decide of itself is not asked."""
     for name in ("tinyllama/ops/rms_norm/__init__.py", "tinyllama/harness/correct/evaluate.py"):
         repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
-    status, verdicts, text = repository.gate()
-    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
-    assert {name.partition("-")[0] for name in verdicts} > {"rms_norm", "attention", "step"}
-    assert status == 0
-    assert "undecided" not in text, "no block is announced"
-
-
-def test_an_edited_rule_does_not_decide_on_itself(repository: Repository) -> None:
-    """The base's harness judges, with its conftest and its configuration."""
     rule = "tinyllama/harness/gate/decision.py"
     for name in (rule, "conftest.py", "perf_tests/conftest.py"):
         path = repository.root / name
@@ -185,10 +178,24 @@ def test_an_edited_rule_does_not_decide_on_itself(repository: Repository) -> Non
     (repository.root / "conftest.py").write_text("pytest_plugins = []\n")  # that a user starts it
     command = ["-m", "tinyllama", "gate", "perf_tests", "--device=cpu", "--against=main"]
     status, verdicts, text = repository.gate(command=command)
-    assert {one["outcome"] for name, one in verdicts.items() if name != "judge"} == {"IDENTICAL"}
+    judge = verdicts.pop("judge")["text"]
+    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
+    assert {name.partition("-")[0] for name in verdicts} > {"rms_norm", "attention", "step"}
+    assert "undecided" not in text, "no block is announced"
     assert status == 19, text
-    assert f"{rule} (" in verdicts["judge"]["text"]
-    assert "perf_tests/conftest.py (" in verdicts["judge"]["text"]
+    assert f"{rule} (" in judge
+    assert "perf_tests/conftest.py (" in judge
+    assert "rms_norm" not in judge
+    assert "evaluate.py" not in judge, "a comment alone"
+
+
+@pytest.mark.slow("a whole gate; the test above differs in what is edited, and in the command")
+def test_a_comment_alone_is_green(repository: Repository) -> None:
+    name = "tinyllama/ops/rms_norm/__init__.py"
+    repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
+    status, verdicts, text = repository.gate()
+    assert {one["outcome"] for one in verdicts.values()} == {"IDENTICAL"}, text
+    assert status == 0
 
 
 @pytest.mark.slow("two processes that verify and time two providers")

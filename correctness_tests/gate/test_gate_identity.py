@@ -290,6 +290,7 @@ USES = {  # of a file whose functions differ; of the op, a line and the body of 
     "at_import": ("TABLE = shared.build()", "x + x"),
 }
 ALIKE = {"nothing", "kept", "kept_method"}
+needs_its_observers = pytest.mark.usefixtures("forked")  # one for each tree, in its folder
 
 
 def observed(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
@@ -300,6 +301,7 @@ def shared(more: str = "", or_more: str = "") -> dict[str, str]:
     return {"shared.py": SHARED.format(more=more, or_more=or_more)}
 
 
+@needs_its_observers
 def test_a_file_counts_for_what_could_run_its_functions_that_differ(tmp_path: Path) -> None:
     head = "import shared\n"
     files = {f"kernels/{n}.py": op_file(n, head + line, body) for n, (line, body) in USES.items()}
@@ -311,29 +313,30 @@ def test_a_file_counts_for_what_could_run_its_functions_that_differ(tmp_path: Pa
     assert set(found.values()) == {"it opens shared.py, which differs"}
 
 
+@needs_its_observers
 def test_a_function_that_an_import_ran_counts_for_all_that_import_its_file(tmp_path: Path) -> None:
     """What it returned may be anywhere."""
-    head = "import shared\n"
-    ops_of = {name: op_file(name, head + USES[name][0], USES[name][1]) for name in USES}
+    head, names = "import shared\n", ("nothing", "kept", "named", "at_import")
+    ops_of = {name: op_file(name, head + USES[name][0], USES[name][1]) for name in names}
     files = {f"kernels/{name}.py": text for name, text in ops_of.items()}
     pair(tmp_path, {**files, **shared()}, shared(or_more=" + [2]"))
-    assert set(judged(tmp_path, list(USES), observed)) == {f"{name}-sum" for name in USES}
+    assert set(judged(tmp_path, names, observed)) == {f"{name}-sum" for name in names}
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        "\nX = 1\n",
-        "\n\ndef changed(x):\n    return x\n",
-        "\n\n@torch.no_grad()\ndef more():\n    pass\n",
-    ],
-)
-def test_a_file_that_differs_in_more_than_functions_counts_for_all(
-    tmp_path: Path, after: str
-) -> None:
-    files = {"kernels/nothing.py": op_file("nothing", "import shared")}
-    pair(tmp_path, {**files, **shared()}, {"shared.py": shared()["shared.py"] + after})
-    assert set(judged(tmp_path, ["nothing"], observed)) == {"nothing-sum"}
+@needs_its_observers
+def test_a_file_that_differs_in_more_than_functions_counts_for_all(tmp_path: Path) -> None:
+    more = {
+        "a_name": "\nX = 1\n",
+        "defined_again": "\n\ndef changed(x):\n    return x\n",
+        "decorated": "\n\n@torch.no_grad()\ndef more():\n    pass\n",
+        "nothing": "",
+    }
+    text = shared()["shared.py"]
+    files = {f"kernels/{name}.py": op_file(name, f"import of_{name}") for name in more}
+    before = {f"of_{name}.py": text for name in more}
+    pair(tmp_path, {**files, **before}, {f"of_{n}.py": text + after for n, after in more.items()})
+    found = judged(tmp_path, list(more), observed)
+    assert set(found) == {f"{name}-sum" for name in more if name != "nothing"}
 
 
 # Of a file beside those of the ops: a launcher of each of two kernels, one of which another calls.
@@ -481,6 +484,7 @@ def test_the_harness_counts_for_what_it_launches() -> None:
         assert identity._apart(sides, one, name) is not bool(launched)
 
 
+@needs_its_observers
 def test_data_counts_for_what_could_read_it(tmp_path: Path) -> None:
     read = "def table():\n    return json.loads((HERE / 'kernels/x.json').read_text())\n"
     files = {

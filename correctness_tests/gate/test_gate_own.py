@@ -152,11 +152,10 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         command.run(parser().parse_args(["gate"]))
 
 
-@pytest.mark.parametrize("ending", ["import os; os._exit(0)", "raise SystemExit(0)"])
 def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
-    tree: Path, ending: str, quiet: None, capfd: pytest.CaptureFixture[str]
+    tree: Path, quiet: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tree / "kernels/once.py").write_text(f"{ending}\n")
+    (tree / "kernels/once.py").write_text("import os; os._exit(0)\n")
     args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
     assert args.run(args) == 17
     assert "WORKER DIED" in capfd.readouterr().out

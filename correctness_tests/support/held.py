@@ -71,4 +71,4 @@ class Thing:
 
     def dies(self, how: str) -> None:
         print(f"last words before {how}")
-        os._exit(7) if how == "exit" else os.abort()
+        {"exit": lambda: os._exit(7), "abort": os.abort, "leave": sys.exit}[how]()
