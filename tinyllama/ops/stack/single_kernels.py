@@ -14,8 +14,6 @@ from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.together import ALL, APART, meet
 from tinyllama.ops.attention.kernels import forward_kernel, keys, queries
 from tinyllama.ops.stack.kernels import (
-    _place,
-    _store,
     gate_up_kernel,
     hidden_gradient_kernel,
     norm_gradient_kernel,
@@ -23,6 +21,7 @@ from tinyllama.ops.stack.kernels import (
     qkv_kernel,
     residual_kernel,
 )
+from tinyllama.ops.stack.tiles import place, store
 
 LINE: tl.constexpr = tl.constexpr(APART)
 
@@ -39,9 +38,9 @@ def _spoil(
     program, y, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip
     """Make a tile of y (n_rows n_columns) NaN."""
-    m, n = _place(program, n_rows, n_columns, BM, BN, GROUP)
+    m, n = place(program, n_rows, n_columns, BM, BN, GROUP)
     nothing = tl.full((BM, BN), float("nan"), tl.float32)
-    _store(y, nothing, m * BM, n * BN, n_columns, n_rows, n_columns, BM, BN, False)
+    store(y, nothing, m * BM, n * BN, n_columns, n_rows, n_columns, BM, BN, False)
 
 
 @jit
