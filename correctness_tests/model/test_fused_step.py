@@ -28,7 +28,7 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import RoundedWeights, counted_apart
 from tinyllama.model.tiers import V3, V4, StepPlan
 from tinyllama.ops.stack import launches, receiving, stack
-from tinyllama.ops.stack.launches import FEW, pays
+from tinyllama.ops.stack.configs import FEW, pays
 from tinyllama.training.step import TrainStep, products
 
 SHAPE = ModelConfig(

@@ -20,7 +20,7 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import TransposedWeights
 from tinyllama.model.tiers import V4
 from tinyllama.ops.adamw import State, count, update, update_matrices
-from tinyllama.ops.stack import launches, stack
+from tinyllama.ops.stack import configs, stack
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
 
@@ -143,7 +143,7 @@ def test_an_update_that_leaves_a_transpose_out_is_found(turn: Callable[[int], No
 def test_who_keeps_none(plan: str, changes: dict[str, Any]) -> None:
     """Products in 16 bits; a block in one launch; rows for which the table chooses none."""
     key: dict[str, Any] = {"rows": 8, "width": 16, "kind": "fp32"}
-    with providers_restored([stack]), launches.TURNED.force(launches.Config(TURN=1), **key):
+    with providers_restored([stack]), configs.TURNED.force(configs.Config(TURN=1), **key):
         model = TinyLlama(SHAPE, V4.with_plan(plan))
         step = TrainStep(model, replace(CONFIG, **changes))
         assert not isinstance(step.rounded, TransposedWeights)

@@ -18,7 +18,7 @@ from tinyllama.model.config import ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.stack import Inputs, provider_of, stack
-from tinyllama.ops.stack.launches import FEW, PRODUCTS, pays
+from tinyllama.ops.stack.configs import FEW, PRODUCTS, pays
 from tinyllama.suites.accuracy import assert_accurate
 
 MIX = "out+down+attention_gradient"  # the one that was measured to win for many rows

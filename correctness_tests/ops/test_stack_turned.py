@@ -20,9 +20,9 @@ from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import attention
 from tinyllama.ops.attention import FARTHEST_ROW
-from tinyllama.ops.stack import Fused, Inputs, launches, provider_of, stack
+from tinyllama.ops.stack import Fused, Inputs, configs, provider_of, stack
+from tinyllama.ops.stack.configs import PRODUCTS, TURNED
 from tinyllama.ops.stack.fused import InSeveral
-from tinyllama.ops.stack.launches import PRODUCTS, TURNED
 from tinyllama.ops.stack.passes import Backward, Forward
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -128,22 +128,22 @@ def test_epilogues_leave_no_transposing_kernel(turn: Callable[[int], None]) -> N
 def test_the_chip_s_table_chooses_for_float32_alone() -> None:
     x = torch.empty(2, 16, 64, device="meta")
     key: dict[str, Any] = {"rows": 32, "width": 64, "kind": "fp32"}
-    assert launches.turns(x, torch.float32) == 0
+    assert configs.turns(x, torch.float32) == 0
     with (
         TURNED.force(Config(TURN=2), **key),
         TURNED.force(Config(TURN=2), **key | {"kind": "16bit"}),
     ):
-        assert launches.turns(x, torch.float32) == 2
-        assert launches.turns(x, torch.bfloat16) == 0
+        assert configs.turns(x, torch.float32) == 2
+        assert configs.turns(x, torch.bfloat16) == 0
     assert [config["TURN"] for config in TURNED.configs(**key)] == [0, 1, 2]
     assert [config["TURN"] for config in TURNED.configs(**key | {"kind": "16bit"})] == [0]
 
 
 def test_offsets_of_transposes_have_32_bits() -> None:
-    key: dict[str, Any] = {"rows": launches.MOST_ROWS, "width": 16, "kind": "fp32"}
+    key: dict[str, Any] = {"rows": configs.MOST_ROWS, "width": 16, "kind": "fp32"}
     with TURNED.force(Config(TURN=1), **key):
         for rows, turns in ((FARTHEST_ROW, 1), (FARTHEST_ROW + 1, 0)):
-            assert launches.turns(torch.empty(rows, 16, device="meta"), torch.float32) == turns
+            assert configs.turns(torch.empty(rows, 16, device="meta"), torch.float32) == turns
 
 
 # -- faults ---------------------------------------------------------------------------------------

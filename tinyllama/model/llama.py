@@ -17,7 +17,7 @@ from tinyllama.model.config import ModelConfig
 from tinyllama.model.tiers import Tier, resolve
 from tinyllama.ops.block import PARTS, compose
 from tinyllama.ops.rope import rope_tables
-from tinyllama.ops.stack.launches import pays
+from tinyllama.ops.stack.configs import pays
 
 ALIGNMENT = 64  # elements; the first of adjacent parameters is aligned for any kernel
 

@@ -15,8 +15,8 @@ from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tinyllama.ops.adamw import State, count, update, update_matrices
-from tinyllama.ops.stack.launches import turns
-from tinyllama.ops.stack.passes import WEIGHTS
+from tinyllama.ops.block import WEIGHTS
+from tinyllama.ops.stack.configs import turns
 
 
 class Transposes(NamedTuple):

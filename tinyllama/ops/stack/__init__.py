@@ -17,7 +17,8 @@ from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import block, stock, unfit
-from tinyllama.ops.stack import launches, passes, single
+from tinyllama.ops.stack import passes, single
+from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.ops.stack.passes import Inputs, receiving
 from tinyllama.ops.stack.single import InOne
@@ -149,21 +150,20 @@ class Fused:
 
 def provider_of(plan: str) -> str:
     """The provider of a plan: its own name, or that of `Fused` with exactly these products as
-    kernels of ours, whatever the chip's table says: names of `launches.PRODUCTS` joined by "+",
+    kernels of ours, whatever the chip's table says: names of `configs.PRODUCTS` joined by "+",
     ``all`` of them, or ``none``. It is registered when it is first asked for.
 
     Raises ValueError for a product that does not exist.
     """
     if plan in stack.providers:
         return plan
-    known = launches.PRODUCTS
-    names = {"all": list(known), "none": []}.get(plan, plan.split("+"))
-    if unknown := [name for name in names if name not in known]:
+    names = {"all": list(PRODUCTS), "none": []}.get(plan, plan.split("+"))
+    if unknown := [name for name in names if name not in PRODUCTS]:
         raise ValueError(
             f"plan {plan!r} does not exist: use fused, single, all, none, or products joined by +, "
-            f"of {', '.join(known)} (not {', '.join(map(repr, unknown))})"
+            f"of {', '.join(PRODUCTS)} (not {', '.join(map(repr, unknown))})"
         )
-    name = plan if plan in ("all", "none") else "_and_".join(n for n in known if n in names)
+    name = plan if plan in ("all", "none") else "_and_".join(n for n in PRODUCTS if n in names)
     if name not in stack.providers:
         way = type("Chosen", (InSeveral,), {"plan": frozenset(names)})
         stack.provider(name, requires=("triton",), keep=Inputs._fields, saved=SAVED, large=MANY)(

@@ -1,5 +1,5 @@
 """A block in several launches. Each product is either a kernel with everything else in its epilogue
-or the vendor's BLAS with kernels of V3 behind it: a plan chooses for each of `launches.PRODUCTS`.
+or the vendor's BLAS with kernels of V3 behind it: a plan chooses for each of `configs.PRODUCTS`.
 
 What follows a norm is scaled in one of two ways. Where the product behind a norm is fused, low = x
 gain, the product's rows are multiplied by rstd, and gradients of its result are stored times rstd
@@ -21,10 +21,8 @@ from tinyllama.ops.rms_norm import partial_rows
 from tinyllama.ops.rms_norm.kernels import launch_backward
 from tinyllama.ops.rope import rotate
 from tinyllama.ops.silu_mul import activate, activate_backward
-from tinyllama.ops.stack import launches
-from tinyllama.ops.stack.in_one import attend as attend_in_one
-from tinyllama.ops.stack.in_one import chosen
-from tinyllama.ops.stack.launches import (
+from tinyllama.ops.stack import configs, launches
+from tinyllama.ops.stack.configs import (
     ATTENTION_GRADIENT,
     DOWN,
     GATE_UP,
@@ -35,6 +33,8 @@ from tinyllama.ops.stack.launches import (
     QKV,
     WEIGHT_GRADIENTS,
 )
+from tinyllama.ops.stack.in_one import attend as attend_in_one
+from tinyllama.ops.stack.in_one import chosen
 from tinyllama.ops.stack.passes import Backward, Forward, Norm, Threes, heads_and_width
 from tinyllama.ops.transpose import transposed
 
@@ -52,12 +52,12 @@ class InSeveral:
     def _fused(self, space: Space, a_NI: torch.Tensor, columns: int) -> bool:
         """Whether the product of a (N inner) with so many columns is a kernel of ours."""
         if self.plan is None:
-            return launches.is_fused(space, a_NI, columns)
+            return configs.is_fused(space, a_NI, columns)
         return space.name.removeprefix("stack.") in self.plan
 
     @staticmethod
     def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
-        return launches.turns(x, dtype)
+        return configs.turns(x, dtype)
 
     # -- forward ------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from tinyllama.harness.kernels import HAS_DESCRIPTORS, dependent, next_power_of_
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.precision import input_precision
 from tinyllama.ops.stack.attention_kernels import attend_kernel
-from tinyllama.ops.stack.launches import fitting, operand
+from tinyllama.ops.stack.configs import fitting
+from tinyllama.ops.stack.launches import operand
 
 LONGEST, WIDEST = 128, 64  # tokens and head dimension that a program's registers hold
 

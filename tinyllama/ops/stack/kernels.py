@@ -9,10 +9,9 @@ rstd = 1 / rms(x). Backward, with dY scaled by rstd and c = sum(dY Y) over a row
 (the algebra of CODA, arXiv 2605.19269). Sums over a row or a column of tiles go through memory, one
 number for each tile, and are added in one order: equal inputs give equal bits.
 
-Shape suffixes as in `tinyllama.ops`; E = Q + 2 R. A tile is (BM BN), a step of a product takes BK
-of the inner axis. EVEN: the tiles divide the sizes, and nothing is masked. DESCRIBED: the operands
-of products are tensor descriptors, which read zeros outside a tensor. Called by another kernel, one
-does the work of its program number ``program``.
+Shape suffixes as in `tinyllama.ops`; E = Q + 2 R; BM, BN, BK, EVEN and DESCRIBED as in
+`tinyllama.ops.stack.tiles`. Called by another kernel, one does the work of its program number
+``program``.
 
 Some matrix units read float32 operands along the inner axis of a product alone. There, what a
 gradient of weights will read is stored a second time as its transpose (names in ``_turned``, None

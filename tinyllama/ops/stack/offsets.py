@@ -11,6 +11,7 @@ from tinyllama.harness.declare.offsets import Ends, Pairs, Results, randn
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import launches, stack
+from tinyllama.ops.stack.configs import DOWN, MLP_GRADIENT
 from tinyllama.ops.stack.in_one import attend
 
 EPS, WIDTH = 1e-5, 32
@@ -37,11 +38,11 @@ def many_rows(ends: Ends) -> Pairs:
         gate_up, dgate_up = x.new_empty((n, 2 * WIDTH)), x.new_empty((n, 2 * WIDTH))
         launches.project(x, w, squares, rstd, cos, sin, qkv, rotated=16, eps=EPS)
         launches.gate(x, wide, squares, rstd, gate_up, h, EPS)
-        sums = launches.add_product(launches.DOWN, x, w, dy, total, gain, low)
+        sums = launches.add_product(DOWN, x, w, dy, total, gain, low)
         parts = launches.hidden_gradient(dy, w, gate_up, rstd, dgate_up)
-        tiles = launches.tile_rows(launches.MLP_GRADIENT, dy, WIDTH)
+        tiles = launches.tile_rows(MLP_GRADIENT, dy, WIDTH)
         launches.norm_gradient(
-            *(launches.MLP_GRADIENT, dy, w, squares, rstd, x, gain, dy, dx),
+            *(MLP_GRADIENT, dy, w, squares, rstd, x, gain, dy, dx),
             *(None, x.new_empty((tiles, WIDTH), dtype=PARTS)),
         )
         product = launches.input_product(dy, w)

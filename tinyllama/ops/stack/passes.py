@@ -11,14 +11,21 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tinyllama.harness.declare.autograd import Grads, Named
-from tinyllama.harness.kernels.layout import as_one, contiguous, dense_rows
-from tinyllama.harness.kernels.placed import kept_transposed, placed, rounded
+from tinyllama.harness.kernels.layout import contiguous, dense_rows
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.attention import lse_dtype
+from tinyllama.ops.block import WEIGHTS, Matrices
 from tinyllama.ops.block import Inputs as Block
-from tinyllama.ops.block import Matrices
 from tinyllama.ops.rms_norm import sum_rows
-from tinyllama.ops.transpose import transposed
+from tinyllama.ops.stack.weights import (
+    gradients_of,
+    narrowed,
+    split,
+    transposes_of,
+    turned_copy,
+    views,
+    where_they_lie,
+)
 
 
 class Inputs(NamedTuple):
@@ -42,9 +49,6 @@ class Inputs(NamedTuple):
     def layer(self, x: torch.Tensor, index: int) -> Block:
         """What one block takes, with its own x."""
         return Block(x, self.cos, self.sin, *(stacked[index] for stacked in self[3:]))
-
-
-WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down")
 
 
 def heads_and_width(qkv: torch.Tensor, o: torch.Tensor, cos: torch.Tensor) -> tuple[int, int, int]:
@@ -190,7 +194,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     layers, (B, T, D), F = given.w_q.shape[0], x.shape, given.w_gate.shape[1]
     columns, width = sum(w.shape[1] for w in given.weights[:3]), 2 * given.cos.shape[-1]
     cos, sin = contiguous(given.cos), contiguous(given.sin)
-    narrow, matrices = _narrowed(given.weights, dtype)
+    narrow, matrices = narrowed(given.weights, dtype)
 
     def made(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
         return x.new_empty((layers, *shape), dtype=of)
@@ -208,7 +212,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     # That it is no vector says to the backward pass that transposes were kept.
     o_turned = made(o.shape[3], rows) if turns else x.new_empty(0)
     qkv_turned = made(columns, rows) if turns > 1 else x.new_empty(0)
-    turned_weights = _turned_copy(given.weights) if turns else x.new_empty(0)
+    turned_weights = turned_copy(given.weights) if turns else x.new_empty(0)
     saved = (
         *(narrow, between, low_1, qkv, o, lse, total, low_2, gate_up, h, rstd),
         *(o_turned, qkv_turned, turned_weights),
@@ -248,15 +252,15 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
     given = Inputs(**kept)
     x, weights, narrow = given.x, given.weights, saved["narrow"]
     attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
-    matrices = _views(weights, narrow) if narrow.numel() else _where_they_lie(weights)
+    matrices = views(weights, narrow) if narrow.numel() else where_they_lie(weights)
     layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
     rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
     tables = contiguous(given.cos), contiguous(given.sin)
-    flat = _gradients_of(weights)
+    flat = gradients_of(weights)
     x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
     if not layers or not x.numel():
         nothing = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
-        return _named(grads[0].to(x.dtype), nothing, _split(weights, flat.zero_()))
+        return _named(grads[0].to(x.dtype), nothing, split(weights, flat.zero_()))
     heads = (rows_q + weights[1].shape[1]) // width
     per_head = x.new_empty((len(x_ND), heads), dtype=torch.float32)
     if not rows_q:
@@ -276,8 +280,8 @@ def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
 
     dy_turned = transpose_of(dlow[-1]) if turns else None  # of the output of block i
     ways.begin_backward(dx_ND, dlow[-1], dy_turned)
-    transposes = _transposes(matrices, saved["turned_weights"]) if turns else []
-    dmatrices, dweights = _views(weights, flat), _split(weights, flat)
+    transposes = transposes_of(matrices, saved["turned_weights"]) if turns else []
+    dmatrices, dweights = views(weights, flat), split(weights, flat)
     for i in reversed(range(layers)):
         names = ("qkv", "o", "lse", "sum", "gate_up")
         qkv, o, lse, total, gate_up = (saved[name][i] for name in names)
@@ -340,84 +344,7 @@ def receiving(receive: Receiver) -> Iterator[None]:
         _RECEIVERS.pop()
 
 
-def _gradients_of(weights: list[torch.Tensor]) -> torch.Tensor:
-    """Memory for the gradients of the weights (L P), those of a block side by side."""
-    layers, size = len(weights[0]), sum(w.shape[1:].numel() for w in weights)
-    whole = as_one(*(w[0] for w in weights)) if layers else None
-    place = None
-    if whole is not None and len({w.stride(0) for w in weights}) == 1:
-        shape, strides = (layers, size), (weights[0].stride(0), 1)
-        place = placed.of(whole.as_strided(shape, strides, whole.storage_offset()))
-    return weights[0].new_empty((layers, size)) if place is None else place
-
-
 def _named(dx: torch.Tensor, gains: list[torch.Tensor], dweights: Named) -> Named:
     """The gradients by name."""
     norms = dict(zip(("attention_norm", "mlp_norm"), gains, strict=True))
     return {"x": dx, **norms, **dweights}
-
-
-def _split(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Views of the weights' shapes in a buffer that has those of a block side by side."""
-    parts = flat_LP.split([w.shape[1:].numel() for w in weights], 1)
-    shapes = (w.shape[1:] for w in weights)
-    views = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
-    return dict(zip(WEIGHTS, views, strict=True))
-
-
-def _views(weights: list[torch.Tensor], flat_LP: torch.Tensor) -> list[Matrices]:
-    """The matrices of each block in a buffer that has all seven side by side."""
-    return [Matrices.of([w[i] for w in weights], flat_LP[i]) for i in range(len(flat_LP))]
-
-
-def _whole(weights: list[torch.Tensor]) -> torch.Tensor | None:
-    """All seven matrices of each block (L P), flat: a view; None where they do not lie so."""
-    whole = as_one(*(w[0] for w in weights)) if len(weights[0]) else None
-    if whole is None or len({w.stride(0) for w in weights}) > 1:
-        return None
-    shape, strides = (len(weights[0]), whole.numel()), (weights[0].stride(0), 1)
-    return whole.as_strided(shape, strides, whole.storage_offset())
-
-
-def _turned_copy(weights: list[torch.Tensor]) -> torch.Tensor:
-    """The transposes of each block's matrices where they are kept (L P), else nothing (0)."""
-    whole = _whole(weights)
-    copy = None if whole is None else kept_transposed.of(whole)
-    return weights[0].new_empty(0) if copy is None else copy
-
-
-def _transposes(matrices: list[Matrices], copy_LP: torch.Tensor) -> list[Callable[[], Matrices]]:
-    """For each block a function that gives the transposes of its matrices: views of the copy, or
-    made where that is empty."""
-    return [
-        partial(_transpose, one, copy_LP[i] if copy_LP.numel() else None)
-        for i, one in enumerate(matrices)
-    ]
-
-
-def _transpose(matrices: Matrices, flat: torch.Tensor | None) -> Matrices:
-    each = matrices.qkv, matrices.out, matrices.gate_up, matrices.down
-    if flat is None:
-        return Matrices(*map(transposed, each))
-    parts = flat.split([w.numel() for w in each])
-    return Matrices(*(part.view(w.T.shape) for part, w in zip(parts, each, strict=True)))
-
-
-def _where_they_lie(weights: list[torch.Tensor]) -> list[Matrices]:
-    return [Matrices.of([w[i] for w in weights], None) for i in range(len(weights[0]))]
-
-
-def _narrowed(
-    weights: list[torch.Tensor], dtype: torch.dtype
-) -> tuple[torch.Tensor, list[Matrices]]:
-    """The weights in the dtype of the products (L P; empty where that is their own), and the
-    matrices made of them."""
-    if dtype is weights[0].dtype:
-        return weights[0].new_empty(0), _where_they_lie(weights)
-    wide = _whole(weights)
-    if wide is not None:
-        narrow = rounded.of(wide, dtype)
-        narrow = wide.to(dtype) if narrow is None else narrow
-    else:
-        narrow = torch.cat([w.detach().flatten(1).to(dtype) for w in weights], 1)
-    return narrow, _views(weights, narrow)

@@ -15,7 +15,7 @@ from tinyllama.harness.kernels.together import APART, Watchdog, cooperative, pha
 from tinyllama.ops import attention
 from tinyllama.ops.attention import NARROW_HEAD
 from tinyllama.ops.stack import launches, single_kernels
-from tinyllama.ops.stack.launches import kind_of
+from tinyllama.ops.stack.configs import kind_of
 from tinyllama.ops.stack.passes import Backward, Forward, Norm, Threes, heads_and_width
 
 FORWARD_PHASES = ("q, k and v", "attention", "product of w_o", "gate and up", "product of w_down")

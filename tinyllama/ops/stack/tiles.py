@@ -59,7 +59,7 @@ def store_turned(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Write the tile that `store` would write into y (N n_columns) into its transpose
-    y (n_columns N), whose rows are dense. 32 bits hold COLUMNS N (see `launches.turns`)."""
+    y (n_columns N), whose rows are dense. 32 bits hold COLUMNS N (see `configs.turns`)."""
     i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     at = y + (tl.cast(column, tl.int64) * n_rows + row) + (j * n_rows + i)
     if EVEN:
