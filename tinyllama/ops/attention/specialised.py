@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -82,14 +83,24 @@ def _along(x_BHT: torch.Tensor, rows: int) -> object:
     return described(x if x.data_ptr() % 16 == 0 else x.clone(), (rows,))
 
 
-def _programs(tiles: int, device: torch.device) -> tuple[int]:
-    return (min(processors_of(device), tiles),)
-
-
-def _options(config: Config) -> dict[str, int]:
-    """What a launch takes of a configuration."""
-    more = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return {"STEP": config["STEP"], "STAGES": config.num_stages, **more}
+def _launch(
+    kernel: Any,
+    config: Config,
+    q: torch.Tensor,
+    groups: int,
+    heads: int,
+    before: Sequence[object],
+    behind: Sequence[int] = (),
+) -> None:
+    """Launch a kernel for the tiles of so many heads: the query's, or the groups' of keys and
+    values. before, behind: its arguments before the sizes and behind them."""
+    B, T, H, K = q.shape
+    tiles = T // TILE * B * heads
+    kernel[(min(processors_of(q.device), tiles),)](
+        *before, T, H, groups, tiles, B * heads, *behind,
+        D=K, STEP=config["STEP"], STAGES=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
 
 
 def _slope(K: int) -> float:
@@ -107,14 +118,9 @@ def forward(
     """Write o (B T H K), contiguous, and lse (B H T)."""
     from tinyllama.ops.attention.specialised_kernels import ROWS, specialised_forward_kernel
 
-    (B, T, H, K), own, step = q.shape, ROWS.value, config["STEP"]
-    tiles = T // TILE * B * H
-    specialised_forward_kernel[_programs(tiles, q.device)](
-        *(_rows(q, own), _rows(k, step), _rows(v, step), _rows(o, own), lse, _slope(K)),
-        *(T, H, k.shape[2], tiles, B * H),
-        D=K,
-        **_options(config),
-    )
+    (H, K), own, step = q.shape[2:], ROWS.value, config["STEP"]
+    before = (_rows(q, own), _rows(k, step), _rows(v, step), _rows(o, own), lse, _slope(K))
+    _launch(specialised_forward_kernel, config, q, k.shape[2], H, before)
 
 
 def backward_queries(
@@ -127,18 +133,16 @@ def backward_queries(
 ) -> None:
     """Write dq and delta. inputs: q, k, v, do, o; sums: lse, delta; tables: cos, sin; scaled: rstd
     and parts (see `attend_backward`)."""
-    from tinyllama.ops.attention.specialised_kernels import ROWS, specialised_queries_kernel
+    from tinyllama.ops.attention.specialised_backward_kernels import (
+        ROWS,
+        specialised_queries_kernel,
+    )
 
     q, k, v, do, o = inputs
-    (B, T, H, K), own, step = q.shape, ROWS.value, config["STEP"]
-    tiles = T // TILE * B * H
-    specialised_queries_kernel[_programs(tiles, q.device)](
-        *(_rows(q, own), _rows(k, step), _rows(v, step), _rows(do, own), o, *sums),
-        *(*tables, dq, *scaled, _slope(K), K**-0.5, T, H, k.shape[2], tiles, B * H),
-        *dq.stride()[:3],
-        D=K,
-        **_options(config),
-    )
+    (H, K), own, step = q.shape[2:], ROWS.value, config["STEP"]
+    read = (_rows(q, own), _rows(k, step), _rows(v, step), _rows(do, own), o, *sums)
+    before = (*read, *tables, dq, *scaled, _slope(K), K**-0.5)
+    _launch(specialised_queries_kernel, config, q, k.shape[2], H, before, dq.stride()[:3])
 
 
 def backward_keys(
@@ -150,16 +154,12 @@ def backward_keys(
     scaled: Sequence[torch.Tensor | None],
 ) -> None:
     """Write dk and dv, the gradients. inputs: q, k, v, do; the rest as in `backward_queries`."""
-    from tinyllama.ops.attention.specialised_kernels import ROWS, specialised_keys_kernel
+    from tinyllama.ops.attention.specialised_backward_kernels import ROWS, specialised_keys_kernel
 
     q, k, v, do = inputs
-    (B, T, H, K), G, own, step = q.shape, k.shape[2], ROWS.value, config["STEP"]
-    tiles = T // TILE * B * G
-    specialised_keys_kernel[_programs(tiles, q.device)](
-        *(_rows(q, step), _rows(k, own), _rows(v, own), _rows(do, step)),
-        *(_along(x, step) for x in sums),
-        *(*tables, *gradients, *scaled, _slope(K), K**-0.5, T, H, G, tiles, B * G),
-        *(stride for x in gradients for stride in x.stride()[:3]),
-        D=K,
-        **_options(config),
-    )
+    K, G, own, step = q.shape[3], k.shape[2], ROWS.value, config["STEP"]
+    read = (_rows(q, step), _rows(k, own), _rows(v, own), _rows(do, step))
+    along = [_along(x, step) for x in sums]
+    before = (*read, *along, *tables, *gradients, *scaled, _slope(K), K**-0.5)
+    strides = [stride for x in gradients for stride in x.stride()[:3]]
+    _launch(specialised_keys_kernel, config, q, G, G, before, strides)

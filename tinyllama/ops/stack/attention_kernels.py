@@ -7,7 +7,7 @@ One program has all tokens of a sequence. Names and exponentials as in
 from __future__ import annotations
 
 from tinyllama.harness.kernels import begin, jit, tl
-from tinyllama.ops.stack.tiles import row_sums, store
+from tinyllama.ops.stack.tile_kernels import row_sums, store
 
 
 @jit

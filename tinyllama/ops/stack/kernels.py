@@ -10,8 +10,8 @@ rstd = 1 / rms(x). Backward, with dY scaled by rstd and c = sum(dY Y) over a row
 number for each tile, and are added in one order: equal inputs give equal bits.
 
 Shape suffixes as in `tinyllama.ops`; E = Q + 2 R; BM, BN, BK, EVEN and DESCRIBED as in
-`tinyllama.ops.stack.tiles`. Called by another kernel, one does the work of its program number
-``program``.
+`tinyllama.ops.stack.tile_kernels`. Called by another kernel, one does the work of its program
+number ``program``.
 
 Some matrix units read float32 operands along the inner axis of a product alone. There, what a
 gradient of weights will read is stored a second time as its transpose (names in ``_turned``, None
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from tinyllama.harness.kernels import begin, jit, let_next_start, tl, wait_for_last
 from tinyllama.ops.silu_mul import sigmoids
-from tinyllama.ops.stack.tiles import (
+from tinyllama.ops.stack.tile_kernels import (
     halves,
     load,
     place,

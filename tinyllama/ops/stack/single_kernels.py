@@ -21,7 +21,7 @@ from tinyllama.ops.stack.kernels import (
     qkv_kernel,
     residual_kernel,
 )
-from tinyllama.ops.stack.tiles import place, store
+from tinyllama.ops.stack.tile_kernels import place, store
 
 LINE: tl.constexpr = tl.constexpr(APART)
 
