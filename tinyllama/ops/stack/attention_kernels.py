@@ -7,7 +7,7 @@ One program has all tokens of a sequence. Names and exponentials as in
 from __future__ import annotations
 
 from tinyllama.harness.kernels import begin, jit, tl
-from tinyllama.ops.stack.tile_kernels import row_sums, store
+from tinyllama.ops.stack.tile_kernels import row_sums, store_tile
 
 
 @jit
@@ -78,10 +78,10 @@ def attend_kernel(
     k = _rotated(k * scale[:, None], cos, sin, T, BT, K, D).to(dtype)
     v = (v * scale[:, None]).to(dtype)
     n_columns = (H + 2 * G) * K
-    store(qkv, q, row, at_q, n_columns, last, at_q + K, BT, D, EVEN)
+    store_tile(qkv, q, row, at_q, n_columns, last, at_q + K, BT, D, EVEN)
     if head % (H // G) == 0:
-        store(qkv, k, row, at_k, n_columns, last, at_k + K, BT, D, EVEN)
-        store(qkv, v, row, at_v, n_columns, last, at_v + K, BT, D, EVEN)
+        store_tile(qkv, k, row, at_k, n_columns, last, at_k + K, BT, D, EVEN)
+        store_tile(qkv, v, row, at_v, n_columns, last, at_v + K, BT, D, EVEN)
     key = tl.arange(0, BT)[None, :]
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     s = tl.where(i >= key, s, float("-inf"))
@@ -89,7 +89,7 @@ def attend_kernel(
     p = tl.exp2(s * slope - highest[:, None])
     total = tl.sum(p, 1)
     found = tl.dot(p.to(dtype), v, input_precision=PRECISION) / total[:, None]
-    store(o, found, row, at_q, H * K, last, at_q + K, BT, D, EVEN)
+    store_tile(o, found, row, at_q, H * K, last, at_q + K, BT, D, EVEN)
     tokens = tl.arange(0, BT)
     places = lse + tl.program_id(0).to(tl.int64) * T + tokens
     tl.store(places, highest + tl.log2(total), mask=tokens < T)

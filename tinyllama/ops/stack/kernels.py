@@ -25,14 +25,14 @@ from tinyllama.harness.kernels import begin, jit, let_next_start, tl, wait_for_l
 from tinyllama.ops.silu_mul import sigmoids
 from tinyllama.ops.stack.tile_kernels import (
     halves,
-    load,
+    load_tile,
+    load_vector,
     place,
     prefetch,
-    product,
     row_sums,
-    store,
+    store_tile,
     store_turned,
-    vector,
+    tile_product,
 )
 
 # -- forward --------------------------------------------------------------------------------------
@@ -52,11 +52,11 @@ def fold_kernel(
             at = first + tl.arange(0, 1024)
             tl.store(counters + at, tl.zeros((1024,), tl.int32), mask=at < n_counters)
     row = tl.program_id(0) * ROWS
-    wide = load(x, row, 0, width, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
+    wide = load_tile(x, row, 0, width, n_rows, width, ROWS, WIDTH, False).to(tl.float32)
     if delta is not None:
-        more = load(delta, row, 0, width, n_rows, width, ROWS, WIDTH, False)
+        more = load_tile(delta, row, 0, width, n_rows, width, ROWS, WIDTH, False)
         rounded = (wide + more.to(tl.float32)).to(total.dtype.element_ty)
-        store(total, rounded, row, 0, width, n_rows, width, ROWS, WIDTH, False)
+        store_tile(total, rounded, row, 0, width, n_rows, width, ROWS, WIDTH, False)
         wide = rounded.to(tl.float32)
     if gain is not None:
         rows, sums = row + tl.arange(0, ROWS), tl.sum(wide * wide, 1)
@@ -66,8 +66,8 @@ def fold_kernel(
             scale = tl.rsqrt(sums / width + eps)
             tl.store(rstd + rows, scale, mask=rows < n_rows)
             wide *= scale[:, None]
-        wide *= vector(gain, 0, width, WIDTH, False)[None, :]
-    store(low, wide, row, 0, width, n_rows, width, ROWS, WIDTH, False)
+        wide *= load_vector(gain, 0, width, WIDTH, False)[None, :]
+    store_tile(low, wide, row, 0, width, n_rows, width, ROWS, WIDTH, False)
     if low_turned is not None:
         store_turned(low_turned, wide, row, 0, n_rows, width, ROWS, WIDTH, False)
 
@@ -99,7 +99,7 @@ def qkv_kernel(
     begin(PDL)
     m, n = place(program, n_rows, n_columns, BM, BN, GROUP)
     row, column = m * BM, n * BN
-    acc = product(
+    acc = tile_product(
         low, w, row, column, n_rows, n_columns, width, width, width,
         True, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
@@ -114,7 +114,7 @@ def qkv_kernel(
         even, odd = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
         turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
         acc = tl.reshape(turned, (BM, BN))
-    store(qkv, acc, row, column, n_columns, n_rows, n_columns, BM, BN, EVEN)
+    store_tile(qkv, acc, row, column, n_columns, n_rows, n_columns, BM, BN, EVEN)
     if qkv_turned is not None:
         store_turned(qkv_turned, acc, row, column, n_rows, n_columns, BM, BN, EVEN)
 
@@ -132,7 +132,7 @@ def gate_up_kernel(
     HALF: tl.constexpr = BN // 2
     m, n = place(program, n_rows, n_hidden, BM, HALF, GROUP)
     row, column = m * BM, n * HALF
-    acc = product(
+    acc = tile_product(
         low, w, row, column, n_rows, n_hidden, width, width, width,
         True, True, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
@@ -140,11 +140,11 @@ def gate_up_kernel(
     gate, up = halves(acc, BM, HALF)
     gate, up = gate.to(gate_up.dtype.element_ty), up.to(gate_up.dtype.element_ty)
     stride = 2 * n_hidden
-    store(gate_up, gate, row, column, stride, n_rows, n_hidden, BM, HALF, EVEN)
-    store(gate_up + n_hidden, up, row, column, stride, n_rows, n_hidden, BM, HALF, EVEN)
+    store_tile(gate_up, gate, row, column, stride, n_rows, n_hidden, BM, HALF, EVEN)
+    store_tile(gate_up + n_hidden, up, row, column, stride, n_rows, n_hidden, BM, HALF, EVEN)
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     sigmoid, _ = sigmoids(gate)
-    store(h, gate * sigmoid * up, row, column, n_hidden, n_rows, n_hidden, BM, HALF, EVEN)
+    store_tile(h, gate * sigmoid * up, row, column, n_hidden, n_rows, n_hidden, BM, HALF, EVEN)
     if h_turned is not None:
         hidden = gate * sigmoid * up
         store_turned(h_turned, hidden, row, column, n_rows, n_hidden, BM, HALF, EVEN)
@@ -166,17 +166,17 @@ def residual_kernel(
     if PDL and FETCH:
         prefetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
-    acc = product(
+    acc = tile_product(
         a, w, row, column, n_rows, width, inner, inner, inner,
         True, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
-    acc += load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    acc += load_tile(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     rounded = acc.to(total.dtype.element_ty)
-    store(total, rounded, row, column, width, n_rows, width, BM, BN, EVEN)
+    store_tile(total, rounded, row, column, width, n_rows, width, BM, BN, EVEN)
     if gain is not None:
         wide = rounded.to(tl.float32)  # the norm is that of the sum as it is stored
-        gains = vector(gain, column, width, BN, EVEN)
-        store(low, wide * gains[None, :], row, column, width, n_rows, width, BM, BN, EVEN)
+        gains = load_vector(gain, column, width, BN, EVEN)
+        store_tile(low, wide * gains[None, :], row, column, width, n_rows, width, BM, BN, EVEN)
         if low_turned is not None:
             low_tile = wide * gains[None, :]
             store_turned(low_turned, low_tile, row, column, n_rows, width, BM, BN, EVEN)
@@ -196,18 +196,18 @@ def _activation_gradient(
     """Store dgate and dup (BM BN) for dh, and where ``turned`` (2F N) is given their transposes;
     -> the row sums of their products with gate and up."""
     stride = 2 * n_hidden
-    gate = load(gate_up, row, column, stride, n_rows, n_hidden, BM, BN, EVEN).to(tl.float32)
-    up = load(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    gate = load_tile(gate_up, row, column, stride, n_rows, n_hidden, BM, BN, EVEN).to(tl.float32)
+    up = load_tile(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
     sigmoid, rest = sigmoids(gate)
     dup = dh * gate * sigmoid
     if turned is not None:
         below = turned + tl.cast(n_hidden, tl.int64) * n_rows
-    store(dgate_up + n_hidden, dup, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    store_tile(dgate_up + n_hidden, dup, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
     if turned is not None:
         store_turned(below, dup, row, column, n_rows, n_hidden, BM, BN, EVEN)
     up = up.to(tl.float32)
     dgate = dh * up * sigmoid * (1 + gate * rest)
-    store(dgate_up, dgate, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
+    store_tile(dgate_up, dgate, row, column, stride, n_rows, n_hidden, BM, BN, EVEN)
     if turned is not None:
         store_turned(turned, dgate, row, column, n_rows, n_hidden, BM, BN, EVEN)
     return tl.sum(dgate * gate + dup * up, 1)
@@ -255,11 +255,11 @@ def hidden_gradient_kernel(
         prefetch(gate_up, row, column, stride, n_rows, n_hidden, BM, BN)
         prefetch(gate_up + n_hidden, row, column, stride, n_rows, n_hidden, BM, BN)
     wait_for_last(PDL)
-    acc = product(
+    acc = tile_product(
         dy, w, row, column, n_rows, n_hidden, width, width, width if TURNED else n_hidden,
         TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
-    acc *= vector(rstd, row, n_rows, BM, EVEN)[:, None]
+    acc *= load_vector(rstd, row, n_rows, BM, EVEN)[:, None]
     HALF: tl.constexpr = BN // 2  # at a time, so that registers suffice
     left, right = halves(acc, BM, HALF)
     total = _by_slices(
@@ -292,25 +292,25 @@ def norm_gradient_kernel(
     if PDL and FETCH:
         prefetch(x, row, column, width, n_rows, width, BM, BN)
     wait_for_last(PDL)
-    acc = product(
+    acc = tile_product(
         dy, w, row, column, n_rows, width, inner, inner, inner if TURNED else width,
         TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
     if not SCALED:
-        acc *= vector(rstd, row, n_rows, BM, EVEN)[:, None]
-    wide = load(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
+        acc *= load_vector(rstd, row, n_rows, BM, EVEN)[:, None]
+    wide = load_tile(x, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
     share = tl.sum(acc * wide, 0)
     at = column + tl.arange(0, BN)
     tl.store(dgain + m * width + at, share, mask=at < width)
     total = row_sums(parts, row, n_rows, n_parts, BM, PARTS)
-    factor = vector(rstd, row, n_rows, BM, EVEN) * total / width
+    factor = load_vector(rstd, row, n_rows, BM, EVEN) * total / width
     if not SCALED:
-        factor *= vector(rstd, row, n_rows, BM, EVEN)
-    acc = acc * vector(gain, column, width, BN, EVEN)[None, :] - wide * factor[:, None]
-    acc += load(dresidual, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
-    store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+        factor *= load_vector(rstd, row, n_rows, BM, EVEN)
+    acc = acc * load_vector(gain, column, width, BN, EVEN)[None, :] - wide * factor[:, None]
+    acc += load_tile(dresidual, row, column, width, n_rows, width, BM, BN, EVEN).to(tl.float32)
+    store_tile(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
     if dx_low is not None:
-        store(dx_low, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+        store_tile(dx_low, acc, row, column, width, n_rows, width, BM, BN, EVEN)
     if dx_turned is not None:
         store_turned(dx_turned, acc, row, column, n_rows, width, BM, BN, EVEN)
 
@@ -326,11 +326,11 @@ def product_kernel(
     begin(PDL)
     m, n = place(program, n_rows, width, BM, BN, GROUP)
     row, column = m * BM, n * BN
-    acc = product(
+    acc = tile_product(
         dy, w, row, column, n_rows, width, inner, inner, inner if TURNED else width,
         TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
-    store(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
+    store_tile(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
     if dx_turned is not None:
         store_turned(dx_turned, acc, row, column, n_rows, width, BM, BN, EVEN)
 
@@ -383,7 +383,7 @@ def weight_gradients_kernel(
     elif TURNED:
         left = _first(of_qkv, of_out, of_gate_up, dqkv, dout, dgate_up, dy)
         right = _first(of_qkv, of_out, of_gate_up, low_1, o, low_2, h)
-        acc = product(
+        acc = tile_product(
             left, right, row, column, n_out, n_in, n_rows, n_rows, n_rows,
             True, False, BM, BN, BK, EVEN, PRECISION, False,
         )  # fmt: skip
@@ -404,4 +404,4 @@ def weight_gradients_kernel(
             acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
             left_at += BK * tl.cast(n_out, tl.int64)
             right_at += BK * tl.cast(n_in, tl.int64)
-    store(dw, acc, row, column, n_in, n_out, n_in, BM, BN, EVEN)
+    store_tile(dw, acc, row, column, n_in, n_out, n_in, BM, BN, EVEN)

@@ -21,7 +21,7 @@ from tinyllama.ops.stack.kernels import (
     qkv_kernel,
     residual_kernel,
 )
-from tinyllama.ops.stack.tile_kernels import place, store
+from tinyllama.ops.stack.tile_kernels import place, store_tile
 
 LINE: tl.constexpr = tl.constexpr(APART)
 
@@ -40,7 +40,7 @@ def _spoil(
     """Make a tile of y (n_rows n_columns) NaN."""
     m, n = place(program, n_rows, n_columns, BM, BN, GROUP)
     nothing = tl.full((BM, BN), float("nan"), tl.float32)
-    store(y, nothing, m * BM, n * BN, n_columns, n_rows, n_columns, BM, BN, False)
+    store_tile(y, nothing, m * BM, n * BN, n_columns, n_rows, n_columns, BM, BN, False)
 
 
 @jit

@@ -24,7 +24,7 @@ def place(program, n_rows, n_columns, BM: tl.constexpr, BN: tl.constexpr, GROUP:
 
 
 @jit
-def load(
+def load_tile(
     x, row, column, stride, n_rows, n_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -39,7 +39,7 @@ def load(
 
 
 @jit
-def store(
+def store_tile(
     y, tile, row, column, stride, n_rows, n_columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def store_turned(
 
 
 @jit
-def vector(x, start, size, SIZE: tl.constexpr, EVEN: tl.constexpr):
+def load_vector(x, start, size, SIZE: tl.constexpr, EVEN: tl.constexpr):
     """x[start : start + SIZE] in float32, zeros past its end."""
     i = tl.arange(0, SIZE)
     if EVEN:
@@ -83,12 +83,12 @@ def vector(x, start, size, SIZE: tl.constexpr, EVEN: tl.constexpr):
 @jit
 def row_sums(parts, row, n_rows, n_parts, ROWS: tl.constexpr, PARTS: tl.constexpr):
     """The sums of parts (N n_parts) over its rows from ``row`` on; PARTS >= n_parts."""
-    tile = load(parts, row, 0, n_parts, n_rows, n_parts, ROWS, PARTS, False)
+    tile = load_tile(parts, row, 0, n_parts, n_rows, n_parts, ROWS, PARTS, False)
     return tl.sum(tile, 1)
 
 
 @jit
-def product(
+def tile_product(
     a, b, row, column, n_rows, n_columns, inner, a_stride, b_stride,
     OUT_BY_IN: tl.constexpr, PAIR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
