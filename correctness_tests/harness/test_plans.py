@@ -236,7 +236,8 @@ def test_launches_are_on_the_device_of_their_tensors(
 def plans_of(calls: Calls) -> list[Any]:
     """The plans that are used now."""
     (known_calls,) = calls.op["triton"].derived.known.values()  # type: ignore[union-attr]
-    found = [known_calls.forward, *known_calls._backward.values()]
+    passes = [one for needs in known_calls._backward.values() for one in needs.values()]
+    found = [one.run for one in (known_calls.forward, *passes)]
     assert all(plan.__name__ == "plan" for plan in found)
     return found
 

@@ -43,7 +43,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
-from tinyllama.harness.declare.checked import MOST_ACCEPTED, Check, named, signature
+from tinyllama.harness.declare.checked import BySignature, Check, named
 from tinyllama.harness.declare.specs import DeclarationError, Signature, flat
 from tinyllama.harness.kernels.plans import Repeated
 from tinyllama.harness.kernels.precision import compute_dtype
@@ -69,7 +69,7 @@ class Derived:
     saved: dict[str, Any]
     reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     replays: bool = False
-    known: "dict[tuple[Any, ...], _Calls]" = field(default_factory=dict, repr=False)
+    known: "BySignature[_Calls]" = field(default_factory=BySignature, repr=False)
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot
@@ -86,15 +86,11 @@ class Derived:
                 params = {**defaults, **params}
                 outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
                 return outputs[0] if single else outputs[: len(self.op.outputs)]
-            key = signature(args, params)
-            calls = known.get(key) if key is not None else None
+            calls = known.get(args, params)
             if calls is None:
                 check(args, params)
                 calls = _Calls(self, {**defaults, **params})
-                if key is not None:
-                    if len(known) >= MOST_ACCEPTED:
-                        known.clear()
-                    known[key] = calls
+                known.put(args, params, calls)
             return apply(*args, calls)
 
         return named(call, f"{self.op.name}_{self.name}")
@@ -110,7 +106,7 @@ class Derived:
                 ctx.set_materialize_grads(False)
                 ctx.calls = calls = args[-1]
                 inputs = derived.as_read(args[:-1])
-                results = calls.forward(*inputs)
+                results = calls.forward.run(*inputs)
                 ctx.save_for_backward(*derived.kept(inputs, results), *results[n_outputs:])
                 return results[0] if n_outputs == 1 else results[:n_outputs]
 
@@ -317,30 +313,37 @@ class Derived:
         return [names.index(name) for name in self.keep]
 
 
+class _Pass:
+    """A forward or backward pass of one signature, as it is run."""
+
+    def __init__(self, run: Callable[..., Any], replays: bool) -> None:
+        self.run: Callable[..., Any] = run
+        if replays:
+            self.run = Repeated(run, functools.partial(setattr, self, "run"))
+
+
 class _Calls:
     """What is known of calls of one signature: their parameters, and how their passes are run."""
 
     def __init__(self, derived: Derived, params: dict[str, Any]) -> None:
         self._derived, self._params = derived, tuple(params.values())
-        self._backward: dict[Any, Callable[..., Any]] = {}
-        self.forward: Callable[..., Any] = lambda *inputs: derived.run_forward(
-            *inputs, *self._params
+        self.forward = _Pass(
+            lambda *inputs: derived.run_forward(*inputs, *self._params), derived.replays
         )
-        if derived.replays:
-            self.forward = Repeated(self.forward, functools.partial(setattr, self, "forward"))
+        self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
 
     def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
         """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
-        key = (needs, signature(given, {})) if self._derived.replays else (needs, None)
-        run = self._backward.get(key)
-        if run is None:
-            if len(self._backward) >= MOST_LAYOUTS:
-                self._backward.clear()
-            run = functools.partial(self._run_backward, needs)
-            if key[1] is not None:
-                run = Repeated(run, functools.partial(self._backward.__setitem__, key))
-            self._backward[key] = run
-        return run(*given)
+        if not self._derived.replays:
+            return self._run_backward(needs, *given)
+        passes = self._backward.get(needs)
+        if passes is None:
+            passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
+        found = passes.get(given, {})
+        if found is None:
+            found = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            passes.put(given, {}, found)
+        return found.run(*given)
 
     def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
         n_grads = len(self._derived.op.outputs)

@@ -4,8 +4,9 @@ What a check says depends only on what `signature` returns, so that it is made o
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -44,22 +45,116 @@ def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...]
     return tuple(parts)
 
 
+def _like(guards: Any, *tensors: torch.Tensor) -> Callable[..., bool]:
+    """What tells tensors of these classes, dtypes, devices and layouts from others. It keeps none
+    of them."""
+    shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    made = guards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = made.check
+    return check
+
+
+def _torchs_guards() -> Any:
+    """The class by which torch's compiler knows tensors again, in a fraction of a microsecond; None
+    where it is not as expected, since it is no public part of torch."""
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        x = torch.empty(2, 2, device="cpu")
+        others = (x.T, x[:1], x[None], x.double(), torch.empty(2, 2, device="meta"))
+        known = [_like(TensorGuards, x)(one) for one in (x, *others)]
+    except (ImportError, AttributeError, TypeError):
+        return None
+    return TensorGuards if known == [True] + [False] * len(others) else None
+
+
+GUARDS = _torchs_guards()
+
+
+class _Seen:
+    """A call that others may be like: its signature is theirs, if this says so."""
+
+    def __init__(self, args: Sequence[torch.Tensor], params: Mapping[str, Any]) -> None:
+        self._count, self._check = len(args), _like(GUARDS, *args)
+        self._kind = autocast_kind(args[0])
+        self._state = self._now()
+        self._names, self._values = list(params), list(params.values())
+
+    def _now(self) -> tuple[Any, ...]:
+        """What else a signature depends on."""
+        return (
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_autocast_dtype(self._kind),
+        )
+
+    def like(self, args: Sequence[Any], params: Mapping[str, Any]) -> bool:
+        """May be False for a call of the same signature."""
+        return (
+            len(args) == self._count
+            and self._check(*args)
+            and self._now() == self._state
+            and [*params] == self._names
+            and all(map(operator.is_, params.values(), self._values))
+        )
+
+
+Value = TypeVar("Value")
+
+
+class BySignature(Generic[Value]):
+    """Values of calls by their signatures, ``most`` at a time. A call like the last one is found
+    without its signature being made."""
+
+    def __init__(self, most: int = MOST_ACCEPTED) -> None:
+        self._most = most
+        self._values: dict[tuple[Any, ...], tuple[_Seen | None, Value]] = {}
+        self._last: tuple[_Seen | None, Value] | None = None
+
+    def get(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
+        last = self._last
+        if last is not None and last[0] is not None and last[0].like(args, params):
+            return last[1]
+        key = signature(args, params)
+        found = self._values.get(key) if key is not None else None
+        if found is None:
+            return None
+        self._last = found
+        return found[1]
+
+    def put(self, args: Sequence[Any], params: Mapping[str, Any], value: Value) -> None:
+        """Keep a value, unless the call has no signature."""
+        key = signature(args, params)
+        if key is None:
+            return
+        if len(self._values) >= self._most:
+            self.clear()
+        told = GUARDS is not None and args and all(type(x) in _PLAIN for x in args)
+        seen = _Seen(args, params) if told else None
+        self._values[key] = self._last = seen, value
+
+    def values(self) -> list[Value]:
+        """All that are kept."""
+        return [value for _, value in self._values.values()]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._values.clear()
+        self._last = None
+
+
 def checked(check: Check, call: Callable[..., Any]) -> Callable[..., Any]:
     """``call``, once ``check`` has raised no ValueError for its arguments. An eager call like an
     earlier one costs one look-up."""
-    accepted: set[Any] = set()
+    accepted: BySignature[bool] = BySignature()
 
     @functools.wraps(call)
     def with_check(*args: Any, **params: Any) -> Any:
         if torch.compiler.is_compiling():  # once, when the call is traced
             check(args, params)
-            return call(*args, **params)
-        key = signature(args, params)
-        if key is None or key not in accepted:
+        elif not accepted.get(args, params):
             check(args, params)
-            if len(accepted) >= MOST_ACCEPTED:
-                accepted.clear()
-            accepted.add(key)
+            accepted.put(args, params, True)
         return call(*args, **params)
 
     return named(with_check, call.__name__)

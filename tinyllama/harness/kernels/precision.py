@@ -36,7 +36,7 @@ def compute_dtype(x: torch.Tensor) -> torch.dtype:
 
 def autocast_kind(x: torch.Tensor) -> str:
     """The device type whose autocast holds for x; a tensor without memory counts as a GPU's."""
-    return "cpu" if x.device.type == "cpu" else "cuda"
+    return "cpu" if x.is_cpu else "cuda"
 
 
 class _Rounded(torch.autograd.Function):

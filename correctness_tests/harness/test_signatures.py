@@ -1,0 +1,140 @@
+"""A call is taken for one like the last only where both have one signature."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness.declare import checked
+from tinyllama.harness.declare.checked import BySignature, signature
+
+X, Y = torch.zeros(4, 4), torch.zeros(4, 4)
+TENSORS = {
+    "x": X,
+    "another one like it": Y,
+    "a part of another shape": torch.zeros(5, 4)[1:],
+    "transposed": X.T,
+    "rows apart": torch.zeros(4, 8)[:, :4],
+    "fewer rows": X[:3],
+    "one more axis": X[None],
+    "expanded": torch.zeros(4, 1).expand(4, 4),
+    "another dtype": X.bfloat16(),
+    "whole numbers": X.int(),
+    "on another device": X.to("meta"),
+    "with a gradient": torch.zeros(4, 4, requires_grad=True),
+    "a parameter": torch.nn.Parameter(X),
+    "a parameter without a gradient": torch.nn.Parameter(X, requires_grad=False),
+    "no element": torch.zeros(0, 4),
+}
+PARAMS: list[dict[str, Any]] = [
+    *({"a": value} for value in (0.0, -0.0, 0, False, None, "", 1e-5)),
+    {},
+    {"b": 0.0},
+    {"a": 0.0, "b": 0.0},
+    {"b": 0.0, "a": 0.0},
+]
+
+
+@contextlib.contextmanager
+def precision_of(name: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "usual": contextlib.nullcontext,
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast to bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
+    "tf32": lambda: precision_of("high"),
+    "deterministic": deterministic,
+}
+
+
+def test_torch_has_the_guard_that_is_used() -> None:
+    """Where it has none, calls cost some microseconds more and nothing else changes."""
+    assert checked.GUARDS is not None
+
+
+@pytest.mark.parametrize("first", TENSORS)
+def test_alike_are_calls_of_one_signature_alone(first: str) -> None:
+    """Whatever the state in which each of two calls is made; a gradient's need counts only where
+    gradients are recorded."""
+    seen = 0
+    for one, other, (name, second) in itertools.product(STATES, STATES, TENSORS.items()):
+        args, others = [X, TENSORS[first]], [X, second]
+        with STATES[one]():
+            key, known = signature(args, {}), checked._Seen(args, {})
+        with STATES[other]():
+            if known.like(others, {}):
+                seen += 1
+                assert signature(others, {}) == key, (one, other, name)
+    assert seen >= len(STATES), "a call is like itself"
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_so_are_parameters(params: dict[str, Any]) -> None:
+    known = checked._Seen([X], params)
+    assert known.like([Y], dict(params))
+    for others in PARAMS:
+        if known.like([Y], others):
+            assert signature([Y], others) == signature([X], params)
+
+
+def test_a_call_with_more_or_fewer_tensors_is_not_alike() -> None:
+    known = checked._Seen([X, Y], {})
+    assert [known.like(args, {}) for args in ([X, Y], [X], [X, Y, Y], [], [X, None], [X, 3])] == [
+        True,
+        *[False] * 5,
+    ]
+
+
+def test_the_last_call_is_known_without_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: BySignature[str] = BySignature()
+    for name, one in (("x", X), ("transposed", X.T)):
+        assert values.get([one], {}) is None
+        values.put([one], {}, name)
+    assert values.get([X], {}) == "x"
+    monkeypatch.setattr(checked, "signature", lambda args, params: pytest.fail("made"))
+    assert values.get([Y], {}) == "x"
+    with pytest.raises(pytest.fail.Exception, match="made"):
+        values.get([X.T], {})
+
+
+@pytest.mark.parametrize("guards", [True, False])
+def test_values_are_found_by_their_signatures(
+    guards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guards:
+        monkeypatch.setattr(checked, "GUARDS", None)
+    values: BySignature[str] = BySignature(most=3)
+    calls: dict[str, list[Any]] = {"x": [X], "none": [X, None], "transposed": [X.T]}
+    for name, args in calls.items():
+        values.put(args, {}, name)
+    for _ in range(2):
+        assert {name: values.get(args, {}) for name, args in calls.items()} == {n: n for n in calls}
+    assert values.values() == list(calls)
+    values.put([X, [1]], {}, "no signature")
+    assert values.get([X, [1]], {}) is None
+    values.put([X[:1]], {}, "one too many")
+    assert values.values() == ["one too many"]
+    assert values.get([X], {}) is None
+    values.clear()
+    assert values.get([X[:1]], {}) is None
