@@ -57,9 +57,13 @@ NO_PLAN: dict[str, tuple[Callable[..., Any], str]] = {
     "a copy": (copied, "copied to another layout"),
     "an argument": (lambda x: [x], "t0 is a result"),
     "a view of an argument": (lambda x: [x[:8]], "t0 is a result"),
-    "a write": (lambda x: [scaled(x, 2.0).add_(1)], "add_.Tensor writes"),
-    "a write to an argument": (lambda x: [scaled(x.mul_(1), 2.0)], "mul_.Tensor writes"),
-    "a view for torch": (lambda x: [scaled(x, 2.0)[:8] + 1], "a view of a1"),
+    "a write to an argument": (lambda x: [scaled(x.mul_(1), 2.0)], "mul_.Tensor writes to"),
+    "a write to its view": (lambda x: [scaled(x, 2.0), x[:8].zero_()][:1], "zero_.default writes"),
+    "a new size": (lambda x: [scaled(x, 2.0).resize_(8)], "resize_.default writes to"),
+    "a view in another dtype": (
+        lambda x: [scaled(x, 2.0).view(torch.int32) + 1],
+        "a1 in another dtype",
+    ),
     "other memory": (other_memory, "neither given nor made"),
     "another dtype": (lambda x: [scaled(x, 2.0).view(torch.int32)], "in another dtype"),
 }
@@ -140,6 +144,71 @@ def test_steps_of_torch_and_views_are_repeated_in_their_order(posed: Posed) -> N
                 assert torch.equal(one, expected)
                 assert one.stride() == expected.stride()
     assert found[0].untyped_storage().data_ptr() == found[4].untyped_storage().data_ptr()
+
+
+def test_what_torch_writes_to_memory_of_the_function_is_repeated(posed: Posed) -> None:
+    """Products into the halves of a buffer, sums in place, and a kernel between them."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        rows, both = x.view(4, 16), torch.empty(4, 8)
+        for half, part in zip(both.chunk(2, -1), rows.split(8, -1), strict=True):
+            torch.mm(part, x[:32].view(8, 4), out=half)
+        twice = scaled(both, 2.0).view(4, 8)
+        twice.addmm_(rows[:, :4], both[:4])
+        twice[1:].add_(1.0)
+        return [twice, both.view(8, 4)]
+
+    call, put = repeated(function)
+    inside = torch.cat([torch.full((4,), 1e6), X * 5, torch.full((4,), 1e6)])[4:68]
+    for x in (X, X * 3, X * 0.5, X * 7, inside):
+        found, expected = call(x), function(x)
+        assert all(map(torch.equal, found, expected))
+    assert [one.__name__ for one in put] == ["plan"]
+
+
+def test_a_result_may_be_filled_by_torch_alone(posed: Posed) -> None:
+    function = lambda x: [torch.mul(x, 3.0, out=torch.empty_like(x))]  # noqa: E731
+    plan = plans.planned(function, (X,))[1]
+    assert plan.reason == ""
+    assert torch.equal(plan.made()(X + 1)[0], (X + 1) * 3)
+
+
+def test_memory_is_allocated_in_the_form_of_the_result(posed: Posed) -> None:
+    """A view costs as much as an allocation; a second form, or a part, is one still."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        first, second, third = (scaled(x, factor) for factor in (2.0, 3.0, 4.0))
+        return [first.view(4, 16), second.view(8, 8), second.view(2, 32), third[:32]]
+
+    plan = plans.planned(function, (X,))[1]
+    assert plan.source.count("as_strided") == 2
+    for one, expected in zip(plan.made()(X), function(X), strict=True):
+        assert torch.equal(one, expected)
+        assert one.stride() == expected.stride()
+
+
+def test_memory_is_freed_after_the_last_step_that_needs_it(posed: Posed) -> None:
+    """As the function frees it: a plan takes no more memory at its peak."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        kept = scaled(x, 3.0)
+        for _ in range(4):
+            x = scaled(x, 2.0)
+        return [kept[:32], x]
+
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive = []
+
+    def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = torch.empty_strided(*args, **kwargs)
+        made.append(weakref.ref(tensor))
+        alive.append(sum(one() is not None for one in made))
+        return tensor
+
+    plan = plans.planned(function, (X,))[1]
+    plan.names["empty"] = empty
+    assert all(map(torch.equal, plan.made()(X), function(X)))
+    assert alive == [1, 2, 3, 3, 3]
 
 
 def test_a_plan_keeps_its_kernels(posed: Posed) -> None:

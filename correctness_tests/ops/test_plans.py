@@ -186,6 +186,6 @@ def test_plans_launch_on_the_current_stream(
 
 
 def test_some_providers_are_repeated() -> None:
-    assert {"rms_norm", "add_rms_norm", "silu_mul", "rope", "cross_entropy"} <= {
+    assert {"rms_norm", "add_rms_norm", "silu_mul", "rope", "cross_entropy", "swiglu"} <= {
         op.name for op, _ in REPEATED
     }

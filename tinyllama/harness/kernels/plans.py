@@ -18,11 +18,13 @@ plan sees to that. The plan calls the function instead
 
 `Repeated` uses a plan only if two calls gave the same one, so that a number that Python counts or
 draws is found out. There is no plan (`Plan.reason` says why) of a function that reads a value back
-from the device, writes by torch, copies an input to another layout, uses another device or a tensor
-that is neither given nor made, has arguments that share memory, or returns what no step fills.
+from the device, writes to an input by torch, copies an input to another layout, uses another device
+or a tensor that is neither given nor made, has arguments that share memory, or returns what no step
+fills.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tinyllama.harness.kernels import known, layout
 from tinyllama.harness.kernels.precision import autocast_kind
 
+_SAME_MEMORY = {torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -116,6 +119,10 @@ class _Watch(TorchDispatchMode):
             "nan": math.nan,
         }
         self._filled: set[str] = set()
+        self._free: dict[
+            str, int
+        ] = {}  # lines that allocate what nothing has asked for by its form
+        self._views: dict[tuple[Any, ...], str] = {}  # names, by the memory's and the form
         # By memory: the first tensor that has it, and its name. Held, or others would get it next.
         self._first: dict[int, tuple[str, torch.Tensor]] = {}
         self._arguments = [f"t{i}" for i in range(len(tensors))]
@@ -144,13 +151,15 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not isinstance(result, torch.Tensor):
-            if any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values())):
-                self.refuse(f"{func} gives no tensor")  # else it is of types alone
+            given = any(isinstance(one, torch.Tensor) for one in (*args, *kwargs.values()))
+            parts = func.is_view and all(_memory(part) in self._first for part in result)
+            if given and not parts:  # else it is of types alone, or gives views
+                self.refuse(f"{func} gives no tensor")
         elif func._schema.is_mutable:
-            self.refuse(f"{func} writes")
+            self._written(func, args, kwargs, result)
         elif _memory(result) not in self._first:
             self._made(func, args, kwargs, result)
-        elif not func.is_view and func is not torch.ops.aten.detach.default:
+        elif not func.is_view and func not in _SAME_MEMORY:
             self.refuse(f"{func} gives the memory of {self._first[_memory(result)][0]}")
         return result
 
@@ -159,17 +168,32 @@ class _Watch(TorchDispatchMode):
         if result.device != self._device:
             self.refuse(f"{func} makes a tensor on {result.device}")
         if func._schema.name.removeprefix("aten::") in _EMPTY:
-            form = map(self._constant, (tuple(result.shape), result.stride()))
-            kind = map(self._constant, (result.dtype, result.device))
-            self._lines.append("{} = empty({}, {}, dtype={}, device={})".format(name, *form, *kind))
+            self._free[name] = len(self._lines)
+            self._lines.append(self._allocation(name, result))
         else:
-            given = [self._whole(one) for one in args]
-            given += [f"{key}={self._whole(one)}" for key, one in kwargs.items()]
-            below = "with below_autocast(): " if self._autocast else ""  # as it was called here
-            self._lines.append(f"{below}{name} = {self._constant(func)}({', '.join(given)})")
+            self._called(func, args, kwargs, f"{name} = ")
             self._filled.add(name)
         self._lines.append(f"{name}_at = {name}.data_ptr()")
         self._know(name, result)
+
+    def _allocation(self, name: str, like: torch.Tensor) -> str:
+        form = tuple(like.shape), like.stride(), like.dtype, like.device
+        return "{} = empty({}, {}, dtype={}, device={})".format(name, *map(self._constant, form))
+
+    def _written(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+        """A call that fills what it returns."""
+        name, _ = self._of(result)
+        mutated = [x for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
+        if name in self._given or len(mutated) != 1 or torch.Tag.inplace_view in func.tags:
+            self.refuse(f"{func} writes to an input, to several tensors, or to a tensor's layout")
+        self._called(func, args, kwargs)
+        self._filled.add(name)
+
+    def _called(self, func: Any, args: Any, kwargs: Any, result: str = "") -> None:
+        given = [self._whole(one) for one in args]
+        given += [f"{key}={self._whole(one)}" for key, one in kwargs.items()]
+        below = "with below_autocast(): " if self._autocast else ""  # as it was called here
+        self._lines.append(f"{below}{result}{self._constant(func)}({', '.join(given)})")
 
     def launched(self, made: known.Known | None) -> None:
         """A kernel was launched; None: one that is not known by its signature."""
@@ -216,10 +240,30 @@ class _Watch(TorchDispatchMode):
             self.refuse("a list of tensors in a call of torch")
         if not isinstance(value, torch.Tensor):
             return self._constant(value)
-        name, first = self._of(value)
-        if not _same_form(value, first):
-            self.refuse(f"a view of {name} in a call of torch")
-        return name
+        return self._viewed(*self._of(value), value)
+
+    def _viewed(self, name: str, first: torch.Tensor, value: torch.Tensor) -> str:
+        """A tensor in the memory of another, which has a name."""
+        if value.dtype is not first.dtype or value.is_conj() or value.is_neg():
+            self.refuse(f"{name} in another dtype, or as its conjugate")
+        line = self._free.pop(name, None)
+        dense = value.is_contiguous() and first.is_contiguous() and value.numel() == first.numel()
+        if line is not None and dense:  # allocated as it is first asked for
+            self._lines[line] = self._allocation(name, value)
+            self._first[_memory(first)] = name, value
+            return name
+        if _same_form(value, first):
+            return name
+        apart = value.storage_offset() - first.storage_offset()
+        place = name, tuple(value.shape), value.stride(), apart
+        if place not in self._views:
+            view = self._views[place] = f"v{len(self._views)}"
+            size, stride = map(self._constant, place[1:3])
+            start = str(value.storage_offset())
+            if name in self._given:  # which may begin anywhere in its memory
+                start = f"{name}.storage_offset() + {apart}"
+            self._lines.append(f"{view} = {name}.as_strided({size}, {stride}, {start})")
+        return self._views[place]
 
     def _result(self, result: torch.Tensor | None) -> str:
         if result is None:
@@ -229,12 +273,7 @@ class _Watch(TorchDispatchMode):
             self.refuse(f"{name} is a result")
         if result.numel() and name not in self._filled:
             self.refuse(f"no step that is seen fills {name}")
-        if result.dtype is not first.dtype:
-            self.refuse(f"a result is {name} in another dtype")
-        if _same_form(result, first):
-            return name
-        form = (tuple(result.shape), result.stride(), result.storage_offset())
-        return f"{name}.as_strided({', '.join(map(self._constant, form))})"
+        return self._viewed(name, first, result)
 
     def plan(self, results: Sequence[torch.Tensor | None]) -> Plan:
         """What was seen, if it can be repeated. results: of the function."""
@@ -248,10 +287,27 @@ class _Watch(TorchDispatchMode):
             *(f"{name}_at = {name}.data_ptr()" for name in self._given),
             f"if ({' | '.join(f'{name}_at' for name in self._given)}) & 15: {itself}",
             f"stream = stream_of({self._gpu})",
-            *self._lines,
+            *_freed(self._lines, given),
             f"return ({given},)",
         ]
         return Plan("\n    ".join(lines), self._names)
+
+
+_MADE = re.compile(r"\b[av]\d+(?=\b|_at\b)")
+
+
+def _freed(lines: list[str], kept: str) -> list[str]:
+    """The steps, with tensors deleted after the last step that needs them, unless ``kept`` does."""
+    last = {name: i for i, line in enumerate(lines) for name in _MADE.findall(line)}
+    for name in _MADE.findall(kept):
+        last.pop(name, None)
+    after: dict[int, list[str]] = {}
+    for name, i in last.items():
+        after.setdefault(i, []).append(name)
+    return [
+        line if i not in after else f"{line}; del {', '.join(after[i])}"
+        for i, line in enumerate(lines)
+    ]
 
 
 def _memory(tensor: torch.Tensor) -> int:

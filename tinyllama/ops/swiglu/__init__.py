@@ -124,6 +124,7 @@ swiglu.provider(
     keep=("x", "w_gate", "w_up"),
     saved={"gate_up": Tensor("B*T 2*F")},
     requires=("triton",),
+    replays=True,
     large=(Large("B", "T*F", {"T": 3, "D": 16, "F": 1000}),),
 )(Hybrid)
 
