@@ -6,6 +6,7 @@ were, and memory that a provider asks for holds NaN until it is written.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ def test_every_op_of_the_tree_is_found() -> None:
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_values_are_finite_where_each_size_is_one(op: Op) -> None:
     """Drawn shapes may be that small, and as NaN equals NaN such a case would hold anything."""
-    case = op.cases[0] if op.dims_of else Case(**dict.fromkeys(op.cases[0].dims, 1))
+    ones: dict[str, Any] = dict.fromkeys(op.cases[0].dims, 1)
+    case = op.cases[0] if op.dims_of else Case(**ones)
     for extreme in (None, *op.extremes):
         inputs = OpCase(op, op["eager"], case, torch.float32, extreme).inputs()
         given = tree_leaves(list(inputs.args.values()))
