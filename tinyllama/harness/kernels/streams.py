@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -51,3 +51,20 @@ class Side:
         if self._stream is not None and self._kept:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._kept.clear()
+
+    def both(self, here: Callable[[], object], beside: Callable[[], object]) -> None:
+        """Call two functions whose launches run beside each other, behind all that was launched
+        so far: ``here`` first, on the current stream, then ``beside`` on the branch. The current
+        stream waits for both, after an error too, so what they hold may be freed."""
+        if self._stream is None:
+            here()
+            beside()
+            return
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            here()
+            with torch.cuda.stream(self._stream):
+                beside()
+        finally:
+            current.wait_stream(self._stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Grads, Named, Needs, derive
 from tinyllama.harness.declare.offsets import zero
 from tinyllama.harness.declare.values import Values, normal
-from tinyllama.harness.kernels import cdiv, jit, tl
+from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import SHORT, compute_dtype, narrowed
+from tinyllama.harness.kernels.streams import Side
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import LOSS, TARGETS
 
@@ -117,6 +119,24 @@ def chunk_rows(N: int) -> int:
     return rows
 
 
+# The streams on which a chunk's two gradients are computed. On two, the product for the weight
+# fills the processors that the one for x leaves idle.
+STREAMS = Space(
+    "linear_cross_entropy.streams",
+    default=lambda rows, D, V, dtype: Config(STREAMS=1),
+    configs=lambda rows, D, V, dtype: [Config(STREAMS=1), Config(STREAMS=2)],
+)
+
+
+def _side(logits_RV: torch.Tensor, D: int) -> Side | None:
+    """What runs beside the current stream, where `STREAMS` says that there are two."""
+    rows, V = map(next_power_of_2, logits_RV.shape)
+    config = STREAMS.choose(
+        logits_RV.device, rows=rows, D=next_power_of_2(D), V=V, dtype=SHORT[logits_RV.dtype]
+    )
+    return Side(logits_RV.device) if config["STREAMS"] == 2 else None
+
+
 def chunked_loss(
     x_ND: torch.Tensor,
     weight_VD: torch.Tensor,
@@ -131,7 +151,8 @@ def chunked_loss(
 
     x (N D) and weight (V D) of one dtype, targets (N). A chunk of logits, replaced by its own
     gradient, is all that is held beside the results. Between chunks the weight's gradient is
-    kept in the weight's dtype; the products themselves accumulate in float32.
+    kept in the weight's dtype; the products themselves accumulate in float32. A chunk's two
+    gradients are computed on one stream or on two (`STREAMS`), with the same bits.
     """
     N, V = x_ND.shape[0], weight_VD.shape[0]
     x_ND, weight_VD = contiguous(x_ND), contiguous(weight_VD)
@@ -144,6 +165,7 @@ def chunked_loss(
     if reduction == "mean" and ignore_index is not None:
         scale = cross_entropy_file.mean_scale(targets_N, ignore_index)
     logits_RV = torch.empty((rows, V), dtype=x_ND.dtype, device=x_ND.device)
+    side = _side(logits_RV, x_ND.shape[1])
     for start in range(0, N, rows):
         chunk = slice(start, min(start + rows, N))
         x_CD, targets_C = x_ND[chunk], targets_N[chunk]
@@ -155,12 +177,18 @@ def chunked_loss(
         cross_entropy_file.losses_and_gradient(
             logits_CV, targets_C, scale, loss_N[chunk], ignore_index=ignore_index
         )
+        products = []
         if dx_ND is not None:
-            torch.mm(logits_CV, weight_VD, out=dx_ND[chunk])
+            products.append(partial(torch.mm, logits_CV, weight_VD, out=dx_ND[chunk]))
         if dweight_VD is not None and start == 0:
-            torch.mm(logits_CV.T, x_CD, out=dweight_VD)
+            products.append(partial(torch.mm, logits_CV.T, x_CD, out=dweight_VD))
         elif dweight_VD is not None:
-            dweight_VD.addmm_(logits_CV.T, x_CD)
+            products.append(partial(dweight_VD.addmm_, logits_CV.T, x_CD))
+        if side is not None and len(products) == 2:
+            side.both(*products)
+        else:
+            for product in products:
+                product()
     found = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
     return cross_entropy_file.reduced(loss_N, targets_N, ignore_index, reduction), *found
 
