@@ -23,6 +23,7 @@ from tinyllama.ops.cross_entropy import (
     cross_entropy,
     loss_backward,
     loss_forward,
+    losses_and_gradient,
     row_losses,
 )
 from tinyllama.ops.cross_entropy import kernels as cross_entropy_kernels
@@ -421,6 +422,21 @@ def test_backward_in_place_gives_the_same_bits(dtype: torch.dtype, device: torch
     expected = loss_backward(logits, targets, statistics, dloss)
     assert loss_backward(logits, targets, statistics, dloss, out_NV=logits) is logits
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("V", [127, 128, 129, 192])
+def test_a_row_of_several_blocks_is_read_whole_the_second_time(
+    V: int, device: torch.device
+) -> None:
+    """From its end, whether the last block is full or not."""
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(1)).to(device)
+    targets = torch.tensor([0, 64, V - 1], device=device)
+    exact = torch.softmax(logits.double(), -1)
+    exact[range(3), targets] -= 1
+    key = cross_entropy_kernels._key(logits)
+    with cross_entropy_kernels.BOTH.force(Config(BLOCK=64, num_warps=1), **key):
+        losses_and_gradient(logits, targets, 1.0, torch.empty(3, device=device))
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("BLOCK", [64, 1024])

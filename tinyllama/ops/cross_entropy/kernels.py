@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
+from tinyllama.harness.kernels import begin, cdiv, dependent, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import dense_rows
 from tinyllama.harness.kernels.precision import SHORT
@@ -130,10 +130,11 @@ def _row_losses_and_gradients(
     logits, targets, losses, gradients, scale,
     stride, out_stride, target_stride,
     V: tl.constexpr, IGNORED: tl.constexpr, LOADED: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program a row, which is read twice only if it is longer than a block. LOADED: ``scale``
     is in the device's memory."""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     line = logits + tl.multiple_of(row * stride, ALIGNED)
     out = gradients + tl.multiple_of(row * out_stride, ALIGNED)
@@ -153,8 +154,9 @@ def _row_losses_and_gradients(
         top, total = _statistics(line, V, BLOCK)
         inverse = 1.0 / total
         tl.debug_barrier()
-        for first in range(0, V, BLOCK):
-            here = first + columns
+        LAST: tl.constexpr = (V - 1) // BLOCK * BLOCK
+        for back in range(0, V, BLOCK):  # what was read last is in the caches still
+            here = LAST - back + columns
             x = tl.load(line + here, mask=here < V, other=0.0).to(tl.float32)
             p = tl.exp(x - top) * inverse
             gradient = tl.where(here == target, p - 1.0, p) * factor
@@ -250,6 +252,7 @@ def losses_and_gradient(
             V=V, IGNORED=ignore_index, LOADED=isinstance(scale, torch.Tensor),
             ALIGNED=math.gcd(*strides, 16),
             **BOTH.choose(logits_NV.device, **_key(logits_NV)).kwargs(),
+            **dependent(logits_NV.device),
         )  # fmt: skip
     return out_NV
 
