@@ -137,13 +137,13 @@ class Tier:
         Raises ConfigError if the tier has no such mode.
         """
         table = dict(self.table)
-        if memory == "selective":
-            if "block" not in table:
-                raise ConfigError(
-                    f"memory selective needs a block that is one op, and tier {self.name} has "
-                    "none: use tier v3 or v4, or memory small"
-                )
-            table["block"] = "selective"
+        if memory == "selective" and "block" not in table:
+            raise ConfigError(
+                f"memory selective needs a block that is one op, and tier {self.name} has "
+                "none: use tier v3 or v4, or memory small"
+            )
+        if memory != "fast" and "block" in table:
+            table["block"] = memory
         overlap = memory == "fast"
         if not overlap:
             table.pop("stack", None)  # which keeps all that its backward reads

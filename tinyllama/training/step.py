@@ -120,7 +120,7 @@ class TrainStep:
         self._reduces = True
         self.graphs: list[torch.cuda.CUDAGraph] = []
         small = self.plan.memory == "small"
-        model.recompute = small
+        model.recompute = small and model.tier.table.get("block") != "small"
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
         self._side = Side(self.device)
         index = {id(p): i for i, p in enumerate(model.parameters())}

@@ -30,6 +30,7 @@ from tinyllama.ops.attention import (
     lse_dtype,
     ungrouped,
 )
+from tinyllama.ops.block import sliced
 from tinyllama.ops.block.terms import weight_terms
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
@@ -253,18 +254,21 @@ class Triton:
         )
 
         dy_ND = contiguous(grads[0]).flatten(0, 1)
-        dy_low_ND = dy_ND.to(dtype)
-        h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
-        gate, up = saved["gate_up"].chunk(2, -1)
-        dgate_up = torch.empty_like(saved["gate_up"])
-        dgate, dup = dgate_up.chunk(2, -1)
-        activate_backward(h_NF, gate, up, dgate, dup, h_NF)
-        places = _places(weights)
-        ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
-        del h_NF
-        dn2_ND = input_gradient(dgate_up, matrices.gate_up)
-        dgate_dup = weight_gradient(dgate_up, saved["normed_2"], wide, places.gate_up)
-        del dgate_up, dgate, dup
+        dy_low_ND, n2_ND = dy_ND.to(dtype), saved["normed_2"]
+        if (gate_up_NF := saved.get("gate_up")) is None:
+            dn2_ND, dgate_dup, ddown = sliced.backward(dy_low_ND, n2_ND, matrices, wide)
+            places: _Places | Matrices = _Places()
+        else:
+            h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
+            dgate_up = torch.empty_like(gate_up_NF)
+            (gate, up), (dgate, dup) = gate_up_NF.chunk(2, -1), dgate_up.chunk(2, -1)
+            activate_backward(h_NF, gate, up, dgate, dup, h_NF)
+            places = _places(weights)
+            ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
+            del h_NF
+            dn2_ND = input_gradient(dgate_up, matrices.gate_up)
+            dgate_dup = weight_gradient(dgate_up, n2_ND, wide, places.gate_up)
+            del dgate_up, dgate, dup
         dsum_ND, dsum_low_ND, _ = norm_backward(
             dn2_ND, saved["sum"], given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
         )
@@ -319,6 +323,44 @@ class Selective:
         return Triton.backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, needs, eps)
 
 
+@block.provider(
+    "small",
+    requires=("triton",),
+    keep=Inputs._fields,
+    saved={"none": Tensor("0")},  # in the dtype of the products
+    large=LARGE,
+)
+class Small:
+    """`Triton` that keeps its inputs alone, and has a slice of the rows of what is F or 2 F wide at
+    a time, forward and backward; see `sliced`."""
+
+    @staticmethod
+    def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
+        _, matrices = _narrowed(given.weights, compute_dtype(given.x))
+        normed_1, _, qkv_BTE = _before_attention(given, matrices, eps)
+        o_BTHK, _ = attend(*heads_of(qkv_BTE, given.w_q.shape[0], 2 * given.cos.shape[-1]))
+        del normed_1, qkv_BTE
+        sum_ND, n2_ND, _ = _with_attention(given, o_BTHK.flatten(2), matrices, eps)
+        y_ND = sliced.forward(sum_ND, n2_ND, matrices)
+        return y_ND.view_as(given.x), n2_ND.new_empty(0)
+
+    @staticmethod
+    def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
+        given = Inputs(**kept)
+        narrow, matrices = _narrowed(given.weights, saved["none"].dtype)
+        before = _before_attention(given, matrices, eps)
+        o_BTHK, lse = attend(*heads_of(before[-1], given.w_q.shape[0], 2 * given.cos.shape[-1]))
+        o_BTQ = o_BTHK.flatten(2)
+        after = _with_attention(given, o_BTQ, matrices, eps)
+        again = {
+            **dict(zip(BEFORE, before, strict=True)),
+            **dict(zip(ATTENDED, (o_BTQ, lse), strict=True)),
+            **dict(zip(AFTER, after, strict=False)),
+        }
+        del before, o_BTHK, o_BTQ, lse, after
+        return Triton.backward(grads, kept, {"narrow": narrow, **again}, needs, eps)
+
+
 class _Places(NamedTuple):
     """Where the gradients of `Matrices` are written; None: where the products like."""
 
@@ -360,10 +402,18 @@ def _after_attention(
     given: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
 ) -> tuple[torch.Tensor, ...]:
     """What `AFTER` names: x with attention added (N D), normalised, its 1 / rms, gate and up."""
+    sum_ND, n2_ND, rstd2_N = _with_attention(given, o_BTQ, matrices, eps)
+    return sum_ND, n2_ND, rstd2_N, F.linear(n2_ND, matrices.gate_up)
+
+
+def _with_attention(
+    given: Inputs, o_BTQ: torch.Tensor, matrices: Matrices, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`AFTER` without gate and up."""
     attended_ND = F.linear(o_BTQ.flatten(0, 1), matrices.out)
     x_ND, dtype = contiguous(given.x).flatten(0, 1), matrices.gate_up.dtype
     n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, given.mlp_norm, eps, dtype)
-    return sum_ND, n2_ND, rstd2_N, F.linear(n2_ND, matrices.gate_up)
+    return sum_ND, n2_ND, rstd2_N
 
 
 def heads_of(qkv_BTE: torch.Tensor, rows_q: int, width: int) -> tuple[torch.Tensor, ...]:
