@@ -119,9 +119,7 @@ class _Watch(TorchDispatchMode):
             "nan": math.nan,
         }
         self._filled: set[str] = set()
-        self._free: dict[
-            str, int
-        ] = {}  # lines that allocate what nothing has asked for by its form
+        self._free: dict[str, int] = {}  # lines that allocate what has been asked for by no form
         self._views: dict[tuple[Any, ...], str] = {}  # names, by the memory's and the form
         # By memory: the first tensor that has it, and its name. Held, or others would get it next.
         self._first: dict[int, tuple[str, torch.Tensor]] = {}
