@@ -14,9 +14,10 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from compileall import compile_dir
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from tinyllama.harness.gate.revision import (
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources, imports_of, module_file
+from tinyllama.harness.gate.sources import Sources, imports_of, module_file, modules_of
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
@@ -125,6 +126,7 @@ def prepared(request: Request) -> Iterator[Session]:
             folder / "candidate-caches",
             usual=team.load(request.root).slowdowns,
         )
+        threading.Thread(target=_read_ahead, args=([base_root, root], registered)).start()
         yield Session(
             Setting(
                 base=base,
@@ -270,6 +272,14 @@ def sources(tree: Tree, benchmark: Benchmark) -> tuple[Mapping[str, str], Mappin
         return _sources(tree.root).of(*modules)
     except RevisionError:
         return {"": tree.name}, {"": tree.name}  # equal to nothing
+
+
+def _read_ahead(roots: Sequence[Path], registered: Registered) -> None:
+    """Read the source of the ops of trees, while workers start."""
+    for root in roots:
+        for name in modules_of(root, registered.package):
+            with suppress(RevisionError, OSError):  # whoever asks for it says so
+                _sources(root).of(f"{registered.package}.{name}")
 
 
 _sources = functools.lru_cache(maxsize=8)(Sources)  # so that each file of a tree is read once
