@@ -36,12 +36,13 @@ COUNT = 2 + 9 * SHAPE.num_layers
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tier", TIERS)
 def test_small_memory_gives_the_same_bits(tier: str, precision: str) -> None:
-    """On a CPU, where every provider of the tiers gives equal bits for equal inputs; of a tier
-    whose blocks are one op, as small memory has them, one by one."""
+    """On a CPU, where every provider of the tiers gives equal bits for equal inputs; of the blocks
+    that small memory has."""
     steps = 1 if slow_steps(tier, CPU) else 3
     options: dict[str, Any] = {"steps": steps, "precision": precision, "rates": RATES}
-    expected = run(TIERS[tier].with_memory("small"), CPU, plan=StepPlan(), **options)
-    got = run(tier, CPU, plan=SMALL, **options)
+    small = TIERS[tier].with_memory("small")
+    expected = run(small, CPU, plan=StepPlan(), **options)
+    got = run(small, CPU, plan=SMALL, **options)
     assert_equal_bits(got, expected)
     assert got.state["steps"] == steps
     assert got.grads.keys() == expected.grads.keys()

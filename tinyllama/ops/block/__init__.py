@@ -256,7 +256,9 @@ class Triton:
         dy_ND = contiguous(grads[0]).flatten(0, 1)
         dy_low_ND, n2_ND = dy_ND.to(dtype), saved["normed_2"]
         if (gate_up_NF := saved.get("gate_up")) is None:
-            dn2_ND, dgate_dup, ddown = sliced.backward(dy_low_ND, n2_ND, matrices, wide)
+            dn2_ND, dgate_dup, ddown = sliced.backward(
+                dy_low_ND, n2_ND, matrices.gate_up, matrices.down, wide
+            )
             places: _Places | Matrices = _Places()
         else:
             h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
@@ -328,7 +330,7 @@ class Selective:
     requires=("triton",),
     keep=Inputs._fields,
     saved={"none": Tensor("0")},  # in the dtype of the products
-    large=LARGE,
+    large=(Large("B", "2*T*Q", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 8, "C": 16}),),
 )
 class Small:
     """`Triton` that keeps its inputs alone, and has a slice of the rows of what is F or 2 F wide at
@@ -341,7 +343,7 @@ class Small:
         o_BTHK, _ = attend(*heads_of(qkv_BTE, given.w_q.shape[0], 2 * given.cos.shape[-1]))
         del normed_1, qkv_BTE
         sum_ND, n2_ND, _ = _with_attention(given, o_BTHK.flatten(2), matrices, eps)
-        y_ND = sliced.forward(sum_ND, n2_ND, matrices)
+        y_ND = sliced.forward(sum_ND, n2_ND, matrices.gate_up, matrices.down)
         return y_ND.view_as(given.x), n2_ND.new_empty(0)
 
     @staticmethod

@@ -3,16 +3,12 @@ time exists. In memory mode ``small`` that is less than the gradients of its wei
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.silu_mul import activate, activate_backward
-
-if TYPE_CHECKING:
-    from tinyllama.ops.block import Matrices
 
 SLICES, FEWEST_ROWS = 8, 16  # at most so many slices, of at least so many rows
 
@@ -24,21 +20,27 @@ def slices(n_rows: int) -> Iterator[slice]:
     return (slice(start, end) for start, end in itertools.pairwise(ends))
 
 
-def forward(sum_ND: torch.Tensor, normed_ND: torch.Tensor, matrices: "Matrices") -> torch.Tensor:
-    """sum + W_down (silu(gate) up) (N D) in sum's dtype; normed (N D) has that of the matrices."""
+def forward(
+    sum_ND: torch.Tensor, normed_ND: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """sum + W_down (silu(gate) up), (N D) in the dtype of sum. The other arguments have that of the
+    products: normed (N D), gate_up (2F D), down (D F)."""
     y_ND = torch.empty_like(sum_ND)
     for rows in slices(len(sum_ND)):
-        h_NF = activate(*F.linear(normed_ND[rows], matrices.gate_up).chunk(2, -1))
-        torch.add(sum_ND[rows], F.linear(h_NF, matrices.down), out=y_ND[rows])
+        h_NF = activate(*F.linear(normed_ND[rows], gate_up).chunk(2, -1))
+        torch.add(sum_ND[rows], F.linear(h_NF, down), out=y_ND[rows])
     return y_ND
 
 
 def backward(
-    dy_ND: torch.Tensor, normed_ND: torch.Tensor, matrices: "Matrices", wide: torch.dtype
+    dy_ND: torch.Tensor,
+    normed_ND: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    wide: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of normed (N D), and in ``wide`` of gate_up (2F D) and down (D F); dy (N D) and
-    normed have the dtype of the matrices."""
-    gate_up, down = matrices.gate_up, matrices.down
+    all arguments have the dtype of the products."""
     dnormed_ND = torch.empty_like(normed_ND)
     dgate_up = torch.zeros_like(gate_up, dtype=wide)
     ddown = torch.zeros_like(down, dtype=wide)
