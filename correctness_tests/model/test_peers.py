@@ -9,9 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,12 +18,10 @@ from correctness_tests.support.two_ranks import CONFIG, SHAPE
 from tinyllama.harness.kernels.placed import placed
 from tinyllama.model.config import ConfigError
 from tinyllama.model.llama import TinyLlama
-from tinyllama.ops import block
 from tinyllama.training import peers
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.peers import PeerGradients, cannot_copy
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.reduction import Copied
 from tinyllama.training.step import TrainStep
 
 CPU = torch.device("cpu")
@@ -136,56 +132,6 @@ def test_gradients_are_written_in_their_place(tier: str, device: torch.device) -
     assert placed.of(one) is None
     with placed(master, buffer):
         assert placed.of(torch.zeros(3)) is None
-
-
-LAST = ["sum 1", "sum 0", "embedding", "sum rest"]
-
-
-@pytest.mark.parametrize(
-    ("tier", "alone", "expected"),
-    [
-        ("v1", True, ["sum 2", *LAST]),
-        ("v3", True, ["silu", "silu", "sum 2", "silu", *LAST]),
-        ("v3", False, ["silu", "sum 2", "silu", "sum 1", "silu", *LAST[1:]]),
-    ],
-)
-def test_when_each_block_is_summed(
-    tier: str,
-    alone: bool,
-    expected: list[str],
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where a block writes into the shared memory, after its first kernels that wait for memory;
-    else at once."""
-    monkeypatch.setattr(peers, "_connected", lambda like: (torch.zeros_like(like), Mock()))
-    model, seen = TinyLlama(replace(SHAPE, num_layers=3), tier).to(device), list[str]()
-    batch = [half.to(device) for half in RandomTokens(SHAPE.vocab_size, CONFIG).batch(0)]
-    names = [f"layers.{layer}.w_up" for layer in range(3)]
-    given = dict(model.named_parameters())
-    indices = {list(given).index(name): f"sum {layer}" for layer, name in enumerate(names)}
-    activate = block.activate_backward
-
-    def summed(self: PeerGradients, gradients: dict[int, torch.Tensor]) -> None:
-        seen.append(next((indices[i] for i in gradients if i in indices), "sum rest"))
-
-    def activated(*tensors: torch.Tensor) -> None:
-        seen.append("silu")
-        activate(*tensors)
-
-    monkeypatch.setattr(PeerGradients, "sum", summed)
-    monkeypatch.setattr(block, "activate_backward", activated)
-    model.embedding.register_post_accumulate_grad_hook(lambda _: seen.append("embedding"))
-    reduction = Copied(model, model.loss_with, Ranks(0, 2), alone)
-    for _ in range(2):
-        seen.clear()
-        model.zero_grad()
-        reduction.expect(True)
-        loss = reduction.loss(*batch, model.rope(CONFIG.seq_len))
-        with reduction.during():
-            loss.backward()
-        list(reduction.arrive())
-        assert seen == expected
 
 
 # -- what cannot be ----------------------------------------------------------------------------

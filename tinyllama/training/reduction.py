@@ -192,11 +192,8 @@ class _Peers(Reduction):
 
     def during(self) -> contextlib.AbstractContextManager[None]:
         if self.reduces and self._alone:
-            return placed(self.peers.master, self.peers.gradients, self._asked)
+            return placed(self.peers.master, self.peers.gradients)
         return contextlib.nullcontext()
-
-    def _asked(self) -> None:
-        """An op is about to write gradients of matrices into the shared memory."""
 
     def _summed(self, group: list[int]) -> Any:
         """Begin to sum the gradients of a group; -> what to wait for."""
@@ -209,12 +206,7 @@ class _Peers(Reduction):
 
 
 class Copied(_Peers):
-    """Each group is summed on the side once the last of its gradients is final.
-
-    Copies delay kernels that wait for memory more than products. A block's backward pass starts
-    with such kernels, so there the sum of the block before it waits until they are launched, which
-    is when the block asks where its gradients belong. After the first block, no sum waits.
-    """
+    """Each group is summed on the side as soon as the last of its gradients is final."""
 
     def __init__(
         self,
@@ -226,7 +218,6 @@ class Copied(_Peers):
     ) -> None:
         super().__init__(model, loss_of, ranks, alone)
         self.early = early
-        self._ready: list[list[int]] = []
         self._sums: list[tuple[list[int], Any]] = []
         for group in self.groups:
             for index in group:
@@ -236,30 +227,16 @@ class Copied(_Peers):
     def expect(self, reduce: bool) -> None:
         super().expect(reduce)
         self._missing = set(range(len(self.parameters)))
-        self._asks = False
-        self._ready.clear()
         self._sums.clear()
-
-    def _asked(self) -> None:
-        self._asks = True
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin the sums that are ready."""
-        self._sums += [(group, self._summed(group)) for group in self._ready]
-        self._ready.clear()
 
     def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
         if not self.reduces:
             return
         self._missing.discard(index)
         if self._missing.isdisjoint(group):
-            self._ready.append(group)
-            if not self._asks or group in (self.groups[0], self.groups[-1]):
-                self._begin()
+            self._sums.append((group, self._summed(group)))
 
     def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        self._begin()
         for part in (self._sums[:-LAST], self._sums[-LAST:]) if self.early else ():
             arrived: dict[int, torch.Tensor] = {}
             for group, point in part:

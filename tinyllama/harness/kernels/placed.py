@@ -7,7 +7,7 @@ a view of the master, and gets the offered memory at the same place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -18,17 +18,14 @@ class Offered:
     """Memories of one kind."""
 
     def __init__(self) -> None:
-        self._offers: list[tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = []
+        self._offers: list[tuple[torch.Tensor, torch.Tensor]] = []
         AFFECTING.append(self._offers)
 
     @contextlib.contextmanager
-    def __call__(
-        self, master: torch.Tensor, memory: torch.Tensor, asked: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
+    def __call__(self, master: torch.Tensor, memory: torch.Tensor) -> Iterator[None]:
         """Meanwhile ``memory`` belongs to ``master``, element by element: both are flat, and master
-        is the whole of its memory. asked: called each time that an op asks for a place there, just
-        before the first product that writes or reads it."""
-        self._offers.append((master, memory, asked))
+        is the whole of its memory."""
+        self._offers.append((master, memory))
         try:
             yield
         finally:
@@ -37,10 +34,9 @@ class Offered:
     def of(self, view: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
         """The memory at the place of a view of a master; None where none is offered, or none in
         this dtype (None: any)."""
-        for master, memory, asked in self._offers:
+        for master, memory in self._offers:
             here = view.untyped_storage().data_ptr() == master.untyped_storage().data_ptr()
             if here and view.dtype is master.dtype and dtype in (None, memory.dtype):
-                asked()
                 return memory.as_strided(view.shape, view.stride(), view.storage_offset())
         return None
 
