@@ -7,8 +7,7 @@
 oracle, from a tier's providers it is what the model runs. A provider may replace it whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +17,7 @@ from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
-from tinyllama.harness.kernels.layout import as_one, contiguous, joined
-from tinyllama.harness.kernels.placed import placed, rounded
+from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.add_rms_norm import add_norm_forward, add_rms_norm
 from tinyllama.ops.attention import (
@@ -31,6 +29,7 @@ from tinyllama.ops.attention import (
     ungrouped,
 )
 from tinyllama.ops.block import sliced
+from tinyllama.ops.block.matrices import Matrices, Places, narrowed, places_of
 from tinyllama.ops.block.terms import weight_terms
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.qkv import qkv
@@ -166,31 +165,6 @@ block.provider("torch", deterministic=frozenset({"cpu"}), double_backward=False,
 )
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """The matrices of a block in the dtype of its products, those of one input stacked."""
-
-    qkv: torch.Tensor  # (Q + 2 R, D)
-    out: torch.Tensor  # (D Q)
-    gate_up: torch.Tensor  # (2 F, D)
-    down: torch.Tensor  # (D F)
-
-    @staticmethod
-    def of(weights: Sequence[torch.Tensor], flat: torch.Tensor | None) -> "Matrices":
-        """Views of ``flat``, all seven side by side; None: of the weights where they lie, with
-        a copy (counted) only where two that are read as one do not lie side by side."""
-        q, k, v, out, gate, up, down = weights
-        width = q.shape[1]
-        if flat is not None:
-            rows = [w.numel() for w in weights]
-            parts = flat.split([sum(rows[:3]), rows[3], sum(rows[4:6]), rows[6]])
-        else:
-            parts = tuple(map(joined, ((q, k, v), (out,), (gate, up), (down,))))
-        stacked = [(sum(len(w) for w in several), width) for several in ((q, k, v), (gate, up))]
-        shapes = (stacked[0], out.shape, stacked[1], down.shape)
-        return Matrices(*(p.view(shape) for p, shape in zip(parts, shapes, strict=True)))
-
-
 # What a block keeps of its first half, of attention, and of its second half.
 BEFORE = {
     "normed_1": Tensor("B*T D"),
@@ -230,7 +204,7 @@ class Triton:
     @staticmethod
     def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
         x, rows_q = given.x, given.w_q.shape[0]
-        narrow, matrices = _narrowed(given.weights, compute_dtype(x))
+        narrow, matrices = narrowed(given.weights, compute_dtype(x))
         before = _before_attention(given, matrices, eps)
         o_BTHK, lse_BHT = attend(*heads_of(before[-1], rows_q, 2 * given.cos.shape[-1]))
         o_BTQ = o_BTHK.flatten(2)
@@ -259,13 +233,13 @@ class Triton:
             dn2_ND, dgate_dup, ddown = sliced.backward(
                 dy_low_ND, n2_ND, matrices.gate_up, matrices.down, wide
             )
-            places: _Places | Matrices = _Places()
+            places: Places | Matrices = Places()
         else:
             h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
             dgate_up = torch.empty_like(gate_up_NF)
             (gate, up), (dgate, dup) = gate_up_NF.chunk(2, -1), dgate_up.chunk(2, -1)
             activate_backward(h_NF, gate, up, dgate, dup, h_NF)
-            places = _places(weights)
+            places = places_of(weights)
             ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
             del h_NF
             dn2_ND = input_gradient(dgate_up, matrices.gate_up)
@@ -318,7 +292,7 @@ class Selective:
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         given, o_BTQ = Inputs(**kept), saved["o"]
-        narrow, matrices = _narrowed(given.weights, o_BTQ.dtype)
+        narrow, matrices = narrowed(given.weights, o_BTQ.dtype)
         before = _before_attention(given, matrices, eps)
         after = _after_attention(given, o_BTQ, matrices, eps)
         again = zip((*BEFORE, *AFTER), (*before, *after), strict=True)
@@ -338,55 +312,28 @@ class Small:
 
     @staticmethod
     def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:
-        _, matrices = _narrowed(given.weights, compute_dtype(given.x))
-        normed_1, _, qkv_BTE = _before_attention(given, matrices, eps)
-        o_BTHK, _ = attend(*heads_of(qkv_BTE, given.w_q.shape[0], 2 * given.cos.shape[-1]))
-        del normed_1, qkv_BTE
-        sum_ND, n2_ND, _ = _with_attention(given, o_BTHK.flatten(2), matrices, eps)
+        _, matrices, half = _first_half(given, compute_dtype(given.x), eps)
+        sum_ND, n2_ND = half["sum"], half["normed_2"]
         y_ND = sliced.forward(sum_ND, n2_ND, matrices.gate_up, matrices.down)
         return y_ND.view_as(given.x), n2_ND.new_empty(0)
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        given = Inputs(**kept)
-        narrow, matrices = _narrowed(given.weights, saved["none"].dtype)
-        before = _before_attention(given, matrices, eps)
-        o_BTHK, lse = attend(*heads_of(before[-1], given.w_q.shape[0], 2 * given.cos.shape[-1]))
-        o_BTQ = o_BTHK.flatten(2)
-        after = _with_attention(given, o_BTQ, matrices, eps)
-        again = {
-            **dict(zip(BEFORE, before, strict=True)),
-            **dict(zip(ATTENDED, (o_BTQ, lse), strict=True)),
-            **dict(zip(AFTER, after, strict=False)),
-        }
-        del before, o_BTHK, o_BTQ, lse, after
-        return Triton.backward(grads, kept, {"narrow": narrow, **again}, needs, eps)
+        narrow, _, half = _first_half(Inputs(**kept), saved["none"].dtype, eps)
+        return Triton.backward(grads, kept, {"narrow": narrow, **half}, needs, eps)
 
 
-class _Places(NamedTuple):
-    """Where the gradients of `Matrices` are written; None: where the products like."""
-
-    qkv: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    gate_up: torch.Tensor | None = None
-    down: torch.Tensor | None = None
-
-
-def _places(weights: Sequence[torch.Tensor]) -> _Places | Matrices:
-    whole = as_one(*weights)
-    place = None if whole is None else placed.of(whole)
-    return _Places() if place is None else Matrices.of(weights, place)
-
-
-def _narrowed(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, Matrices]:
-    """The weights in the dtype of the products, flat (empty where that is their own), and the
-    matrices made of them."""
-    if dtype is weights[0].dtype:
-        return weights[0].new_empty(0), Matrices.of(weights, None)
-    wide = joined(weights)
-    narrow = rounded.of(wide, dtype)
-    narrow = wide.to(dtype) if narrow is None else narrow
-    return narrow, Matrices.of(weights, narrow)
+def _first_half(
+    given: Inputs, dtype: torch.dtype, eps: float
+) -> tuple[torch.Tensor, Matrices, dict[str, torch.Tensor]]:
+    """The weights as `narrowed` gives them, and all that `Triton` keeps but gate and up."""
+    narrow, matrices = narrowed(given.weights, dtype)
+    before = _before_attention(given, matrices, eps)
+    o_BTHK, lse = attend(*heads_of(before[-1], given.w_q.shape[0], 2 * given.cos.shape[-1]))
+    o_BTQ = o_BTHK.flatten(2)
+    after = _with_attention(given, o_BTQ, matrices, eps)
+    names = (*BEFORE, *ATTENDED, *AFTER)
+    return narrow, matrices, dict(zip(names, (*before, o_BTQ, lse, *after), strict=False))
 
 
 def _before_attention(given: Inputs, matrices: Matrices, eps: float) -> tuple[torch.Tensor, ...]:
