@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.ops import OPS
 
@@ -110,3 +111,25 @@ def test_each_output_has_its_own_share_of_a_gradient() -> None:
     assert evaluate(op, op["eager"].call, inputs)["grad x"].tolist() == [32.0] * 3
     inputs = Inputs({"x": one}, {"y": one, "z": None}, {})
     assert evaluate(op, op["eager"].call, inputs)["grad x"].tolist() == [2.0] * 3
+
+
+# -- what results are compared with -----------------------------------------------------------
+
+
+def test_what_torch_makes_of_gaps_is_not_held_against_a_provider() -> None:
+    """On a CPU its product of bfloat16 reads them (torch 2.13)."""
+
+    def reads_gaps(x: torch.Tensor) -> torch.Tensor:
+        return x * (1.0 if x.is_contiguous() or x.dtype is torch.float64 else math.nan)
+
+    op = Op(
+        "same",
+        inputs={"x": Tensor("N D", grad=True)},
+        outputs={"y": "N D"},
+        cases=[Case(N=4, D=8)],
+    )
+    op.reference(reads_gaps)
+    op.provider("right")(lambda x: x * 1.0)
+    case = OpCase(op, op["right"], op.cases[0], torch.float32, layout="strided")
+    assert not case.inputs().args["x"].is_contiguous()
+    assert all(comparison.passed for comparison in case.compare())

@@ -169,7 +169,7 @@ class OpCase:
         reference = self.op["eager"].call
         oracle = evaluate(self.op, reference, inputs.double())
         return References(
-            evaluate(self.op, reference, inputs),
+            evaluate(self.op, reference, inputs.dense()),
             oracle,
             [
                 evaluate(self.op, reference, inputs.perturbed(n), watched=False)
