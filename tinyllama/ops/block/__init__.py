@@ -181,9 +181,17 @@ AFTER = {
 LARGE = (Large("B", "2*T*F", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 256, "C": 16}),)
 
 
+def _unsupported(dims: Mapping[str, Any]) -> str | None:
+    """What the kernels of a block's ops do not support."""
+    return PARTS["rms_norm"]["triton"].supports(dims) or PARTS["attention"]["triton"].supports(
+        {**dims, "K": 2 * dims["C"]}
+    )
+
+
 @block.provider(
     "triton",
     requires=("triton",),
+    supports=_unsupported,
     keep=Inputs._fields,
     saved={
         "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
@@ -279,7 +287,14 @@ class Triton:
         }
 
 
-@block.provider("selective", requires=("triton",), keep=Inputs._fields, saved=ATTENDED, large=LARGE)
+@block.provider(
+    "selective",
+    requires=("triton",),
+    supports=_unsupported,
+    keep=Inputs._fields,
+    saved=ATTENDED,
+    large=LARGE,
+)
 class Selective:
     """`Triton`, bit for bit, that keeps what attention gave and computes all else again in the
     backward pass (selective recomputation, Korthikanti et al., arXiv 2205.05198)."""
@@ -302,6 +317,7 @@ class Selective:
 @block.provider(
     "small",
     requires=("triton",),
+    supports=_unsupported,
     keep=Inputs._fields,
     saved={"none": Tensor("0")},  # in the dtype of the products
     large=(Large("B", "2*T*Q", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 8, "C": 16}),),
