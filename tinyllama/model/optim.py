@@ -234,11 +234,11 @@ def counted_apart(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Kept:
-    """Memory that lies as a model's parameters do, and what of it the optimizer writes when it
-    updates a parameter.
+    """A copy in the layout of a model's parameters. When the optimizer updates a parameter, it also
+    writes that parameter's part of the copy.
 
-    If something else changed a parameter, `refresh` writes all of it again. It detects a change by
-    PyTorch's version counters, so it does not see a write to ``data``.
+    If something else changed a parameter, `refresh` writes the whole copy again. It detects a
+    change by PyTorch's version counters, so it does not see a write to ``data``.
     """
 
     _offered: Offered
@@ -252,7 +252,7 @@ class _Kept:
         self._versions: int | None = None
 
     def refresh(self) -> None:
-        """Write all of it again if a parameter was changed since the last call."""
+        """Write the whole copy again if a parameter was changed since the last call."""
         versions = sum(map(_VERSION, self._counted))  # no version ever decreases
         if versions != self._versions:
             self._write()

@@ -103,7 +103,7 @@ class Reference(NamedTuple):
 
     @property
     def moved(self) -> torch.Tensor:
-        """The changes of the oracle, one behind the other; a number is a vector of one element."""
+        """The changes of the oracle, stacked; a number counts as a vector of one element."""
         every = torch.stack([torch.atleast_1d(one.double()) for one in self.perturbed])
         return every - torch.atleast_1d(self.oracle.double())
 
@@ -128,7 +128,7 @@ def compare(
 ) -> Comparison:
     """Compare the error of a result with eager's; see the module for the rule.
 
-    gain: that of the reference, or more because of other results of the same call.
+    gain: by default that of the reference; larger where other results of the same call ask for it.
     """
     eager, oracle, _, magnitude, _ = reference
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
@@ -148,7 +148,7 @@ def compare(
         return slack * torch.maximum(own, spread * typical) + subnormal
 
     def larger(norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Of the oracle and of the terms."""
+        """The larger norm: that of the oracle or that of the terms."""
         return norm(exact) if terms is None else torch.maximum(norm(exact), norm(terms))
 
     def rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,5 +206,5 @@ def _compare_integers(
 
 
 def _rms(samples: torch.Tensor) -> torch.Tensor:
-    """Over the first axis."""
+    """The root mean square over the first axis."""
     return samples.pow(2).mean(0).sqrt()

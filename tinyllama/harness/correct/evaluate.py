@@ -128,8 +128,8 @@ def make_inputs(
 
     drawn_on: the device that draws random values. Each device draws other ones; a GPU is faster.
     extreme: the name of one of the op's extremes.
-    layout: of the inputs, one of `layouts.LAYOUTS`; "distinct": the strides of each tensor are
-        its own. Between elements lie NaN; between integers zeros, which are indices too.
+    layout: of the inputs, one of `layouts.LAYOUTS`; with "distinct", no two tensors have the same
+        strides. The gaps between elements hold NaN; those between integers 0, a valid index too.
     upstream: layout of the gradients of the outputs, one of `layouts.UPSTREAMS`; "summed" is what
         ``.sum().backward()`` gives: one element, with stride 0, for the whole tensor.
     """
@@ -206,8 +206,8 @@ def evaluate(
     place: makes the argument of an input, or of an upstream gradient, and is told its name; a copy
         with the same strides by default.
     dtypes: of outputs, where they are not as the op declares.
-    watched: False for a call that was watched on other inputs, with inputs for it alone: it gets
-        them and not copies, and whether it changes them is not asked.
+    watched: False if the call was watched on other inputs, and these inputs are for it alone. It
+        then gets the inputs themselves, not copies, and may change them unnoticed.
 
     Raises a `ContractError`: ChangedInputError for an input or upstream gradient that is not
     declared mutated, OutputError and GradientError for results that are not as declared.

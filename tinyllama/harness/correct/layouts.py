@@ -11,7 +11,8 @@ UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct")
 def laid_out(
     sample: torch.Tensor, dtype: torch.dtype, device: torch.device | str, layout: str, place: int
 ) -> torch.Tensor:
-    """The sample on a device, laid out in memory as asked; ``place``: among the call's tensors."""
+    """The sample on a device, in the given layout; ``place``: its number among the call's
+    tensors."""
     tensor = sample.to(dtype=dtype, device=device)
     if layout == "contiguous" or tensor.dim() == 0:
         return tensor.contiguous()

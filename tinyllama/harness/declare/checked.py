@@ -46,8 +46,8 @@ def signature(args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Any, ...]
 
 
 def _like(guards: Any, *tensors: torch.Tensor) -> Callable[..., bool]:
-    """What tells tensors of these classes, dtypes, devices and layouts from others. It keeps none
-    of them."""
+    """A check whether tensors have the classes, dtypes, devices and layouts of these. It keeps none
+    of these tensors."""
     shapes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
     made = guards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = made.check
@@ -55,8 +55,8 @@ def _like(guards: Any, *tensors: torch.Tensor) -> Callable[..., bool]:
 
 
 def _torchs_guards() -> Any:
-    """The class by which torch's compiler knows tensors again, in a fraction of a microsecond; None
-    where it is not as expected, since it is no public part of torch."""
+    """The class with which torch's compiler recognises tensors, in a fraction of a microsecond.
+    None where it does not behave as expected: it is not part of torch's public interface."""
     try:
         from torch._C._dynamo.guards import TensorGuards
 
@@ -72,7 +72,7 @@ GUARDS = _torchs_guards()
 
 
 class _Seen:
-    """A call that others may be like: its signature is theirs, if this says so."""
+    """A call with which others are compared: those that are `like` it have its signature."""
 
     def __init__(self, args: Sequence[torch.Tensor], params: Mapping[str, Any]) -> None:
         self._count, self._check = len(args), _like(GUARDS, *args)
@@ -81,7 +81,7 @@ class _Seen:
         self._names, self._values = list(params), list(params.values())
 
     def _now(self) -> tuple[Any, ...]:
-        """What else a signature depends on."""
+        """The other state that a signature depends on."""
         return (
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
@@ -89,7 +89,7 @@ class _Seen:
         )
 
     def like(self, args: Sequence[Any], params: Mapping[str, Any]) -> bool:
-        """May be False for a call of the same signature."""
+        """Whether a call certainly has the same signature; False for some that have it."""
         return (
             len(args) == self._count
             and self._check(*args)
@@ -103,8 +103,8 @@ Value = TypeVar("Value")
 
 
 class BySignature(Generic[Value]):
-    """Values of calls by their signatures, ``most`` at a time. A call like the last one is found
-    without its signature being made."""
+    """Values by the signatures of calls, ``most`` at a time. For a call that matches the last one,
+    no signature is computed."""
 
     def __init__(self, most: int = MOST_ACCEPTED) -> None:
         self._most = most

@@ -44,8 +44,8 @@ Blocks = list[dict[str, Timed]]  # by benchmark, of each pair
 
 def decide(run: Run, *, nearest: bool = False) -> bool:
     """Take blocks of what is prepared until each benchmark has a verdict, or one is certainly
-    SLOWER: returns whether that decided the merge. nearest: others are not prepared, so more
-    than a look is taken only while a slowdown shows."""
+    SLOWER. Returns whether that decided the merge. nearest: other benchmarks are not prepared yet,
+    so blocks after the first look are taken only while one of these shows a slowdown."""
     for look in LOOKS:
         with run.timed("time"):
             _up_to(run, look)

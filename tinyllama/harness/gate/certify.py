@@ -151,11 +151,11 @@ def certify(
 
 
 def common_share(blocks: Iterable[Block]) -> float | None:
-    """The share of the variance of blocks that those of one wave have in common, pooled over all
+    """The share of the variance of blocks that is common to the blocks of one wave, pooled over all
     figures: the intraclass correlation of a one-way analysis of variance, and at least 0 (Donner,
     Int. Stat. Review 54, 1986). None where fewer than two waves have several blocks.
 
-    The rule takes blocks as independent, which is a share of 0.
+    The gate's rule assumes that blocks are independent, which is a share of 0.
     """
     waves: dict[str, list[Block]] = {}
     for block in blocks:

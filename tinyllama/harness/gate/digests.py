@@ -24,7 +24,7 @@ def digest(value: torch.Tensor) -> int:
 
 
 def digest_of_all(values: Iterable[torch.Tensor]) -> list[int]:
-    """The digest of each; the device is waited for once."""
+    """The digest of each tensor. The host waits for the device only once."""
     found = [_sum(_words(bits_of(value))) for value in values]
     together = [one.to(found[0].device) for one in found]
     return [one % 2**64 for one in torch.stack(together).tolist()] if found else []
@@ -50,7 +50,7 @@ _kept_weights = functools.lru_cache(maxsize=64)(_weights)  # of small results, i
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:
-    """The same bits in words of eight bytes, where they fill these."""
+    """The same bits as words of eight bytes, if they fill whole words."""
     each = 8 // bits.element_size()
     if bits.numel() % each:
         return bits

@@ -36,9 +36,10 @@ SHOWN = 3  # changes that a reason names
 
 
 class Differs(NamedTuple):
-    """By benchmark, why it is measured; those that run the same on both sides are not in it. host:
-    the same, bodies of kernels aside. tables: those that run the same, too, where the tables of the
-    device's chip give them the same configurations."""
+    """By benchmark, why it is measured; benchmarks that run the same on both sides have no entry.
+    host: the same, but differences in the bodies of kernels do not count. tables: the benchmarks
+    that run the same, too, if the tables of the device's chip give both sides the same
+    configurations."""
 
     whole: Mapping[str, str]
     host: Mapping[str, str]
@@ -170,8 +171,9 @@ def _why(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) -> st
 def _why_measured(
     sides: Sequence[_Side], benchmark: Benchmark, *, host: bool = False, tables: bool = True
 ) -> str:
-    """Why a benchmark is measured; empty where it runs the same on both sides. host: bodies of
-    kernels aside. tables: those of chips, which the harness reads, count."""
+    """Why a benchmark is measured; empty where it runs the same on both sides. host: differences in
+    the bodies of kernels do not count. tables: differences in the chips' tables count, which the
+    harness reads."""
     modules = _modules(benchmark)
     if reason := _unseen(sides, modules):
         return reason
@@ -216,8 +218,8 @@ def _is_table(name: str) -> bool:
 
 
 def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str, *, tables: bool = True) -> bool:
-    """Whether calls of a benchmark run and read nothing of a file that differs. tables: the harness
-    reads those of chips for it."""
+    """Whether calls of a benchmark neither run nor read what differs in a file. tables: a chip's
+    table counts as read, since the harness reads it for providers with kernels."""
     timed, modules = benchmark.timed, _modules(benchmark)
     if benchmark.factory or not isinstance(timed, Timed):
         return False

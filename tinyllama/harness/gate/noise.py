@@ -27,8 +27,8 @@ METRICS = ("device_seconds", "host_seconds")
 @dataclass(frozen=True)
 class Block:
     """One launch of two equal sides. ``statistics[benchmark][metric]`` is `of_block` of the logs of
-    one side's times over the other's. wave: the same for blocks of one wave and of no other; empty
-    in files from before waves were noted."""
+    one side's times over the other's. wave: the name of the block's wave; empty in older
+    files, which have no waves."""
 
     date: str
     commit: str

@@ -55,13 +55,14 @@ class Group:
 
 @dataclass
 class Seen:
-    """files: that were opened, whole paths. changed: what the import, or a call, changed for every
-    op, see `process_state`. unidentified: why what it runs cannot be told; empty where it can.
-    at_import: the files that were opened, and imported: the functions that ran, while it was
-    imported. reached: by ``op-provider`` those that
-    its calls may run; without those whose calls may run anything. launched: those of them for which
-    the harness launches kernels. opens: by the same, the files that its call opened; those that
-    may open more are not in it. The harness may open the table of a chip, too."""
+    """files: whole paths of the files that were opened. changed: what the import, or a call,
+    changed for every op, see `process_state`. unidentified: why it cannot be told what the group
+    runs; empty where it can. at_import: the files that were opened during the import. imported: the
+    functions that ran during the import. reached: by ``op-provider``, the functions that its calls
+    may run; a provider whose calls may run anything has no entry. launched: the providers in
+    ``reached`` for which the harness launches kernels. opens: by ``op-provider``, the files that
+    its call opened; a provider that may open others has no entry, but the harness may always open
+    the table of a chip."""
 
     files: list[str] = field(default_factory=list)
     changed: dict[str, str] = field(default_factory=dict)

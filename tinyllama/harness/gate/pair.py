@@ -240,7 +240,7 @@ class Pair:
         alike: bool = False,
     ) -> Block:
         """The turns of a benchmark on both sides, which must be ready. Some of their results are
-        held to eager's and to float64's.
+        compared with eager's and float64's.
 
         pairs: an even number. paces: by side, what `pace` said. alike: both sides gave the same
         bits when they were verified. Raises SideError, or ValueError where a side does not give a
@@ -254,7 +254,7 @@ class Pair:
         return turns.block(took[BASE], took[CANDIDATE], benchmark.slowdowns)
 
     def _hold(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
-        """Hold calls of these turns to eager's and float64's results, which are chosen now."""
+        """Choose calls of these turns, and compare their results with eager's and float64's."""
         notes = self.each("notes", benchmark.name, list(seeds))
         for side, place, call, exact in turns.held(notes[BASE], notes[CANDIDATE], alike):
             asked = (benchmark.name, seeds[place], call, exact)

@@ -51,8 +51,9 @@ def list_benchmarks(run: Run, pair: Pair) -> None:
 
 
 def nearest(run: Run) -> list[BenchmarkState]:
-    """The benchmarks of ops with a file of their own that differs, if they are few. They are timed
-    first: once one of them is SLOWER, the merge is decided and the others need no preparation."""
+    """The benchmarks that differ in a file of their own op, if they are at most half of those that
+    differ. They are timed first: once one of them is SLOWER, the merge is decided and the others
+    need no preparation."""
     differ = [one for one in run.undecided() if not _alike(run, one, whole=True)]
     own = [one for one in differ if _own_differs(run, one)]
     every = run.setting.all_verdicts or run.setting.measure_all or run.setting.toolchains
@@ -71,8 +72,9 @@ def _own_differs(run: Run, one: BenchmarkState) -> bool:
 
 
 def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
-    """Compile, count and verify what differs, while others are observed; what is the same and does
-    nothing else is IDENTICAL. Measure what is NEW. first: only these, if there are any."""
+    """Compile, count and verify the benchmarks that differ; meanwhile others are observed. A
+    benchmark whose calls run and read nothing that differs is IDENTICAL. Measure those that are
+    NEW. first: prepare only these, if there are any."""
     with _observing(run) as observed:
         differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
@@ -227,7 +229,8 @@ def _prepare_some(
 
 
 def _may_be_apart(one: BenchmarkState) -> bool:
-    """Whether its calls may run nothing of a file that differs: a step may run anything."""
+    """Whether its calls may run nothing of a file that differs; False for a training step, which
+    may run anything."""
     return not one.benchmark.factory
 
 

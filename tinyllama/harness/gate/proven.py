@@ -1,17 +1,19 @@
-"""A provider of an op on one case, whose results are held to what is right: before it is timed, and
-in its timed calls.
+"""A provider of an op on one case, whose results are compared with right ones: before it is timed,
+and in its timed calls.
 
-On the inputs of two known seeds its results must be, bit for bit, those of a call that was held to
-float64; for a provider that is not deterministic, within the allowed error.
+On the inputs of two known seeds its results must be, bit for bit, those of a call that was compared
+with float64. A provider that is not deterministic must be within the allowed error.
 
-Each timed call has values that nobody has seen: those of a known seed, of which each feature (along
-the last dimension) is multiplied by a number near 1. These come from a seed that the judge draws
-when it asks for a turn. So values are the same on both sides, cost what a copy costs, and are
-written to the addresses of the turn before. Drawing all of them anew takes 5 to 25 times as long as
-a turn on a CPU, and leaves colder caches. Integers and single numbers keep their values.
+Each timed call has input values that nobody has seen: those of a known seed, with each feature
+(along the last dimension) multiplied by a number near 1. These numbers come from a seed that the
+judge draws when it asks for a turn. So both sides get the same values, making them costs as much as
+a copy, and they are written to the addresses of the turn before. To draw all values anew would take
+5 to 25 times as long as a turn on a CPU, and would leave colder caches. Integers and single numbers
+keep their values.
 
-What a call gives is noted: a digest of its bits. The judge compares both sides' notes, and chooses
-when the turns are over which calls are held to eager's results, and to float64's (`Proven.hold`).
+The results of each call are noted as a digest of their bits. When the turns are over, the judge
+compares the notes of both sides, and chooses which calls are compared with eager's results, and
+which with float64's (`Proven.hold`).
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class _Expected:
 
 
 class Proven(OpContender):
-    """A provider on one case, whose results are held to what is right."""
+    """A provider on one case, whose results are compared with right ones."""
 
     def __init__(self, timed: Timed, device: str, package: str, files: Sequence[str]) -> None:
         super().__init__(timed, device, package, files)
@@ -56,8 +58,8 @@ class Proven(OpContender):
         self.exact = self.device.type in self.case.provider.deterministic
 
     def verify(self) -> list[dict[str, Proof]]:
-        """Hold the results of each seed to float64, and a call to leave its inputs unchanged.
-        Returns the proofs that later calls are held to.
+        """Compare the results of each seed with float64, and check that a call leaves its inputs
+        unchanged. Returns the proofs with which later calls are compared.
 
         Raises WrongResultError.
         """
@@ -86,7 +88,7 @@ class Proven(OpContender):
         return proofs
 
     def expect(self, proofs: list[dict[str, Proof]]) -> None:
-        """Hold one call of each seed to what was verified, and keep its results.
+        """Compare one call of each seed with what was verified, and keep its results.
 
         Raises WrongResultError.
         """
@@ -101,16 +103,18 @@ class Proven(OpContender):
             self.expected[seed] = _Expected(kept, {n: 2 * p.allowed for n, p in wanted.items()})
 
     def notes(self, seed: int) -> list[int]:
-        """Of each call of a turn, a digest of its results; none where bits may differ."""
+        """For each call of a turn a digest of its results; none if the provider is not
+        deterministic."""
         if not self.exact:
             return []
         notes = (self.noted[one].digest for one in self._calls_of(seed))
         return [one for one in notes if one is not None]
 
     def hold(self, seed: int, call: int, exact: bool) -> None:
-        """Hold a call of an earlier turn to eager's results on its values, or (exact) to float64's.
-        It is made again: what it gave then must be what it gives now, in the same bits where its
-        provider is deterministic. call: any number; modulo those of a turn.
+        """Compare a call of an earlier turn with eager's results on its values, or (exact) with
+        float64's. The call is made again, and must give the results that it gave in the turn: the
+        same bits if its provider is deterministic. call: any number; modulo the number of calls in
+        a turn.
 
         Raises WrongResultError.
         """
@@ -150,7 +154,8 @@ class Proven(OpContender):
         return found
 
     def _limits(self, plain: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
-        """How far two right results may differ: as on known inputs, or in proportion to results."""
+        """How far two right results may differ: as far as on the known inputs, and further in
+        proportion where the results are larger."""
         known = self.expected[0]
         sizes = {name: float(value.double().norm()) for name, value in known.results.items()}
         found = {}
@@ -178,7 +183,8 @@ class Proven(OpContender):
 
     @contextmanager
     def _values_of(self, seed: int, place: int = SINGLE) -> Iterator[None]:
-        """Calls in a `with` block have values of their own, at addresses that are kept."""
+        """Calls in a `with` block get values from this seed, at addresses that later turns
+        reuse."""
         before, self.values, self.place = self.round, PLACES * (seed + 1), place
         try:
             yield
@@ -207,13 +213,13 @@ class Proven(OpContender):
         return self.masters[seed, self.layout]
 
     def _filled(self) -> Inputs:
-        """The inputs of this round's values, at the addresses of the place."""
+        """Inputs with this round's values, in the memory that is kept for this place."""
         if self.place not in self.places:
             self.places[self.place] = _copies(self._master())
         return self._varied(self.places[self.place])
 
     def _varied(self, into: Inputs) -> Inputs:
-        """Write this round's values."""
+        """Write this round's values into inputs."""
         generator = torch.Generator(self.device).manual_seed(self.round)
         numbers = torch.rand(FACTORS, generator=generator, device=self.device)
         numbers = 1 + WIDTH * (numbers - 0.5)
@@ -236,7 +242,8 @@ class Proven(OpContender):
     # -- results -----------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Hold the results of the last call to those that were verified, or note them."""
+        """Compare the results of the last call with the verified ones; in a turn, note them
+        instead."""
         got = self._collected()
         if self.values is not None:
             self.noted[self.round] = Note.of(got, bits=self.exact)

@@ -69,7 +69,7 @@ class UnboundedError(ValueError):
 
 class Reached:
     """What an object reaches in a tree. root: its folder, resolved. around: folders of it whose
-    functions are not looked into; where they differ, they must count for the call by themselves.
+    functions are not searched; the caller must let any difference in them count for the call.
 
     Raises UnboundedError.
     """
@@ -144,7 +144,7 @@ class Reached:
             self._code(code, function.__globals__)
 
     def _kernel(self, kernel: Any) -> None:
-        """A function of Triton's. Interpreted, it begins at a line behind its decorators."""
+        """A function of Triton's. In the interpreter, it begins at a line after its decorators."""
         function = kernel.fn
         self._push(function, *kernel.pre_run_hooks)
         code = function.__code__
@@ -190,8 +190,8 @@ class Reached:
             self._push(value)
 
     def _import(self, name: str, package: str) -> None:
-        """What an import inside a function may give; of elsewhere, one that is not loaded yet
-        could be any."""
+        """What an import inside a function may give. A module from outside the tree that is not
+        loaded yet could run anything."""
         self._load(name, package)
         known = [sys.modules[one] for one in _meant(name, package) if one in sys.modules]
         if not known:
@@ -199,7 +199,7 @@ class Reached:
         self._push(*known)
 
     def _load(self, name: str, package: str) -> None:
-        """Load what is a module of the tree. What its import runs is reached."""
+        """Load a module if it is one of the tree. What its import runs counts as reached."""
         for one in _meant(name, package):
             if one not in sys.modules and module_file(Path(self.root), one) is not None:
                 executed = Executed(Path(self.root))

@@ -73,7 +73,8 @@ class Session(Run):
                 )
 
     def _decide(self) -> None:
-        """The ops whose own files differ come first: they mostly decide a merge that is SLOWER."""
+        """Time the ops whose own files differ first: a merge that is SLOWER is mostly decided by
+        them."""
         with self.timed("prepare"), self.pairs() as (pair,):
             preparing.list_benchmarks(self, pair)
             nearest = preparing.nearest(self)

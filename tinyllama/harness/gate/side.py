@@ -298,17 +298,18 @@ class Side:
             subject.rehearse()
 
     def turn(self, name: str, seed: int) -> dict[str, float]:
-        """Seconds of a call by metric. seed: of its values, which no process has seen; a subject
-        that is not an op's has its own."""
+        """Seconds of a call by metric. seed: of its input values, which no process has seen. A
+        subject other than an op's has values of its own."""
         subject = self.subjects[name]
         return subject.gated_turn(seed) if isinstance(subject, Subject) else subject.gated_turn()
 
     def notes(self, name: str, seeds: Sequence[int]) -> list[list[int]]:
-        """What the calls of turns gave: digests; none where bits may differ."""
+        """Digests of the results of calls in turns; none if the provider is not deterministic."""
         return [self.subjects[name].notes(seed) for seed in seeds]
 
     def hold(self, name: str, seed: int, call: int, exact: bool) -> None:
-        """Hold a call of an earlier turn to what eager gives, or float64; see `Subject.hold`."""
+        """Compare a call of an earlier turn with eager's results or float64's; see
+        `Subject.hold`."""
         self.subjects[name].hold(seed, call, exact)
 
     def ready(self, name: str) -> None:

@@ -104,7 +104,7 @@ class Subject(Proven):
         self.noted.clear()
 
     def gated_turn(self, seed: int) -> dict[str, float]:
-        """Seconds by metric on values of this seed, and of it alone. The results are noted."""
+        """Seconds by metric, of calls on values from this seed alone. Their results are noted."""
         if not self.expected:
             raise ValueError(f"{self.case}: expect what was verified before a turn")
         self._calibrate()
@@ -181,7 +181,8 @@ class Subject(Proven):
 
     @staticmethod
     def _fastest(calls: Sequence[_Call]) -> float:
-        """The mean of the fastest of every other call and the fastest of the rest."""
+        """The mean of two minima: of calls 1, 3, 5, ... and of calls 2, 4, 6, ... Call 0 does not
+        count."""
         return statistics.mean(min(one.seconds for one in calls[n::2]) for n in (1, 2))
 
     def launched(self) -> list[Launched]:

@@ -1,5 +1,5 @@
-"""Two questions beside the median of a block: is a share of the turns slower, and are the results
-of turns right?
+"""What is checked in a block beside its median: whether a share of the turns is slower, and whether
+the results of turns are right.
 
 Slow turns. The median of a block, and the fastest of some calls, do not show a slowdown of every
 fifth call. So each turn also gives the mean of its calls. A side's excess is log(mean / median)
@@ -8,8 +8,8 @@ base's is near zero for equal code. Its mean over blocks is tested on Student's 
 rate of its own, `ALPHA` for all figures and looks of a merge.
 
 Results. Each turn has values from a seed that no process has seen, the same for both sides. When
-all turns of a block are over, some calls are chosen whose results are held to eager's and to
-float64's; and where both sides gave the same bits before, those in which they did not.
+all turns of a block are over, some calls are chosen, and their results are compared with eager's
+and float64's. If both sides gave the same bits before, calls in which they differ are chosen too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 
 def block(base: Sequence[Turn], candidate: Sequence[Turn], metrics: Iterable[str]) -> Block:
-    """Of the turns of both sides, in order."""
+    """The block of these turns of both sides, in order."""
     found = Block({}, {})
     for metric in metrics:
         logs = [math.log(c[metric] / b[metric]) for c, b in zip(candidate, base, strict=True)]
@@ -62,8 +62,8 @@ def times(turn: Turn) -> set[str]:
 
 
 def check_times(turn: Turn, name: str, metrics: Collection[str], pace: float) -> None:
-    """Raise ValueError for what a turn of a side cannot be. metrics: that it has times of. pace:
-    the seconds of a call by the judge's clock, at most."""
+    """Raise ValueError if a side cannot have given this turn. metrics: those of which it must have
+    a time. pace: the seconds of a call by the judge's clock, at most."""
     if times(turn) != set(metrics):
         given = ", ".join(turn) or "nothing"
         raise ValueError(f"a turn of the {name} gave {given}, not {', '.join(metrics)}")
@@ -112,18 +112,18 @@ def _error(excesses: Sequence[float]) -> float:
 
 
 def new_seed() -> int:
-    """Of values that no process has seen."""
+    """A seed of values that no process has seen."""
     return secrets.randbelow(2**40)
 
 
 def held(
     base: Sequence[Sequence[int]], candidate: Sequence[Sequence[int]], alike: bool
 ) -> list[tuple[int, int, int, bool]]:
-    """Which calls of a block are held to eager's results: the side (0 base, 1 candidate), the place
-    of the turn, the call, and whether to float64's instead.
+    """Which calls of a block are compared with eager's results: the side (0 base, 1 candidate), the
+    place of the turn, the call, and whether it is compared with float64's results instead.
 
-    base, candidate: for each turn what the sides noted of its calls; nothing where bits may differ.
-    alike: they gave the same bits when they were verified, so that calls that differ are held.
+    base, candidate: for each turn what the side noted of its calls; nothing where bits may differ.
+    alike: both gave the same bits when they were verified, so calls that differ are chosen too.
     """
     last, random = len(base) - 1, secrets.SystemRandom()
 

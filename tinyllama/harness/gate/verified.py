@@ -102,7 +102,7 @@ class Note:
         return Note(int.from_bytes(whole[:8], "little"), {})
 
     def is_of(self, results: Mapping[str, torch.Tensor], limits: Mapping[str, float]) -> bool:
-        """Whether these results are those: bit for bit, or within the limits."""
+        """Whether these are the noted results: bit for bit, or within the limits."""
         if self.digest is not None:
             return self == Note.of(results, bits=True)
         return results.keys() == self.projections.keys() and all(
@@ -112,7 +112,7 @@ class Note:
 
 
 def near(value: torch.Tensor, plain: torch.Tensor, limit: float) -> None:
-    """Raise ValueError, with what is wrong, where a result is further from eager's than that."""
+    """Raise ValueError, with what is wrong, if a result is further than ``limit`` from eager's."""
     if (value.shape, value.dtype) != (plain.shape, plain.dtype):
         raise ValueError(f" is {tuple(value.shape)} {value.dtype}, unlike eager's")
     if not (error := _whole(value.double() - plain.double())) <= limit:
@@ -120,8 +120,9 @@ def near(value: torch.Tensor, plain: torch.Tensor, limit: float) -> None:
 
 
 def _are_near(now: Sequence[float], then: Sequence[float], limit: float) -> bool:
-    """Whether projections may be of results that differ by so much. One of the difference is of its
-    size, and exceeds eight times it once in 1e15."""
+    """Whether projections may be those of two results that are at most ``limit`` apart. A
+    projection of their difference is about as large as its norm, and exceeds eight times that once
+    in 1e15."""
     return all(abs(a - b) <= 8 * limit for a, b in zip(now, then, strict=True))
 
 

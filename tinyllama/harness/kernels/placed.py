@@ -1,4 +1,4 @@
-"""Memory that lies as parameters do: their rounded copies, their transposes, and their gradients.
+"""Memory in the layout of the parameters: their rounded copies, transposes, and gradients.
 
 A caller offers it for a while, beside the master: the one memory of all parameters. An op asks with
 a view of the master, and gets the offered memory at the same place.
@@ -23,8 +23,8 @@ class Offered:
 
     @contextlib.contextmanager
     def __call__(self, master: torch.Tensor, memory: torch.Tensor) -> Iterator[None]:
-        """Meanwhile ``memory`` belongs to ``master``, element by element: both are flat, and master
-        is the whole of its memory."""
+        """In this context each element of ``memory`` belongs to the same element of ``master``.
+        Both are flat, and master is the whole of its memory."""
         self._offers.append((master, memory))
         try:
             yield

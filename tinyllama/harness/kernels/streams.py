@@ -53,9 +53,9 @@ class Side:
             self._kept.clear()
 
     def both(self, here: Callable[[], object], beside: Callable[[], object]) -> None:
-        """Call two functions whose launches run beside each other, behind all that was launched
-        so far: ``here`` first, on the current stream, then ``beside`` on the branch. The current
-        stream waits for both, after an error too, so what they hold may be freed."""
+        """Call two functions whose launches run at the same time, after all earlier launches:
+        ``here`` first, on the current stream, then ``beside`` on the branch. The current stream
+        waits for both, after an error too, so the memory that they use may be freed."""
         if self._stream is None:
             here()
             beside()

@@ -323,8 +323,8 @@ class Selective:
     large=(Large("B", "2*T*Q", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 8, "C": 16}),),
 )
 class Small:
-    """`Triton` that keeps its inputs alone, and has a slice of the rows of what is F or 2 F wide at
-    a time, forward and backward; see `sliced`."""
+    """`Triton`, but it keeps only its inputs. Of tensors that are F or 2 F wide, it holds one slice
+    of rows at a time, forward and backward; see `sliced`."""
 
     @staticmethod
     def forward(given: Inputs, eps: float) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,6 @@
-"""The SwiGLU of a block and its residual, by slices of rows: of what is F or 2 F wide, a slice at a
-time exists. In memory mode ``small`` that is less than the gradients of its weights."""
+"""The SwiGLU of a block and its residual, computed in slices of rows. Of tensors that are F or 2 F
+wide, only one slice exists at a time. In memory mode ``small`` that is less than the gradients of
+the block's weights."""
 
 import itertools
 from collections.abc import Iterator

@@ -81,8 +81,8 @@ def option_cases(**dims: int) -> list[Case]:
 
 
 def confident(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Class 0 has a probability near 0.999: its gradient is a small difference. Of one class alone
-    it is 1 whatever the logit."""
+    """Class 0 has a probability near 0.999: its gradient is a small difference. If there is
+    only one class, its probability is 1, whatever the logit."""
     logits = normal().sample(shape, generator)
     if shape[-1] > 1:
         logits[..., 0] = logits[..., 1:].logsumexp(-1) + 7.0

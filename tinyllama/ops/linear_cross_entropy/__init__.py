@@ -129,7 +129,7 @@ STREAMS = Space(
 
 
 def _side(logits_RV: torch.Tensor, D: int) -> Side | None:
-    """What runs beside the current stream, where `STREAMS` says that there are two."""
+    """The second stream, where `STREAMS` chooses two; else None."""
     rows, V = map(next_power_of_2, logits_RV.shape)
     config = STREAMS.choose(
         logits_RV.device, rows=rows, D=next_power_of_2(D), V=V, dtype=SHORT[logits_RV.dtype]

@@ -55,8 +55,8 @@ TURNED = Space(
 
 
 def turns(x: torch.Tensor, dtype: torch.dtype) -> int:
-    """The choice of `TURNED` for rows of x (... D) and products in ``dtype``; 0 for rows so many
-    that offsets in a tile of transposes pass 32 bits."""
+    """The choice of `TURNED` for rows of x (... D) and products in ``dtype``; 0 if there are so
+    many rows that offsets in a tile of transposes exceed 32 bits."""
     if dtype is not torch.float32 or x.numel() // max(1, x.shape[-1]) > FARTHEST_ROW:
         return 0
     return TURNED.choose(x.device, **_plan_key(x, dtype))["TURN"]
@@ -110,8 +110,9 @@ DEEP = ((64, 64, 256, 4, 3), (128, 128, 128, 8, 3))  # and these in tf32, on an 
 
 
 def _configs(rows: int, inner: int, columns: int, kind: str) -> list[Config]:
-    """In 32 bits steps are half as deep, so that they take as much shared memory; where a product
-    is made of several, tiles are small. The last one is no kernel of ours (see `is_fused`)."""
+    """In 32 bits, steps are half as deep, so that they take as much shared memory. Where several
+    products make up one (tf32x3), tiles are small. The last configuration stands for the vendor's
+    BLAS (see `is_fused`)."""
     narrow = 1 if kind == "16bit" else 2
     apart = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
     described: tuple[tuple[int, ...], ...] = ()
@@ -161,8 +162,8 @@ def is_fused(space: Space, a_NI: torch.Tensor, columns: int) -> bool:
 
 
 def fitting(config: Config, *matrices: torch.Tensor) -> Config:
-    """The configuration, without descriptors where there is none for a matrix: it is empty, or a
-    row does not begin at a multiple of 16 bytes."""
+    """The configuration, without descriptors if a matrix cannot have one: because it is empty, or
+    because a row does not begin at a multiple of 16 bytes."""
     if not config["DESCRIBED"]:
         return config
     if HAS_DESCRIPTORS and all(
