@@ -1,0 +1,66 @@
+"""Two trees of files of ops, and what the gate finds to differ between them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from correctness_tests.support.own_repository import OP
+from tinyllama import ops
+from tinyllama.harness.gate import identity
+from tinyllama.harness.gate.opened import Group, Seen
+from tinyllama.harness.gate.own import Own
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
+from tinyllama.harness.gate.registered import Registered
+from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.gate.sources import Sources
+from tinyllama.harness.measure.op_contender import Timed
+
+HEAD = "import importlib.util, json, os, pathlib, runpy, subprocess, torch\n"
+HEAD += "HERE = pathlib.Path(__file__).parent.parent\n"
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def op_file(name: str, line: str = "", body: str = "x + x") -> str:
+    return f"{HEAD}{line}\n{OP.format(name=name, body=body)}"
+
+
+def benchmark(op: str) -> Benchmark:
+    file = f"kernels/{op}.py"
+    return Benchmark(f"{op}-sum", Timed(op, "sum", 0, "fp32"), file, registered=file)
+
+
+def judged(
+    folder: Path,
+    names: Sequence[str],
+    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+) -> Mapping[str, str]:
+    return differences(folder, names, seen).whole
+
+
+def differences(
+    folder: Path,
+    names: Sequence[str],
+    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+) -> identity.Differs:
+    trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
+    return identity.differs(
+        trees,
+        [benchmark(name) for name in names],
+        registered=Registered(ops, own=Own(("kernels/*.py",))),
+        sources=Sources,
+        observe=seen,
+    )
+
+
+def pair(folder: Path, files: dict[str, str], changed: dict[str, str]) -> None:
+    """Two trees that differ in some files."""
+    write(folder / BASE, files)
+    write(folder / CANDIDATE, {**files, **changed})
