@@ -48,7 +48,8 @@ def fold_kernel(
     that of total. Without a gain, low = x. The first program sets the counters to 0."""
     begin(PDL)
     if counters is not None:
-        for first in range(tl.program_id(0) * n_counters, n_counters, 1024):  # by the first one
+        others = tl.minimum(tl.program_id(0), 1)  # 32 bits do not hold a program times n_counters
+        for first in range(others * n_counters, n_counters, 1024):
             at = first + tl.arange(0, 1024)
             tl.store(counters + at, tl.zeros((1024,), tl.int32), mask=at < n_counters)
     row = tl.program_id(0) * ROWS
