@@ -72,7 +72,7 @@ class Job:
     group: str
     parts: Sequence[Part]
     cases: Sequence[str] = (ONE, WEAK, STRONG)
-    rounds: int = 10
+    rounds: int = 24
     calls: int = 4
     layers: int | None = None
     verify: bool = True
@@ -122,7 +122,7 @@ class Scaling:
 
 
 TIERS = tuple(Part(tier) for tier in ("v2", "v3", "v4"))
-BY_COPIES = tuple(Part(tier, reduce=COPIES) for tier in ("v3", "v4"))
+BY_COPIES = tuple(Part(part.tier, reduce=COPIES) for part in TIERS)
 SCALINGS = (
     Scaling(Group("small", "bf16"), TIERS, calls=20),
     Scaling(Group("medium", "bf16"), (*TIERS, *BY_COPIES)),
