@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.memory import filled
 from tinyllama.harness import Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, remote, run
 from tinyllama.harness.kernels import interpreter
@@ -18,6 +19,7 @@ from tinyllama.ops import OPS
 OP = OPS["silu_mul"]
 PASSED, FAILED, CRASHED = Outcome.PASSED, Outcome.FAILED, Outcome.CRASHED
 FAR = 2**40  # elements: no memory of this process
+LARGE = 2**32 - 2**16  # an index: too high for a heap, and too low for other memory
 NAME = __name__.rpartition(".")[2]
 
 
@@ -178,10 +180,10 @@ def from_table(table, x, out, SHIFT: tl.constexpr, NUMBER: tl.constexpr):  # typ
     tl.store(place, found)
 
 
-def test_beside_a_table_of_addresses_what_an_argument_points_to_is_held() -> None:
-    hidden, x, out = torch.full((8,), 3.0), torch.ones(8), torch.zeros(8)
+@pytest.mark.parametrize("low", [False, True], ids=["high", "low"])
+def test_beside_a_table_of_addresses_what_an_argument_points_to_is_held(low: bool) -> None:
+    hidden, x, out = filled(3.0, low=low), torch.ones(8), torch.zeros(8)
     table, bounds = torch.tensor([hidden.data_ptr()]), Bounds()
-    assert 2**32 <= hidden.data_ptr() < 2**47
     with watched(bounds.watch):
         from_table[(1,)](table, x, out, SHIFT=apart(out, x), NUMBER=False)
         assert len(bounds.strays) == 1
@@ -192,8 +194,9 @@ def test_beside_a_table_of_addresses_what_an_argument_points_to_is_held() -> Non
     assert list(bounds.unheld) == [f"{NAME}.from_table"]
 
 
-def test_a_pointer_that_was_a_number_may_reach_each_tensor_of_the_launch() -> None:
-    hidden, x, out = torch.full((8,), 3.0), torch.ones(8), torch.zeros(8)
+@pytest.mark.parametrize("low", [False, True], ids=["high", "low"])
+def test_a_pointer_that_was_a_number_may_reach_each_tensor_of_the_launch(low: bool) -> None:
+    hidden, x, out = filled(3.0, low=low), torch.ones(8), torch.zeros(8)
     table, bounds = torch.tensor([hidden.data_ptr()]), Bounds()
     with watched(bounds.watch):
         from_table[(1,)](table, x, out, SHIFT=apart(out, x), NUMBER=True)
@@ -208,8 +211,9 @@ def by_number(index, out, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(place.to(tl.int64).to(tl.pointer_type(tl.float32)), value)
 
 
-def test_beside_indices_a_pointer_that_was_a_number_reaches_nothing_else() -> None:
-    index, out, hidden, bounds = torch.tensor([3]), torch.zeros(8), torch.zeros(8), Bounds()
+@pytest.mark.parametrize("value", [3, LARGE], ids=["small", "large"])
+def test_beside_indices_a_pointer_that_was_a_number_reaches_nothing_else(value: int) -> None:
+    index, out, hidden, bounds = torch.tensor([value]), torch.zeros(8), torch.zeros(8), Bounds()
     with watched(bounds.watch):
         by_number[(1,)](index, out, SHIFT=apart(out, hidden))
     assert len(bounds.strays) == 1
@@ -219,11 +223,13 @@ def test_beside_indices_a_pointer_that_was_a_number_reaches_nothing_else() -> No
 
 @jit
 def from_number(where, out):  # type: ignore[no-untyped-def]
-    tl.store(out, tl.load(where.to(tl.pointer_type(tl.float32))))
+    place = where.to(tl.int64)  # a low one is given in 32 bits
+    tl.store(out, tl.load(place.to(tl.pointer_type(tl.float32))))
 
 
-def test_an_address_may_be_given_as_a_number() -> None:
-    hidden, out, bounds = torch.full((8,), 3.0), torch.zeros(8), Bounds()
+@pytest.mark.parametrize("low", [False, True], ids=["high", "low"])
+def test_an_address_may_be_given_as_a_number(low: bool) -> None:
+    hidden, out, bounds = filled(3.0, low=low), torch.zeros(8), Bounds()
     with watched(bounds.watch):
         from_number[(1,)](hidden.data_ptr(), out)
     assert not bounds.strays

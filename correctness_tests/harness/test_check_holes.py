@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.memory import filled
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.declare.values import Values
@@ -56,11 +57,14 @@ def launching(dense: bool = False, beyond: int = 0) -> Any:
     return call
 
 
-def by_address(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    x, at, y = x.contiguous(), at.contiguous(), torch.empty(len(x))
-    where = torch.tensor([x.data_ptr()])
-    choose_by_address[(len(x),)](x, at, y, where, D=x.shape[1])
-    return y
+def by_address(low: bool) -> Any:
+    def call(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        held = filled(0.0, low=low, count=x.numel()).copy_(x.flatten())
+        at, y, where = at.contiguous(), torch.empty(len(x)), torch.tensor([held.data_ptr()])
+        choose_by_address[(len(x),)](held, at, y, where, D=x.shape[1])
+        return y
+
+    return call
 
 
 def test_indices_are_no_addresses_and_a_launch_with_them_is_held_to_its_tensors() -> None:
@@ -71,9 +75,10 @@ def test_indices_are_no_addresses_and_a_launch_with_them_is_held_to_its_tensors(
     assert (finding.outcome, finding.message) == (PASSED, "")
 
 
-def test_a_launch_with_addresses_is_named_where_only_canaries_tell() -> None:
-    assert found(chosen, by_address, "outputs").outcome is PASSED
-    finding = found(chosen, by_address, "out of bounds")
+@pytest.mark.parametrize("low", [False, True], ids=["high", "low"])
+def test_a_launch_with_addresses_is_named_where_only_canaries_tell(low: bool) -> None:
+    assert found(chosen, by_address(low), "outputs").outcome is PASSED
+    finding = found(chosen, by_address(low), "out of bounds")
     assert finding.outcome is PASSED
     assert "canaries alone tell of test_check_holes.choose_by_address" in finding.message
 

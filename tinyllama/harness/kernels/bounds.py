@@ -24,7 +24,7 @@ import torch
 
 _MACHINERY = ("triton", "numpy", "tinyllama.harness")
 _ADDRESSES = (torch.int64, torch.uint64)  # dtypes of tables of addresses
-_LOWEST, _HIGHEST = 2**32, 2**47  # between these lie the addresses of a process
+_LOWEST, _USUAL, _HIGHEST = 2**16, 2**32, 2**47  # addresses of a process: the lowest, most, the end
 
 
 class Region(NamedTuple):
@@ -138,13 +138,31 @@ class Bounds:
 
 def _has_address(value: Any) -> bool:
     """Whether a number or an element may be an address: indices of elements are smaller, and what
-    memory is filled with before it is written is larger."""
+    memory is filled with before it is written is larger. The heap of an executable that is not
+    position-independent lies lower, among the indices, so that its bounds decide there."""
     if isinstance(value, int):
-        return _LOWEST <= value < _HIGHEST
+        if not _LOWEST <= value < _HIGHEST:
+            return False
+        value = torch.tensor([value])
     if not isinstance(value, torch.Tensor) or value.dtype not in _ADDRESSES or not value.numel():
         return False
     values = value.detach().view(torch.int64)
-    return bool(((values >= _LOWEST) & (values < _HIGHEST)).any())
+    values = values[(values >= _LOWEST) & (values < _HIGHEST)]
+    if not values.numel() or bool((values >= _USUAL).any()):
+        return values.numel() > 0
+    return any(bool(((values >= low) & (values < end)).any()) for low, end in _low_memory())
+
+
+def _low_memory() -> Iterator[tuple[int, int]]:
+    """The memory of this process below 2^32 that may be written: its first byte, and its end."""
+    with open("/proc/self/maps") as lines:  # in the order of their addresses
+        for line in lines:
+            span, rights, *_ = line.split()
+            low, _, end = span.partition("-")
+            if int(low, 16) >= _USUAL:
+                return
+            if rights.startswith("rw"):
+                yield int(low, 16), int(end, 16)
 
 
 def _article(kind: str) -> str:
