@@ -61,6 +61,7 @@ def certify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certify:
         return made.script._benchmarks(tree)
 
     monkeypatch.setattr(certifying, "launcher", launcher)
+    monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 1)
     monkeypatch.setattr(certifying, "benchmarks_of", listed)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where devices are locked
     monkeypatch.setattr(certifying, "WAIT", 0.0)
@@ -78,6 +79,15 @@ def test_blocks_add_up_from_run_to_run(certify: Certify) -> None:
     assert len(set(waves)) == 5, "one at a time"
     settled = {args for *_, method, args in certify.script.asked if method == "pin"}
     assert settled == {(pool.timing_processor(CPU),), (None,)}
+
+
+def test_blocks_that_are_prepared_at_once_are_one_wave(
+    certify: Certify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certifying, "pairs_at_once", lambda device: 3)
+    assert certify.run("--blocks=6") == USAGE
+    waves = [one.wave for one in Noise.load(certify.folder, device_name(CPU)).blocks]
+    assert [waves.count(one) for one in waves] == [3] * 6
 
 
 def test_a_file_that_breaks_meanwhile_is_one_error_that_names_it(
