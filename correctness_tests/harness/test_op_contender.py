@@ -1,6 +1,7 @@
 """A provider that is timed: readings of each pass, on fresh inputs and cold caches, and facts."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -206,20 +207,29 @@ def test_ops_are_found_once_in_a_process() -> None:
     assert set(ops_of(PACKAGE, FILES)) == {*OPS, "weigh_rows"}
 
 
-def test_what_was_freed_is_allocated_again_before_a_reading(contender: Contender) -> None:
-    inputs: list[float] = []
+def test_what_was_freed_is_allocated_again_before_a_reading(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        inputs.append(float(x.detach().sum()))
+        calls.append("called")
         return weighed(x, weight)
 
+    def read(call: Callable[[], object], before: Callable[[], object]) -> Reading:
+        before()  # once: a clock repeats what the host's load delays
+        calls.append("read")
+        call()
+        return Reading(1e-3, 1e-3, queued=True)
+
     right = contender(call)
-    inputs.clear()
+    monkeypatch.setattr(right.clock, "read", read)
+    calls.clear()
     right.turn()
-    usual = len(inputs)
+    assert calls == ["read", "called"] * 2
     right._forget()
     right.emptied = True
-    inputs.clear()
+    calls.clear()
     right.turn()
-    assert len(inputs) == usual + 1
+    assert calls == ["called", *["read", "called"] * 2]
     assert not right.emptied
