@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
-from tinyllama.ops.stack import Inputs, provider_of, stack
+from tinyllama.ops.attention import attend_backward
+from tinyllama.ops.stack import Inputs, fused, provider_of, stack
 from tinyllama.ops.stack.configs import FEW, PRODUCTS, pays
 from tinyllama.suites.accuracy import assert_accurate
 
@@ -109,6 +111,26 @@ def test_a_sum_and_the_norm_behind_it_are_one_launch() -> None:
         stack[provider_of("none")].call(*given, eps=EPS)
     norms = [launch for launch in launches if launch.identity == "stack.fold_kernel"]
     assert len(norms) == 2 * given.w_q.shape[0]  # the first norm, and one behind each sum but one
+
+
+@pytest.mark.parametrize("plan", ["none", "attention_gradient", "qkv", "all"])
+def test_attention_sums_only_what_is_read(
+    plan: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are scaled by rstd for a product of ours ahead, and the heads' sums are for a product of
+    ours behind; between two products of the vendor neither costs anything."""
+    seen = []
+
+    def watched(*given: object, scaled: tuple[torch.Tensor, ...] | None, **more: Any) -> None:
+        seen.append(scaled)
+        attend_backward(*given, scaled=scaled, **more)
+
+    monkeypatch.setattr(fused, "attend_backward", watched)
+    gradients(inputs(16, 2, 1, 64, device), provider_of(plan))
+    assert seen
+    assert all((scaled is None) == (plan == "none") for scaled in seen)
+    if plan == "attention_gradient":
+        assert all(scaled[0].eq(1).all() for scaled in seen)
 
 
 # -- names ----------------------------------------------------------------------------------------

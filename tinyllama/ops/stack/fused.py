@@ -193,12 +193,16 @@ class InSeveral:
                 q_turned, k_turned = turned.qkv[:rows_q], turned.qkv[rows_q:]
                 ahead = q_turned, k_turned, do_QN
             turns = ahead, turned.dqkv
-        folds = self._fused(QKV, dout, w.qkv.shape[0])
+        scaled = None  # neither a scaled product nor one of ours follows
+        if folds := self._fused(QKV, dout, w.qkv.shape[0]):
+            scaled = block.rstd[0], block.per_head
+        elif self._fused(ATTENTION_GRADIENT, dqkv_NE, w.qkv.shape[1]):
+            scaled = self._ones(block.rstd[0]), block.per_head
         attend_backward(
             do_BTHK,
             *(*heads_of(block.qkv, rows_q, width), o.view_as(do_BTHK), block.lse),
             *(*heads_of(block.dqkv, rows_q, width), block.cos, block.sin),
-            scaled=(block.rstd[0] if folds else self._ones(block.rstd[0]), block.per_head),
+            scaled=scaled,
             turned=turns,
             options=self.options,
         )
