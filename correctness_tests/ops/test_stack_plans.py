@@ -174,6 +174,20 @@ def test_the_plan_of_a_chip_is_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert "(default)" in found
 
 
+def test_where_medium_is_a_stack_its_products_were_chosen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Defaults are for few rows: with many, a product without an entry would be a slow kernel."""
+    how = ["tune", "--show", "--op", "stack", "--dtype", "bf16", "--chip", "sm_90"]
+    key = {"rows": 8192, "width": 1024, "kind": "16bit"}
+    assert SPACES["stack.plan"].on("sm_90", **key) == (Config(FUSED=1), True)
+    assert main([*how, "--sizes", "L=1,B=16,T=512,D=1024,Q=1024,R=512,F=4096,C=32"]) == 0
+    shown = capsys.readouterr().out.partition("stack-single")[0].splitlines()
+    for name in PRODUCTS:
+        (line,) = (one for one in shown if one.strip().startswith(f"stack.{name},"))
+        assert line.endswith("the vendor's BLAS, and kernels behind it (table)")
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
