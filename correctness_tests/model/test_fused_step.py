@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import layout
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import dependent, recorded
 from tinyllama.harness.kernels.placed import rounded
 from tinyllama.harness.kernels.precision import narrowed
@@ -28,7 +29,7 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import RoundedWeights, counted_apart
 from tinyllama.model.tiers import V3, V4, StepPlan
 from tinyllama.ops.stack import launches, receiving, stack
-from tinyllama.ops.stack.configs import FEW, pays
+from tinyllama.ops.stack.configs import BESIDE, FEW, PLAN, pays
 from tinyllama.training.step import TrainStep, products
 
 SHAPE = ModelConfig(
@@ -284,6 +285,20 @@ def test_where_gradients_must_wait_so_do_updates(setting: dict[str, Any], said: 
         make_step(cpu, StepPlan(overlap=True), **setting)
     with pytest.raises(ConfigError, match="the blocks of this tier are not one op"):
         TrainStep(TinyLlama(SHAPE, V3), CONFIG, StepPlan(overlap=True))
+
+
+def test_where_the_table_says_so_one_update_comes_at_the_end(device: torch.device) -> None:
+    """Not for a plan that is given, nor for blocks one by one, which have no update beside them."""
+    beside = train(make_step(device))
+    key = {"rows": 8, "width": 16, "kind": "16bit"}
+    with BESIDE.force(Config(ON=0), **key):
+        step = make_step(device)
+        assert "one update at the end is faster" in step.left_out["overlap"]
+        assert not step.plan.overlap
+        assert make_step(device, replace(V4.plan("cpu"), capture=False)).plan.overlap
+        with PLAN.force(Config(FUSED=0), **key):
+            assert make_step(device).plan.overlap
+        assert train(step) == beside
 
 
 def test_a_step_whose_loss_is_not_finite_changes_nothing(device: torch.device) -> None:

@@ -9,6 +9,7 @@ from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import MEMORY, ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
+from tinyllama.ops.stack.configs import pays_beside
 from tinyllama.training.ranks import Ranks
 from tinyllama.training.shards import sharded
 
@@ -50,6 +51,12 @@ def runnable(
             if plan is not None:
                 raise ConfigError(f"{way} cannot run on {device.type}: {reason}")
             left_out[way] = reason
+    if plan is None and wanted.overlap and "overlap" not in left_out and ranks.count == 1:
+        rows, dtype = config.batch_size * config.seq_len, AUTOCAST.get(config.precision)
+        x_ND = model.embedding.detach()[:1].expand(rows, -1)
+        dtype = dtype or x_ND.dtype
+        if model.stacks(x_ND, dtype) and not pays_beside(x_ND, dtype):
+            left_out["overlap"] = "with products of this size, one update at the end is faster"
     off: dict[str, Any] = dict.fromkeys(left_out, False)
     return replace(wanted, **off), left_out
 

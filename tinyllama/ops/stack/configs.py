@@ -35,6 +35,20 @@ def pays(x: torch.Tensor, dtype: torch.dtype) -> bool:
     return bool(PLAN.choose(x.device, **_plan_key(x, dtype))["FUSED"])
 
 
+# Whether a block is updated beside the backward pass of the blocks below it. The vendor's programs
+# fill a multiprocessor: an update beside them takes their time.
+BESIDE = Space(
+    "stack.beside",
+    default=lambda rows, width, kind: Config(ON=1),
+    configs=lambda rows, width, kind: [Config(ON=on) for on in (0, 1)],
+)
+
+
+def pays_beside(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    """The choice of `BESIDE` for rows of x (... D) and products in ``dtype``."""
+    return bool(BESIDE.choose(x.device, **_plan_key(x, dtype))["ON"])
+
+
 def _plan_key(x: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
     width = x.shape[-1]
     rows = min(MOST_ROWS, next_power_of_2(x.numel() // width)) if width else 0
