@@ -290,7 +290,7 @@ def test_where_gradients_must_wait_so_do_updates(setting: dict[str, Any], said: 
 def test_where_the_table_says_so_one_update_comes_at_the_end(device: torch.device) -> None:
     """Not for a plan that is given, nor for blocks one by one, which have no update beside them."""
     beside = train(make_step(device))
-    key = {"rows": 8, "width": 16, "kind": "16bit"}
+    key: dict[str, Any] = {"rows": 8, "width": 16, "kind": "16bit"}
     with BESIDE.force(Config(ON=0), **key):
         step = make_step(device)
         assert "one update at the end is faster" in step.left_out["overlap"]

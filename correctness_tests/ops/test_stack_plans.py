@@ -119,9 +119,9 @@ def test_attention_sums_only_what_is_read(
 ) -> None:
     """Rows are scaled by rstd for a product of ours ahead, and the heads' sums are for a product of
     ours behind; between two products of the vendor neither costs anything."""
-    seen = []
+    seen: list[Any] = []
 
-    def watched(*given: object, scaled: tuple[torch.Tensor, ...] | None, **more: Any) -> None:
+    def watched(*given: Any, scaled: Any, **more: Any) -> None:
         seen.append(scaled)
         attend_backward(*given, scaled=scaled, **more)
 
@@ -179,7 +179,7 @@ def test_where_medium_is_a_stack_its_products_were_chosen(
 ) -> None:
     """Defaults are for few rows: with many, a product without an entry would be a slow kernel."""
     how = ["tune", "--show", "--op", "stack", "--dtype", "bf16", "--chip", "sm_90"]
-    key = {"rows": 8192, "width": 1024, "kind": "16bit"}
+    key: dict[str, Any] = {"rows": 8192, "width": 1024, "kind": "16bit"}
     assert SPACES["stack.plan"].on("sm_90", **key) == (Config(FUSED=1), True)
     assert main([*how, "--sizes", "L=1,B=16,T=512,D=1024,Q=1024,R=512,F=4096,C=32"]) == 0
     shown = capsys.readouterr().out.partition("stack-single")[0].splitlines()
