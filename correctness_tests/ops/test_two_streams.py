@@ -133,6 +133,42 @@ def test_there_is_one_stream_unless_the_table_of_a_chip_says_two() -> None:
         assert tuple(found) == expected, chip
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("wanted", [BOTH, ("x",), ("weight",)], ids=str)
+def test_the_gradients_of_held_logits_are_made_together(
+    wanted: tuple[str, ...], streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the logits are not in chunks, too; that of the weight in the weight's own dtype."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 2**26)
+    seen: list[str] = []
+    monkeypatch.setattr(Noted, "seen", seen, raising=False)
+    monkeypatch.setattr(linear_file, "Side", Noted)
+    wide: list[torch.dtype] = []
+
+    def noted(*given: Any) -> torch.Tensor:
+        wide.append(given[-1].dtype)
+        return multiply(*given)
+
+    multiply = linear_file.product
+    monkeypatch.setattr(linear_file, "product", noted)
+    x, weight, targets = problem(torch.device("cpu"), 11, 8, 40, torch.float32)
+    leaves = {"x": x.bfloat16(), "weight": weight}
+    for name in wanted:
+        leaves[name].requires_grad_()
+    key: dict[str, Any] = {"rows": 16, "D": 8, "V": 64, "dtype": "bf16"}
+    with torch.autocast("cpu", torch.bfloat16), STREAMS.force(Config(STREAMS=streams), **key):
+        loss = CALL(leaves["x"], leaves["weight"], targets)
+    with Products(seen), STREAMS.force(Config(STREAMS=streams), **key):
+        found = torch.autograd.grad(loss, [leaves[name] for name in wanted])
+    assert [one.dtype for one in found] == [leaves[name].dtype for name in wanted]
+    assert wide == [torch.float32] * ("weight" in wanted)
+    of = {"x": "mm.out", "weight": "mm.default"}  # a CPU rounds that of the weight in between
+    products = [of[name] for name in wanted]
+    if streams == 2 and len(wanted) == 2:
+        products = ["on this stream", of["x"], "on the other one", of["weight"], "both waited for"]
+    assert seen == products
+
+
 # -- the two streams ------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
 from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.autograd import Grads, Named, Needs, derive
@@ -16,7 +17,7 @@ from tinyllama.harness.declare.values import Values, normal
 from tinyllama.harness.kernels import cdiv, jit, next_power_of_2, tl
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.layout import contiguous
-from tinyllama.harness.kernels.precision import SHORT, compute_dtype, narrowed
+from tinyllama.harness.kernels.precision import SHORT, compute_dtype, narrowed, product
 from tinyllama.harness.kernels.streams import Side
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import LOSS, TARGETS
@@ -187,8 +188,8 @@ def chunked_loss(
         if side is not None and len(products) == 2:
             side.both(*products)
         else:
-            for product in products:
-                product()
+            for one in products:
+                one()
     found = [gradient for gradient in (dx_ND, dweight_VD) if gradient is not None]
     return cross_entropy_file.reduced(loss_N, targets_N, ignore_index, reduction), *found
 
@@ -288,6 +289,55 @@ _CHUNKED = {
 _CHUNKED_COMPILED = _chunked("triton_chunks_compiled", ("x", "weight"), owned=False)
 
 
+class _Projection(torch.autograd.Function):
+    """Logits (N V) = x W^T by a copy of W (V D) in the dtype of x (N D). The gradient of W is made
+    in W's own dtype, at the same time as that of x where `STREAMS` says so."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: torch.Tensor, weight_VD: torch.Tensor, low_VD: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x_ND, low_VD)
+        ctx.dtype = weight_VD.dtype
+        return F.linear(x_ND, low_VD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dlogits_NV: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        x_ND, low_VD = ctx.saved_tensors
+        dlogits_NV, low_VD = contiguous(dlogits_NV), contiguous(low_VD)
+        x_ND = contiguous(x_ND)
+        dx_ND = torch.empty_like(x_ND) if ctx.needs_input_grad[0] else None
+        dweight_VD = None
+        if ctx.needs_input_grad[1]:
+            dweight_VD = torch.empty_like(low_VD, dtype=ctx.dtype)
+        found: list[Callable[[], object]] = []
+        if dx_ND is not None:
+            found.append(partial(torch.mm, dlogits_NV, low_VD, out=dx_ND))
+        if dweight_VD is not None:
+            found.append(partial(product, dlogits_NV.T, x_ND, ctx.dtype, dweight_VD))
+        side = _side(dlogits_NV, x_ND.shape[1]) if len(found) == 2 else None
+        if side is not None:
+            side.both(*found)
+        else:
+            for one in found:
+                one()
+        return dx_ND, dweight_VD, None
+
+
+def _logits(x_ND: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    """x W^T (N V) in the dtype of products."""
+    dtype = compute_dtype(x_ND)
+    x_ND = x_ND.to(dtype)
+    if torch.compiler.is_compiling():
+        return F.linear(x_ND, narrowed(weight_VD, dtype))
+    with torch.no_grad():
+        low_VD = narrowed(weight_VD, dtype)
+    return _Projection.apply(x_ND, weight_VD, low_VD)
+
+
 def _one_class(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Weights (V D) whose first column is for class 0 alone."""
     weight_VD = 0.2 * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -329,11 +379,11 @@ def chunked_or_not(
     each token's own loss is asked for."""
     params: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
     dtype = compute_dtype(x_ND)
-    x_ND, weight_VD = x_ND.to(dtype), narrowed(weight_VD, dtype)
     N, D = x_ND.shape
     if reduction == "none" or not in_chunks(N, D, weight_VD.shape[0], dtype):
-        logits_NV = F.linear(x_ND, weight_VD)
+        logits_NV = _logits(x_ND, weight_VD)
         return cross_entropy_file.cross_entropy["triton"](logits_NV, targets_N, **params)
+    x_ND, weight_VD = x_ND.to(dtype), narrowed(weight_VD, dtype)
     if torch.compiler.is_compiling():
         return _CHUNKED_COMPILED(x_ND, weight_VD, targets_N, **params)
     inputs = {"x": x_ND, "weight": weight_VD}
