@@ -4,13 +4,15 @@ On a GPU by its graphs; elsewhere by recorded calls, which freeze what a graph f
 (`correctness_tests.support.captured`).
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from correctness_tests.support.captured import record_graphs
+from correctness_tests.support.captured import RecordedGraph, record_graphs
 from correctness_tests.support.steps import (
     BATCH,
     RATES,
@@ -22,12 +24,14 @@ from correctness_tests.support.steps import (
     slow_steps,
     tokens,
 )
+from tinyllama.harness.kernels.streams import Side
 from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.optim import AdamW
 from tinyllama.model.tiers import TIERS, StepPlan
 from tinyllama.training import checkpoint
+from tinyllama.training import step as step_file
 from tinyllama.training.step import TrainStep, products
 
 CAPTURED = [name for name, tier in TIERS.items() if not tier.counts_on_host]
@@ -202,3 +206,34 @@ def test_phases_that_are_timed_alone_leave_the_step_its_results(
     assert norm == norm_after
     assert len(gradients) == len(gradients_after)
     assert all(map(torch.equal, gradients, gradients_after))
+
+
+def test_a_phase_that_is_timed_alone_ends_with_what_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device refuses a graph whose branch is not joined."""
+    step = TrainStep(TinyLlama(SHAPE, "v4"), TrainConfig(**BATCH))
+    step.plan = replace(step.plan, capture=True)
+    assert step.plan.overlap
+    begun: list[object] = []
+    left, waited = [], []
+
+    @contextlib.contextmanager
+    def branch(self: Side, keep: object = None) -> Iterator[None]:
+        begun.append(self)
+        yield
+
+    def capture(*graphs: Sequence[Callable[[], object]]) -> list[RecordedGraph]:
+        for (phase,) in graphs:
+            phase()
+            left.append(len(begun))
+        return [RecordedGraph() for _ in graphs]
+
+    monkeypatch.setattr(Side, "branch", branch)
+    monkeypatch.setattr(Side, "join", lambda self: begun.clear())
+    monkeypatch.setattr(Side, "mark", lambda self: "of another graph")
+    monkeypatch.setattr(Side, "wait", lambda self, point: waited.append(point))
+    monkeypatch.setattr(step_file, "capture_graphs", capture)
+    step.split(1)
+    assert left == [0, 0, 0]
+    assert waited == ["of another graph", None]  # of the step before, which is in one piece

@@ -26,7 +26,7 @@ from tinyllama.harness.machine.device import cannot
 from tinyllama.model import llama
 from tinyllama.model.config import WORKLOADS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.model.optim import RoundedWeights, counted_apart
+from tinyllama.model.optim import AdamW, RoundedWeights, counted_apart
 from tinyllama.model.tiers import V3, V4, StepPlan
 from tinyllama.ops.stack import launches, receiving, stack
 from tinyllama.ops.stack.configs import BESIDE, FEW, PLAN, pays
@@ -245,10 +245,9 @@ def test_what_a_branch_reads_lives_until_it_is_joined(monkeypatch: pytest.Monkey
     assert main.waited == [branch]
 
 
-def test_the_first_blocks_gradients_are_made_beside_and_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those of the others are made before the branch begins, and may go."""
+def test_what_runs_beside_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of the step, each update, and the gradients of the first block, which keep what
+    they read. Those of the others are made before the branch begins."""
     step, seen, weight_gradients = make_step(torch.device("cpu")), [], launches.weight_gradients
 
     @contextlib.contextmanager
@@ -264,7 +263,24 @@ def test_the_first_blocks_gradients_are_made_beside_and_kept(
     monkeypatch.setattr(Side, "branch", branch)
     monkeypatch.setattr(launches, "weight_gradients", noted)
     step(TOKENS[:, :-1], TOKENS[:, 1:])
-    assert seen == 2 * ["makes", "begins", "ends"] + ["begins, keeps", "makes", "ends"]
+    counted, first = ["begins, keeps", "ends"], ["begins, keeps", "makes", "ends"]
+    assert seen == counted + 2 * ["makes", "begins", "ends"] + first
+
+
+def test_the_rest_is_updated_behind_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is on the side branch: the current stream has to wait for it."""
+    step, seen = make_step(torch.device("cpu")), []
+    update_rest = AdamW.update_rest
+
+    def rest(self: AdamW) -> None:
+        seen.append("rest")
+        update_rest(self)
+
+    monkeypatch.setattr(Side, "mark", lambda self: "the count")
+    monkeypatch.setattr(Side, "wait", lambda self, point: seen.append(point))
+    monkeypatch.setattr(AdamW, "update_rest", rest)
+    step(TOKENS[:, :-1], TOKENS[:, 1:])
+    assert seen == ["the count", "rest"]
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,7 @@ class TrainStep:
         model.recompute = small and model.tier.table.get("block") != "small"
         self._early_update = EarlyUpdate(self.optimizer, update_groups(model)) if small else None
         self._side = Side(self.device)
+        self._counted: torch.cuda.Event | None = None  # of an overlapped step, on its side branch
         index = {id(p): i for i, p in enumerate(model.parameters())}
         self._index = {
             (layer, name): index[id(parameter)]
@@ -210,12 +211,19 @@ class TrainStep:
             capture = self.plan.capture and self.ranks.count == 1
             self._run()
             if capture:
+                phases = tuple(partial(self._joined, phase) for phase in phases)
                 phases = tuple(graph.replay for graph in capture_graphs(*([p] for p in phases)))
             times = {name: [0.0] * samples for name in PHASES}
             for sample in range(samples):
                 for name, phase in zip(names, phases, strict=True):
                     times[name][sample] += wall_seconds(phase, queue)
         return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+    def _joined(self, phase: Callable[[], None]) -> None:
+        """A phase and what it began beside it, which a graph of its own must end with."""
+        phase()
+        self._side.join()
+        self._counted = None
 
     @contextlib.contextmanager
     def _same_results(self) -> Iterator[None]:
@@ -311,7 +319,7 @@ class TrainStep:
         """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.plan.overlap and update:
-            self.optimizer.begin(self._judged)
+            self._count()
             releasing = receiving(self._receive)
         if self._early_update is not None:
             if update:
@@ -327,6 +335,12 @@ class TrainStep:
             upstream = self._share if self._reduces else self._one
             self.scaler.scale(self._graph_loss).backward(upstream)
         del self._graph_loss
+
+    def _count(self) -> None:
+        """Judge the loss and count the step on the side branch: no gradient waits for that."""
+        with self._side.branch(keep=self._judged):
+            self.optimizer.begin(self._judged)
+        self._counted = self._side.mark()
 
     def _receive(
         self, layer: int, make: Callable[[], None], gradients: dict[str, torch.Tensor]
@@ -346,6 +360,8 @@ class TrainStep:
     def _update(self) -> None:
         if self._reduction.early and not self.plan.overlap:
             self.optimizer.begin(self._judged)
+        if self.plan.overlap:
+            self._side.wait(self._counted)
         for gradients in self._reduction.arrive():
             self.optimizer.update_with(gradients, beside=False)
         self._reduction.finish()
