@@ -24,6 +24,7 @@ CASES: dict[str, Callable[[Iterable[Op]], Iterable[OpCase]]] = {
     "combination": full_cases,
 }
 Own = Callable[[OpCase], bool]
+Slow = Callable[[OpCase], str | None]
 
 
 def assert_accurate(case: OpCase, device: torch.device, seed: int) -> None:
@@ -57,17 +58,19 @@ def _shared_references(
     return references
 
 
-def parametrize_cases(metafunc: pytest.Metafunc, ops: Iterable[Op], own: Own) -> None:
-    """The cases of ``ops`` that are wanted by ``own``; one that stands for all slow ones where
-    these are left out."""
+def parametrize_cases(
+    metafunc: pytest.Metafunc, ops: Iterable[Op], own: Own, slow: Slow = lambda case: None
+) -> None:
+    """The cases of ``ops`` that are wanted by ``own``; one that stands for all combinations where
+    slow tests are left out. slow: why a case is one of these, or None."""
     for name in CASES.keys() & set(metafunc.fixturenames):
         if name == "combination" and not asks_for_slow(metafunc.config):
             metafunc.parametrize(name, [pytest.param(None, id="all")])
         else:
-            metafunc.parametrize(name, params(filter(own, CASES[name](ops))))
+            metafunc.parametrize(name, params(filter(own, CASES[name](ops)), slow))
 
 
-def params(cases: Iterable[OpCase]) -> list:
+def params(cases: Iterable[OpCase], slow: Slow) -> list:
     """Every case; those that a provider does not support are skipped with its reason, and of the
     others the first one of each provider is quick."""
     made, begun = [], set()
@@ -77,6 +80,8 @@ def params(cases: Iterable[OpCase]) -> list:
         if not reason and provider not in begun:
             begun.add(provider)
             marks = [pytest.mark.quick]
+        elif not reason and (why := slow(case)):
+            marks = [pytest.mark.slow(why)]
         made.append(pytest.param(case, id=str(case), marks=marks))
     return made
 
