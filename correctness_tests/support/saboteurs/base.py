@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class Saboteur:
 
     make: gives the implementation anew, with the state that it keeps between calls.
     checks: those that find it. result: what they must name, where that is one result.
-    reference: as the reference of its op, independent code contradicts it as well.
+    reference: as the reference of its op, independent code contradicts it as well. of_calling: the
+    fault is put on every op that it fits.
     """
 
     op: Op
@@ -32,6 +34,7 @@ class Saboteur:
     result: str = ""
     reference: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict)
+    of_calling: bool = False
 
     def provider(self) -> Provider:
         return Provider(
@@ -134,7 +137,8 @@ def on_any_op(
     def register(put_on: Callable[[Op], Call]) -> None:
         def saboteurs(op: Op) -> Iterator[Saboteur]:
             if fits(op):
-                yield Saboteur(op, put_on.__name__, lambda: put_on(op), checks, traits=traits)
+                make = partial(put_on, op)
+                yield Saboteur(op, put_on.__name__, make, checks, traits=traits, of_calling=True)
 
         _OF_CALLING.append(saboteurs)
 
