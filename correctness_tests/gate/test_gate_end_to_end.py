@@ -1,4 +1,10 @@
-"""A copy of this tree in a repository of its own, gated by the command that a user types."""
+"""A copy of this tree in a repository of its own, gated by the command that a user types.
+
+Each of these lists and observes every benchmark on two sides, so all are in the slow lane. What
+`make test` has of them: a whole gate of a small tree, by the same command, with a conftest that
+ends the judge (test_gate_own.py); whose harness judges, and which files do (test_gate_judge.py);
+that all benchmarks of the tree are listed (test_gate_side.py).
+"""
 
 from __future__ import annotations
 
@@ -161,6 +167,9 @@ COLUMN = "        return 3 * x[:, 0]\n"
 GIT_ROLES = ("AUTHOR", "COMMITTER")
 
 
+pytestmark = pytest.mark.slow("gates of a copy of this tree, on two sides")
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
@@ -189,7 +198,6 @@ def test_neither_a_comment_nor_an_edited_rule_changes_a_verdict(repository: Repo
     assert "evaluate.py" not in judge, "a comment alone"
 
 
-@pytest.mark.slow("a whole gate; the test above differs in what is edited, and in the command")
 def test_a_comment_alone_is_green(repository: Repository) -> None:
     name = "tinyllama/ops/rms_norm/__init__.py"
     repository.edit(name, "\nimport torch\n", "\n# A comment.\n\nimport torch\n")
@@ -198,7 +206,6 @@ def test_a_comment_alone_is_green(repository: Repository) -> None:
     assert status == 0
 
 
-@pytest.mark.slow("two processes that verify and time two providers")
 def test_an_op_that_the_base_lacks_is_new_and_other_ops_are_identical(
     repository: Repository,
 ) -> None:
@@ -212,7 +219,6 @@ def test_an_op_that_the_base_lacks_is_new_and_other_ops_are_identical(
     assert "device_seconds" in verdicts[min(new)]["text"]
 
 
-@pytest.mark.slow("twenty launches of two processes")
 def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     repository: Repository,
 ) -> None:
@@ -235,7 +241,6 @@ def test_real_work_is_slower_by_name_and_what_does_not_run_it_is_identical(
     assert "aten::" in said, "the operators that moved"
 
 
-@pytest.mark.slow("sixteen launches of two processes")
 def test_a_copy_of_strided_inputs_alone_is_slower_on_these_alone(repository: Repository) -> None:
     """The documented fault: dense inputs as before, all others copied first."""
     plain = "first-manual-N512D512-fp32/forward+backward"

@@ -152,6 +152,7 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         command.run(parser().parse_args(["gate"]))
 
 
+@pytest.mark.slow("a whole gate, as the next test: who died is told in test_gate_fails_closed.py")
 def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
     tree: Path, quiet: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
