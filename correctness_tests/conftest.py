@@ -1,6 +1,7 @@
 """Ops of --ops files join those of the tree before any specification is collected; and a GPU of
 one's own for what is timed."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture
 from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
 from tinyllama.harness.declare.op import Provider
+from tinyllama.harness.plugins.suite import worker_device
 from tinyllama.ops import OPS
 from tinyllama.suites.selection import load
 
@@ -30,7 +32,19 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, str(ROOT)]))
     for name in config.option.ops:
         load(name, OPS)
+    if worker_device(config).type == "cpu":  # cycles may hold what a GPU has little of
+        gc.set_threshold(50_000, 20, 50)  # an interpreted kernel makes 700 objects in no time
     config.stash[DECLARED] = {name: dict(op.providers) for name, op in OPS.items()}
+
+
+def pytest_collection_finish() -> None:
+    """What torch and ten thousand tests consist of stays; no collection need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries report what is left at the end as leaked
 
 
 @pytest.fixture(autouse=True)
