@@ -12,26 +12,17 @@ from tinyllama.harness.machine.device import cannot
 from tinyllama.ops import OPS
 
 QUICK = "one case of several blocks"
-# Of how an op is registered, which all of its providers are alike: `make test` has the first one.
-OF_REGISTRATION = ("compiled", "autocast")
-ONE_PROVIDER = "of each op's first Triton provider"
 LANES = {  # check -> what of it `make test` has, what the slow lane adds
-    **{
-        name: ("the derived cases; on a CPU layouts in one dtype", "every combination of them")
-        for name in accuracy.NAMES
-    },
+    **{name: ("the derived cases", "every combination of them") for name in accuracy.NAMES},
     "out of bounds": ("every case in fp32", "every configuration of each kernel"),
     "determinism": (QUICK, "every case, every configuration of each kernel"),
-    "autocast": (
-        f"{QUICK} {ONE_PROVIDER}",
-        "the others: rows that are zero have no bound under autocast",
-    ),
+    "autocast": (QUICK, "nothing more: rows that are zero have no bound under autocast"),
     "empty batch": (QUICK, "nothing more: it has no rows to differ in"),
     "sizes": ("nothing", "each axis of the first case"),
     "configurations": ("nothing", "the checks above, in each of them"),
     "large offsets": ("the smallest case that fits, in bf16", "nothing more: only offsets grow"),
     "resources": ("the largest case for each chip", "every case for each chip"),
-    "compiled": (f"{QUICK} {ONE_PROVIDER}, by `aot_eager`", "every case, by `inductor`"),
+    "compiled": (f"{QUICK}, by `aot_eager`", "every case, by `inductor`"),
 }
 # Those that `make test` has as tests of their own, in these files.
 ELSEWHERE = {

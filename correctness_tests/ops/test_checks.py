@@ -6,7 +6,6 @@ table in docs/CHECK.md. A check that could not be made must say the reason that 
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -33,7 +32,7 @@ from tinyllama.harness.correct.checks import (
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.ops import OPS
-from tools.check_table import ELSEWHERE, HERE, LANES, OF_REGISTRATION, gap, tree
+from tools.check_table import ELSEWHERE, HERE, LANES, gap, tree
 
 EVERY = tree()
 CPU = torch.device("cpu")
@@ -97,24 +96,11 @@ def launches_some(op: Op, provider: Provider) -> bool:
     return bool(programs(op, provider, first))
 
 
-def first(op: Op, provider: Provider) -> bool:
-    """Whether it is the first Triton provider of its op."""
-    return next(one for other, one in EVERY if other is op) is provider
-
-
 KERNELS = [(op, one) for op, one in EVERY if launches_some(op, one)]
 
 
-def lanes() -> Iterator[Any]:
-    """Each check of each provider. What a check of how ops are registered finds in one provider of
-    an op it finds in each; the others are slow."""
-    slow = pytest.mark.slow("how an op is registered, by each of its Triton providers")
-    for (op, provider), check in itertools.product(EVERY, HERE):
-        marks = [slow] if check in OF_REGISTRATION and not first(op, provider) else []
-        yield pytest.param(op, provider, check, id=f"{provider}-{check}", marks=marks)
-
-
-@pytest.mark.parametrize(("op", "provider", "check"), list(lanes()))
+@pytest.mark.parametrize("check", HERE)
+@each_provider
 def test_a_provider_of_the_tree_passes(
     op: Op, provider: Provider, check: str, device: torch.device
 ) -> None:
