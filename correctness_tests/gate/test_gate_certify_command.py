@@ -146,6 +146,15 @@ def test_what_fails_is_said_not_to_be_certified_and_the_others_are(
     assert "not certified: WORKER DIED a" in capsys.readouterr().out
 
 
+def test_what_all_fail_is_said_and_no_empty_block_is_kept(
+    certify: Certify, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certify.script.on(CANDIDATE, "turn", died())
+    assert certify.run("--blocks=3") == 1
+    assert certify.blocks() == []
+    assert "not certified: WORKER DIED b" in capsys.readouterr().out
+
+
 def test_what_is_wrong_now_is_not_certified_by_what_it_gave_before(certify: Certify) -> None:
     assert certify.run("--blocks=20", "--merges=1000") in (0, 1)
     path = certify.file("certificate.json")

@@ -63,7 +63,7 @@ class Session(Run):
         while self.undecided():
             name = secrets.token_hex(8)
             taken = blocks.wave(self, self.undecided(), self.setting.at_once, _statistics)
-            for place in range(-taken, 0):  # a discarded block has none
+            for place in range(-taken, 0) if self.undecided() else ():  # discarded blocks have none
                 yield (
                     name,
                     {
