@@ -195,6 +195,30 @@ def test_everything_is_prepared_at_once_where_all_verdicts_are_asked_for(
     assert asked_of(script, "turn")[0] == "b"
 
 
+def test_further_cases_are_compared_where_an_own_file_of_the_op_differs(
+    trees: Callable[..., dict[str, Verdict]],
+) -> None:
+    script = Script(*"bcade", noise=2e-4)
+    script.names[CANDIDATE].append("new")
+    script.further = {"a", "b", "e", "new"}
+    script.slower("a", device_seconds=1.3)
+    found = trees(script, all_verdicts=True)
+    assert outcomes(found) == {"a": Outcome.SLOWER, "c": Outcome.SAME, "d": Outcome.SAME}
+    for blind in ("measure_all", "toolchains"):
+        script = Script("a", "c", noise=2e-4)
+        script.further = {"a"}
+        if blind == "toolchains":
+            script.identity[BASE]["versions"] = {"torch": "1"}
+        assert set(outcomes(trees(script, **{blind: True}))) == {"c"}, blind
+
+
+def test_a_further_case_that_the_candidate_lacks_is_missing() -> None:
+    script = Script("a", "b")
+    script.further = {"b"}
+    script.names[CANDIDATE].remove("b")
+    assert script.run()["b"].outcome is Outcome.MISSING
+
+
 # -- waves ----------------------------------------------------------------------------------------
 
 

@@ -155,6 +155,14 @@ def test_what_all_fail_is_said_and_no_empty_block_is_kept(
     assert "not certified: WORKER DIED b" in capsys.readouterr().out
 
 
+def test_further_cases_are_not_certified(certify: Certify) -> None:
+    certify.script.further = {"b"}
+    assert certify.run("--blocks=20", "--merges=1000") == 1, "1000 merges bound no 0.1%"
+    assert [set(block) for block in certify.blocks()] == [{"a"}] * 20
+    content = load(certify.file("certificate.json"))
+    assert {one["benchmark"] for one in content["found"]} == {"a"}
+
+
 def test_what_is_wrong_now_is_not_certified_by_what_it_gave_before(certify: Certify) -> None:
     assert certify.run("--blocks=20", "--merges=1000") in (0, 1)
     path = certify.file("certificate.json")

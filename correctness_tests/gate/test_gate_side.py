@@ -12,10 +12,18 @@ import torch
 
 import tinyllama
 from correctness_tests.support.contenders import FILES, PACKAGE
-from tinyllama.harness.declare.op import Op
+from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
-from tinyllama.harness.gate.side import ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
+from tinyllama.harness.gate.side import (
+    FURTHER,
+    ON_CPU,
+    ON_GPU,
+    Benchmark,
+    Side,
+    declared,
+    left_out,
+)
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import Worker
@@ -72,7 +80,7 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
     assert {one.timed.provider for one in found} >= {"eager", "triton"}
     assert {one.timed.op for one in found} >= {"adamw", "rms_norm"}
     cases: dict[tuple[str, str], dict[str, int]] = {}
-    for one in found:
+    for one in (one for one in found if not one.further):
         assert one.timed.dtype == ("fp32" if one.timed.op == "adamw" else "bf16")
         op = OPS[one.timed.op]
         stated = {**ON_GPU, **op.slowdowns, **op[one.timed.provider].slowdowns}
@@ -84,6 +92,30 @@ def test_on_a_gpu_device_time_is_of_the_largest_case_and_host_time_of_the_smalle
     assert small[HOST] == 0
     for (name, _), case in cases.items():
         assert case == {DEVICE: len(OPS[name].timed) - 1, HOST: 0}
+
+
+@pytest.mark.usefixtures("as_with_a_gpu")
+def test_on_a_gpu_each_case_between_these_is_a_further_benchmark_of_device_time() -> None:
+    found = [one for one in declared(GPU, PACKAGE) if one.further]
+    for op in OPS.values():
+        for provider in op.providers.values():
+            some = [one for one in found if one.timed.op == op.name]
+            cases = [one.timed.case for one in some if one.timed.provider == provider.name]
+            covered = range(2 if provider.name == "naive" else len(op.timed))
+            assert cases == list(covered[1:-1]), provider
+    assert len({one.name for one in declared(GPU, PACKAGE)}) == len(declared(GPU, PACKAGE))
+    assert {tuple(one.slowdowns.items()) for one in found} == {((DEVICE, FURTHER),)}
+    assert not any(one.further for one in declared(CPU, PACKAGE))
+
+
+@pytest.mark.usefixtures("as_with_a_gpu")
+def test_a_further_benchmark_has_no_smaller_tolerance_than_its_provider(weigh: Op) -> None:
+    weigh.timed = [Case(N=n, D=n) for n in (8, 16, 24, 32)]
+    weigh.slowdowns = {DEVICE: 0.3}
+    found = [one for one in declared(GPU, PACKAGE, FILES) if one.timed.op == "weigh_rows"]
+    further = [one for one in found if one.further and one.timed.provider == "eager"]
+    assert [one.timed.case for one in further] == [1, 2]
+    assert all(one.slowdowns == {DEVICE: 0.3} for one in further)
 
 
 @pytest.mark.usefixtures("as_with_a_gpu")

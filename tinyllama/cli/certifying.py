@@ -130,8 +130,8 @@ class Certifying:
         return noise_path(self.results, self.noise.device).parent
 
     def _chosen(self) -> list[Benchmark]:
-        """The benchmarks of this tree whose names match."""
-        every = benchmarks_of(ROOT, self.device, REGISTERED)
+        """The benchmarks of this tree whose names match. Further cases have no A/A blocks."""
+        every = [one for one in benchmarks_of(ROOT, self.device, REGISTERED) if not one.further]
         found = [one for one in every if fnmatchcase(one.name, self.only)]
         if not found:
             raise ConfigError(

@@ -41,13 +41,20 @@ def list_benchmarks(run: Run, pair: Pair) -> None:
     listed = matched(
         run.setting, *({one.name: one for one in has[side]} for side in (BASE, CANDIDATE))
     )
-    run.found, run.new = listed.found, listed.new
+    run.found = {n: one for n, one in listed.found.items() if _is_compared(run, one)}
+    run.new = {n: one for n, one in listed.new.items() if not one.benchmark.further}
     run.others += listed.others
     if not run.setting.toolchains:
         declared = pair.each("declarations")
         run.changed += changed_declarations(declared[BASE], declared[CANDIDATE])
     if anew := [one for one in run.changed if one not in run.setting.accepted.changes]:
         run.others.append(Verdict("judge", Outcome.JUDGE_CHANGED, _accept(anew)))
+
+
+def _is_compared(run: Run, one: BenchmarkState) -> bool:
+    """Whether a benchmark is compared at all: a further case only where an own file differs."""
+    blind = run.setting.measure_all or run.setting.toolchains
+    return not one.benchmark.further or (not blind and _own_differs(run, one))
 
 
 def nearest(run: Run) -> list[BenchmarkState]:

@@ -43,6 +43,7 @@ from tinyllama.harness.records.results import is_number, versions
 # By metric, the smallest slowdown that must not be called SAME. A shared host is noisier.
 ON_GPU = {DEVICE: 0.02, HOST: 0.10}
 ON_CPU = {DEVICE: 0.10}
+FURTHER = 0.10  # at least, of a timed case between the smallest and the largest
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Benchmark:
     that must not be called SAME; empty: the usual ones. factory: ``module:name`` of the subject,
     where it is not an op's.
     layouts: layout of inputs -> how many times as long as on contiguous ones a call may take.
+    further: a timed case between the smallest and the largest, which is compared only where the
+    op's own files differ.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Benchmark:
     factory: str = ""
     registered: str = ""
     layouts: Mapping[str, float] = field(default_factory=dict)
+    further: bool = False
 
 
 def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
@@ -84,8 +88,9 @@ def declared(
     `usual_slowdowns` of what a team states.
 
     Device time is of the largest timed case that the provider covers; host time, which a caller
-    waits for where calls are short, of the smallest. On a CPU the smallest is timed alone. A
-    provider with a backward of its own is timed on the op's slowest layout, too.
+    waits for where calls are short, of the smallest. Device time of the cases between these is
+    `Benchmark.further`. On a CPU the smallest is timed alone. A provider with a backward of its own
+    is timed on the op's slowest layout, too.
     """
     found = []
     named = loaded(package, tuple(files))[1]
@@ -103,6 +108,11 @@ def declared(
             found.append(Benchmark(name, timed, place(op.module), stated, registered=registered))
             if DEVICE in metrics and (laid_out := _laid_out(op, found[-1])):
                 found.append(laid_out)
+        for timed in covered[1:-1] if device.type != "cpu" else ():
+            name, registered = _name(op, timed), place(provider.module)
+            stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
+            further = Benchmark(name, timed, place(op.module), stated, registered=registered)
+            found.append(replace(further, further=True))
     return found
 
 
