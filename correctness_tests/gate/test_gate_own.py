@@ -152,11 +152,15 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         command.run(parser().parse_args(["gate"]))
 
 
+ENDS = ["import os; os._exit(0)", "raise SystemExit(0)", "import pytest; pytest.exit('', 0)"]
+
+
 @pytest.mark.slow("a whole gate, as the next test: who died is told in test_gate_fails_closed.py")
+@pytest.mark.parametrize("ends", ENDS)
 def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
-    tree: Path, quiet: None, capfd: pytest.CaptureFixture[str]
+    tree: Path, quiet: None, capfd: pytest.CaptureFixture[str], ends: str
 ) -> None:
-    (tree / "kernels/once.py").write_text("import os; os._exit(0)\n")
+    (tree / "kernels/once.py").write_text(f"{ends}\n")
     args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])
     assert args.run(args) == 17
     assert "WORKER DIED" in capfd.readouterr().out
