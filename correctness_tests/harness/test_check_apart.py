@@ -96,6 +96,23 @@ def test_a_candidate_that_replaces_its_judge_is_judged_by_another(
     assert seen in found[APART]["message"]
 
 
+def test_an_answer_that_a_candidate_sends_ahead_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be taken for that of the next question."""
+    ahead = (
+        "import gc\nfrom multiprocessing.connection import Connection\n"
+        "for one in [one for one in gc.get_objects() if type(one) is Connection]:\n"
+        """    one.closed or one.send_bytes(b'["ok", null, "", []]')\n"""
+    )
+    path, out = tmp_path / "candidate.py", tmp_path / "found.json"
+    path.write_text(WRONG + RUNNER + ahead)
+    asked = ["check", "--op=rms_norm", f"--candidate={path}:mine", "--device=cpu"]
+    assert main([*asked, f"--only=outputs,{APART}", f"--json={out}"]) == 2
+    assert "cannot be read: it is to no question" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_what_ends_the_process_crashed(tmp_path: Path) -> None:
     ends = "from tinyllama.harness.correct import apart\nimport os\n"
     status, found = checked(tmp_path, RIGHT + ends + "apart.answer = lambda *args: os._exit(0)\n")

@@ -122,11 +122,19 @@ def test_values_arrive_as_they_were(shared: Worker, value: Any) -> None:
 
 
 def test_an_answer_that_is_none_of_ours_is_an_error_and_runs_nothing() -> None:
+    for text in HOSTILE:
+        with worker("hostile") as hostile, pytest.raises(WorkerError) as caught:
+            hostile.call("thing", "answers", [text], True)
+        assert "the answer of hostile cannot be read: " in str(caught.value)
+        assert "to no question" not in str(caught.value)
+
+
+def test_an_answer_before_the_question_is_none() -> None:
+    """It would be taken for that of the next call."""
     with worker("hostile") as hostile:
-        for method, args in [("answers", [HOSTILE]), *[("pid", [])] * (len(HOSTILE) - 1)]:
-            with pytest.raises(WorkerError, match="cannot be read"):
+        for method, *args in (("answers", ['["ok", 7, "", []]']), ("get",), ("get",)):
+            with pytest.raises(WorkerError, match="cannot be read: it is to no question"):
                 hostile.call("thing", method, *args)
-        assert hostile.call("thing", "get") is None, "that of the first call, which comes last"
 
 
 def test_what_is_printed_does_not_reach_the_answers(shared: Worker) -> None:

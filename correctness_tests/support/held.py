@@ -58,13 +58,15 @@ class Thing:
             return torch.arange(3)
         return {"function": lambda: None, "hostile": Hostile()}[what]
 
-    def answers(self, texts: Sequence[str]) -> None:
-        """Past the protocol, as a hostile candidate would: one for this call, others for later."""
+    def answers(self, texts: Sequence[str], asked: bool = False) -> None:
+        """Past the protocol, as a hostile candidate would: one for this call, others for later.
+        asked: as if to this call."""
         import gc
 
         (connection,) = (one for one in gc.get_objects() if type(one) is Connection)
+        token = sys._getframe(2).f_locals["token"] if asked else b""
         for text in texts:
-            connection.send_bytes(text.encode())
+            connection.send_bytes(token + text.encode())
 
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -9,7 +9,7 @@ a worker of its own, holds its objects there, and works only while it is asked t
         seconds = worker.call("step", "turn")
 
 What crosses is JSON (`tinyllama.harness.machine.wire`), so that a worker cannot make its caller run
-anything.
+anything. An answer repeats the random token of its request, so that none can be sent ahead.
 
 Compiler caches of a worker start empty, so that the time to compile is a measurement.
 """
@@ -17,6 +17,7 @@ Compiler caches of a worker start empty, so that the time to compile is a measur
 import contextlib
 import importlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,7 @@ from tinyllama.harness.machine.wire import decode, encode
 
 TIMEOUT = 900.0  # seconds for one request; a search over compiled configurations takes minutes
 LONGEST_ANSWER = 2**28  # bytes
+TOKEN = 16  # bytes, with which a request begins, and its answer
 _SPEAKING = ("-u", "-X", "faulthandler")  # its output is all that a process that died leaves
 _CHECKED = {"PYTHONOPTIMIZE": ""}  # what is asserted there is what holds a result to be right
 # Variables for glibc: how much it returned differed between processes (docs/LOG.md).
@@ -143,8 +145,9 @@ class Worker:
         self.close()
 
     def _request(self, *request: Any, timeout: float = TIMEOUT) -> Any:
+        token = secrets.token_bytes(TOKEN)  # else code in the process could answer ahead
         try:
-            self._connection.send_bytes(encode(request))
+            self._connection.send_bytes(token + encode(request))
             if not self._connection.poll(timeout):
                 self._process.kill()
                 raise WorkerError(
@@ -156,7 +159,9 @@ class Worker:
                 f"the process of {self.name} ended with status {self._ended()}", self._tail()
             ) from error
         try:
-            kind, value, details, types = decode(answer)
+            if answer[:TOKEN] != token:
+                raise ValueError("it is to no question")
+            kind, value, details, types = decode(answer[TOKEN:])
         except (TypeError, ValueError) as error:
             raise WorkerError(f"the answer of {self.name} cannot be read: {error}") from error
         if kind == "error":
@@ -206,14 +211,15 @@ def serve(connection: Connection) -> None:
             request = connection.recv_bytes()
         except EOFError:
             return
+        token, asked = request[:TOKEN], request[TOKEN:]
         try:
-            answer = encode(["ok", _answer(kept, *decode(request, importing=True)), "", []])
+            answer = encode(["ok", _answer(kept, *decode(asked, importing=True)), "", []])
         except Exception as error:
             first = str(error).strip().splitlines()[:1]
             message = f"{type(error).__name__}: {first[0] if first else 'no message'}"
             types = [_qualified(kind) for kind in type(error).__mro__]
             answer = encode(["error", message, traceback.format_exc(), types])
-        connection.send_bytes(answer)
+        connection.send_bytes(token + answer)
 
 
 def _answer(kept: dict[str, Any], kind: str, key: str, *rest: Any) -> Any:
