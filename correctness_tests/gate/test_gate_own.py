@@ -152,11 +152,17 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         command.run(parser().parse_args(["gate"]))
 
 
-ENDS = ["import os; os._exit(0)", "raise SystemExit(0)", "import pytest; pytest.exit('', 0)"]
+SLOW = pytest.mark.slow("it starts a gate; os._exit is tried in the fast lane")
 
 
-@pytest.mark.slow("a whole gate, as the next test: who died is told in test_gate_fails_closed.py")
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "import os; os._exit(0)",
+        pytest.param("raise SystemExit(0)", marks=SLOW),
+        pytest.param("import pytest; pytest.exit('', 0)", marks=SLOW),
+    ],
+)
 def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
     tree: Path, quiet: None, capfd: pytest.CaptureFixture[str], ends: str
 ) -> None:

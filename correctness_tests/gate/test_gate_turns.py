@@ -4,6 +4,7 @@ results of turns are right on values that nobody has seen."""
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,22 @@ def test_what_is_remembered_by_values_is_of_no_use(subject: Make) -> None:
         before = call.computed
         held(made)
         assert call.computed - before >= 1 + CALLS
+
+
+def test_timed_calls_have_gradients_and_a_harness_so_others_are_only_for_review(
+    subject: Make,
+) -> None:
+    """What a provider does without either is not timed: `docs/TRUST.md` says so."""
+    met: set[tuple[bool, bool]] = set()
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        met.add((torch.is_grad_enabled(), "tinyllama.harness.gate.subject" in sys.modules))
+        return weighed(x, weight)
+
+    made = ready(subject(call))
+    met.clear()
+    turn(made)
+    assert met == {(True, True)}
 
 
 def _with_gradients(call: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
