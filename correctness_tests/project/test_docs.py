@@ -145,6 +145,26 @@ def test_files_and_folders_that_a_page_names_exist(path: Path) -> None:
     assert not missing
 
 
+def unwritten_tests(text: str) -> set[str]:
+    """The tests that a page names, as `test_file.py::test_name`, further tests of that file, or
+    `test_file.py`, and that no file has."""
+    found, file = set(), ""
+    for named, _, test in re.findall(r"`(test_\w+\.py)?(::)?(test_\w+)?`", text):
+        file = named or file
+        places = list((ROOT / "correctness_tests").rglob(file)) if file else []
+        if not any(not test or f"def {test}(" in one.read_text() for one in places):
+            found.add(f"{file}::{test}")
+    return found
+
+
+def test_each_way_past_the_gate_that_a_page_names_has_its_test() -> None:
+    text = (ROOT / "docs/TRUST.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"`test_\w+\.py", text)) > 20
+    assert not unwritten_tests(text)
+    broken = "`test_docs.py::test_a_broken_link_is_found`, `test_nothing`, `test_none.py`"
+    assert unwritten_tests(broken) == {"test_docs.py::test_nothing", "test_none.py::"}
+
+
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "there.md").touch()
     text = (
