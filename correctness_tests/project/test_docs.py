@@ -148,7 +148,7 @@ def test_files_and_folders_that_a_page_names_exist(path: Path) -> None:
 def unwritten_tests(text: str) -> set[str]:
     """The tests that a page names, as `test_file.py::test_name`, further tests of that file, or
     `test_file.py`, and that no file has."""
-    found, file = set(), ""
+    found, file = set[str](), ""
     for named, _, test in re.findall(r"`(test_\w+\.py)?(::)?(test_\w+)?`", text):
         file = named or file
         places = list((ROOT / "correctness_tests").rglob(file)) if file else []
