@@ -203,12 +203,15 @@ def test_workers_share_nothing_and_leave_nothing(shared: Worker) -> None:
 
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """Even when that one is killed, and closes nothing."""
+    """Even when that one is killed, and closes nothing; and a worker in the middle of a call."""
     code = (
         f"from {__name__} import worker\n"
         "one, two = worker('one'), worker('two')\n"
         "print(one.call('thing', 'pid'), two.call('thing', 'pid'), flush=True)\n"
-        "import os\n"
+        "import os, threading, time\n"
+        "given = dict(target=two.call, args=('thing', 'sleeps', 600.0), daemon=True)\n"
+        "threading.Thread(**given).start()\n"
+        "time.sleep(0.3)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     parent = python("-c", code, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)})

@@ -18,11 +18,14 @@ import contextlib
 import importlib
 import os
 import secrets
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -31,6 +34,7 @@ from typing import Any
 
 from tinyllama.harness.machine.wire import decode, encode
 
+GRACE = 5.0  # seconds that a process whose caller is gone may go on
 TIMEOUT = 900.0  # seconds for one request; a search over compiled configurations takes minutes
 LONGEST_ANSWER = 2**28  # bytes
 TOKEN = 16  # bytes, with which a request begins, and its answer
@@ -246,9 +250,20 @@ def _give_back_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def _end_when_left(descriptor: int) -> None:
+    """End this process when the other side has hung up, whatever it computes: what a killed caller
+    leaves would keep the device busy."""
+    left = select.poll()
+    left.register(descriptor, 0)  # hang-ups alone
+    left.poll()
+    time.sleep(GRACE)  # what is idle ends by itself
+    os._exit(1)
+
+
 def main(descriptor: str, *preload: str) -> None:
     """Serve the connection of that descriptor; a module that fails to load fails when used."""
     connection = Connection(int(descriptor))
+    threading.Thread(target=_end_when_left, args=[int(descriptor)], daemon=True).start()
     for module in preload:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
