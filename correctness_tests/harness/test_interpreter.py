@@ -117,6 +117,27 @@ def test_integers_become_bfloat16_and_back(dtype: torch.dtype) -> None:
 
 
 @jit
+def powers(x, y, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    power = tl.exp(tl.load(x + at, mask=at < n, other=100.0))
+    tl.store(y + at, (power - power).to(y.dtype.element_ty), mask=at < n)
+
+
+def test_what_overflows_is_infinite_without_a_warning() -> None:
+    """As on a GPU; warnings are errors here. The elements beyond the mask overflow, too."""
+    assert copied(torch.tensor([1e6, -1e6, 2.0]), torch.float16).tolist() == [
+        math.inf,
+        -math.inf,
+        2.0,
+    ]
+    y = torch.ones(5)
+    powers[(1,)](torch.tensor([0.0, 1.0, 100.0]), y, 3, BLOCK=8)
+    assert y[:2].tolist() == [0.0, 0.0]
+    assert y[2].isnan()
+    assert y[3:].tolist() == [1.0, 1.0]
+
+
+@jit
 def arithmetic(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.arange(0, BLOCK)
     a = tl.load(x + at)

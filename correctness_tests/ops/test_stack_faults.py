@@ -35,7 +35,6 @@ from tinyllama.ops.stack.single import BACKWARD_PHASES, FORWARD_PHASES, WATCHDOG
 from tinyllama.suites.accuracy import assert_accurate
 from tinyllama.training.step import TrainStep
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 CPU = torch.device("cpu")
 
 # -- a barrier that is left out -------------------------------------------------------------------

@@ -29,8 +29,6 @@ from tinyllama.ops.stack.single import BACKWARD_PHASES, FORWARD_PHASES, WATCHDOG
 from tinyllama.training.step import TrainStep
 from tinyllama.training.train import train
 
-# What a program computes from memory that nobody wrote.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 SHAPE = (9, 2, 1, 32)  # tokens, heads, heads of keys and values, head dimension
 CPU = torch.device("cpu")
 GAINS = (2, 7)  # among the output and the gradients, those of the gains
