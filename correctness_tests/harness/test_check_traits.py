@@ -15,6 +15,8 @@ from correctness_tests.support.saboteurs.base import with_upstream
 from tinyllama.harness import Case, DeclarationError, Op, Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
 from tinyllama.harness.declare.op import MOST_SLACK
+from tinyllama.harness.declare.specs import Terms
+from tinyllama.harness.declare.values import Values
 from tinyllama.ops import OPS
 
 SILU = OPS["silu_mul"]
@@ -68,6 +70,26 @@ def test_under_autocast_too_what_cancels_is_held_to_the_terms_that_are_declared(
     assert found(attention, rounded, "autocast")["autocast"].outcome is PASSED
     attention.magnitudes = None
     assert found(attention, rounded, "autocast")["autocast"].outcome is FAILED
+
+
+def test_under_autocast_too_terms_are_held_in_the_dtype_that_is_declared() -> None:
+    """The probability of the target is 1 up to 2e-13, and its gradient that much below 0."""
+    logits = Values("sure", lambda shape, generator: 30.0 * torch.eye(*shape))
+    target = Values("0", lambda shape, generator: torch.zeros(shape, dtype=torch.int64))
+    case = Case(N=1, V=3, values={"logits": logits, "targets": target})
+    loss = narrowed(OPS["cross_entropy"], [case])
+    eager = loss["eager"].call
+
+    def off(by: float) -> Any:
+        def call(logits: torch.Tensor, targets: torch.Tensor, **params: Any) -> Any:
+            return eager(with_upstream(logits, lambda g: g + by), targets, **params)
+
+        return found(loss, call, "autocast")["autocast"].outcome
+
+    assert off(2.0**-26) is PASSED
+    assert off(2.0**-12) is FAILED
+    loss.terms = Terms()
+    assert off(2.0**-12) is PASSED
 
 
 def test_an_upstream_gradient_may_be_overwritten_by_design() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tinyllama.harness.correct.compare import Reference, compare
+from tinyllama.harness.declare.specs import Terms
 
 pytestmark = pytest.mark.quick
 
@@ -152,6 +153,38 @@ def test_a_result_that_is_exactly_zero() -> None:
     cancelled = exact._replace(magnitude=torch.ones_like(zero))
     assert compare("y", zero.float() + 1e-8, cancelled).passed
     assert not compare("y", zero.float() + 1e-5, cancelled).passed
+
+
+def test_terms_are_rounded_to_the_dtype_in_which_they_are_held() -> None:
+    zero = torch.zeros(4, 8, dtype=torch.float64)
+    narrow = Reference(zero.bfloat16(), zero, [zero] * 8, torch.ones_like(zero))
+    for held, off, passed in (
+        (None, 1e-3, True),
+        (torch.float32, 1e-3, False),
+        (torch.float32, 1e-8, True),
+        (torch.float16, 1e-3, True),
+        (torch.float16, 1e-2, False),
+    ):
+        found = compare("y", zero.bfloat16() + off, narrow._replace(terms=Terms(held)))
+        assert found.passed is passed, (held, off, str(found))
+    exact = Reference(zero.float(), zero, [zero] * 8, torch.ones_like(zero))
+    for held in (None, torch.bfloat16):  # which the result is never narrower than
+        assert not compare("y", zero.float() + 1e-5, exact._replace(terms=Terms(held))).passed
+
+
+@pytest.mark.parametrize(("times", "alone", "shared"), [(3, 1, 1), (10, 0, 1), (20, 0, 0)])
+def test_one_rounding_that_all_elements_share_is_one_draw(
+    times: int, alone: bool, shared: bool
+) -> None:
+    """Over the whole tensor: 1 and about 5.3 times the root mean square are allowed, three times;
+    rows are allowed as much either way."""
+    zero = torch.zeros(40, 8, dtype=torch.float64)
+    reference = Reference(zero.float(), zero, [zero] * 8, torch.ones_like(zero))
+    off = times * torch.finfo(torch.float32).eps / math.sqrt(12) * torch.ones(40, 8)
+    assert compare("y", off, reference).checks[0].passed is bool(alone)
+    assert compare("y", off, reference._replace(terms=Terms(None, True))).checks[0].passed is bool(
+        shared
+    )
 
 
 def test_the_message_names_norm_error_and_bound() -> None:

@@ -82,6 +82,20 @@ def stock(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: fl
     return F.rms_norm(total, (x.shape[-1],), weight, eps), total
 
 
+@add_rms_norm.magnitude(rounded_to=torch.float32)
+def terms(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    upstream: dict[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The terms of the norm's dx, see `tinyllama.ops.rms_norm.terms`, and the sum's gradient."""
+    norm = rms_norm_file.terms(x + residual, weight, eps, {"y": upstream["y"]})["grad x"]
+    found = (norm.square() + upstream["sum"].square()).sqrt()
+    return {"grad x": found, "grad residual": found}
+
+
 def _norm_dtype(x: torch.Tensor, residual: torch.Tensor) -> torch.dtype:
     """Of the norm of x + residual, which has the wider of their dtypes."""
     if x.dtype is residual.dtype:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from tinyllama.harness.correct.evaluate import (
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
-from tinyllama.harness.declare.specs import Case
+from tinyllama.harness.declare.specs import Case, Terms
 from tinyllama.harness.kernels.precision import SHORT
 
 PERTURBATIONS = 8  # draws that estimate how sensitive a result is to rounding
@@ -39,18 +40,20 @@ SUBSETS = 3  # inputs of which every part is wanted alone, in the suite of the t
 class References:
     """Results of the reference, by name: in the case's dtype, in float64, and in float64 on inputs
     that were moved by a rounding. off_by: as declared, of outputs of integers. magnitudes: of what
-    cancels, where the op declares it (`Op.magnitude`)."""
+    cancels, where the op declares it (`Op.magnitude`); terms: how that is rounded."""
 
     eager: dict[str, torch.Tensor]
     oracle: dict[str, torch.Tensor]
     perturbed: list[dict[str, torch.Tensor]]
     off_by: Mapping[str, int] = field(default_factory=dict)
     magnitudes: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    terms: Terms = field(default_factory=Terms)
 
     def of(self, name: str) -> Reference:
         moved = [one[name] for one in self.perturbed]
         magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
-        return Reference(self.eager[name], self.oracle[name], moved, magnitude, off_by)
+        each = self.eager[name], self.oracle[name], moved, magnitude, off_by
+        return Reference(*each, self.terms)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class OpCase:
         if self.wanted:
             parts.append(f"only_grad_{'_'.join(self.wanted)}")
         return "-".join(parts)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How hypothesis and IPython show it: by its name, not field by field."""
+        printer.text(str(self))
 
     @property
     def varied(self) -> bool:
@@ -177,6 +184,7 @@ class OpCase:
             ],
             {name: one.off_by for name, one in self.op.outputs.items()},
             self.magnitudes(inputs.double(), oracle),
+            self.op.terms,
         )
 
     def magnitudes(

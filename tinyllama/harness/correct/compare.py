@@ -19,8 +19,10 @@ whole tensor, and no less than the median over the results of the same call; ``s
 above their root mean square with a chance below 1 in 10^4 (k is 1 for a row, whose elements may
 share one rounded factor, and their number for a tensor); ``unit`` = eps / sqrt(12) is the root
 mean square of one rounding, and m the magnitude of the terms of a sum that may cancel, where an
-op declares it. Added to that is one subnormal number and, along the oracle, the bias of matrix
-units, which truncate the sums they accumulate in float32. No tolerance is a constant.
+op declares it: with the unit of the dtype in which they are held, and with k = 1 for a tensor too
+where all elements may share one rounded factor. Added to that is one subnormal number and, along
+the oracle, the bias of matrix units, which truncate the sums they accumulate in float32. No
+tolerance is a constant.
 
 Integers and booleans are equal to o, or to what the reference gives in the case's dtype or for
 perturbed inputs. Elements of those may be off by as much as declared, but no more than ``slack``
@@ -35,6 +37,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+
+from tinyllama.harness.declare.specs import Terms
 
 SLACK = 3.0  # 2 gives false alarms on stock attention, whose CPU kernel approximates exp
 ACCUMULATION = 4 * torch.finfo(torch.float32).eps
@@ -93,6 +97,7 @@ class Reference(NamedTuple):
 
     eager: in the dtype under test. oracle: in float64; perturbed: oracles of perturbed inputs.
     magnitude: of the terms of sums that may cancel, in float64. off_by: of integers, as declared.
+    terms: how those terms are rounded.
     """
 
     eager: torch.Tensor
@@ -100,6 +105,7 @@ class Reference(NamedTuple):
     perturbed: Sequence[torch.Tensor]
     magnitude: torch.Tensor | None = None
     off_by: int = 0
+    terms: Terms = Terms()
 
     @property
     def moved(self) -> torch.Tensor:
@@ -130,7 +136,7 @@ def compare(
 
     gain: by default that of the reference; larger where other results of the same call ask for it.
     """
-    eager, oracle, _, magnitude, _ = reference
+    eager, oracle, magnitude = reference.eager, reference.oracle, reference.magnitude
     assert result.shape == oracle.shape == eager.shape, (result.shape, eager.shape, oracle.shape)
     if not eager.is_floating_point():
         return _compare_integers(name, result, reference, slack)
@@ -141,6 +147,9 @@ def compare(
     error, of_eager = (torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager))
     moved = reference.moved
     terms = None if magnitude is None else torch.atleast_1d(magnitude)
+    held, shared = reference.terms
+    if terms is not None and held is not None:
+        terms = terms * min(1.0, torch.finfo(held).eps / limits.eps)
     subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
 
     def allowed(own: torch.Tensor, typical: torch.Tensor, rows: int, freedom: int) -> torch.Tensor:
@@ -159,6 +168,8 @@ def compare(
         gain * _rms(moved.flatten(1).norm(dim=1)), unit * larger(torch.Tensor.norm)
     )
     bound = allowed(of_eager.norm(), usual, 1, exact.numel())
+    if terms is not None and shared:
+        bound = torch.maximum(bound, allowed(of_eager.norm(), unit * terms.norm(), 1, 1))
     whole = Check("tensor", error.norm().item(), bound.item())
 
     width = exact.shape[-1]

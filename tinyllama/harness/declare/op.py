@@ -29,10 +29,12 @@ from tinyllama.harness.declare.specs import (
     DeclarationError,
     Signature,
     Tensor,
+    Terms,
 )
 from tinyllama.harness.declare.values import Values
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+Magnitudes = Callable[..., Mapping[str, torch.Tensor]]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -81,7 +83,8 @@ class Op(Signature):
     small_kernels: Mapping[str, str] = field(default_factory=dict)
     providers: dict[str, Provider] = field(default_factory=dict, init=False)
     independents: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
-    magnitudes: Callable[..., Mapping[str, torch.Tensor]] | None = field(default=None, init=False)
+    magnitudes: Magnitudes | None = field(default=None, init=False)
+    terms: Terms = field(default=Terms(), init=False)
     rows: dict[str, RowsApart] = field(default_factory=dict, init=False)
     programs: dict[str, tuple[ManyPrograms, bool]] = field(default_factory=dict, init=False)
     dims_of: RandomDims | None = field(default=None, init=False)
@@ -160,7 +163,13 @@ class Op(Signature):
 
         return register
 
-    def magnitude(self, function: Callable[..., Mapping[str, torch.Tensor]]) -> Callable[..., Any]:
+    def magnitude(
+        self,
+        function: Magnitudes | None = None,
+        *,
+        rounded_to: torch.dtype | None = None,
+        shared: bool = False,
+    ) -> Callable[..., Any]:
         """Register the magnitude of the terms that are summed into a result: the root of
         the sum of their squares.
 
@@ -168,8 +177,15 @@ class Op(Signature):
         name) and the parameters, and returns for names such as ``"o"`` or ``"grad q"`` a
         tensor of that result's shape. Only results that can cancel to (nearly) zero, in a
         way that perturbed inputs do not show, need one.
+
+        rounded_to: the dtype in which the terms are held, where a narrower result is computed in
+        a wider one, as softmax minus one is in float32. By default that of the result.
+        shared: all elements of a result may share one rounded factor, as they do where one
+        difference of two scores is all that a short sequence has.
         """
-        self.magnitudes = function
+        if function is None:
+            return functools.partial(self.magnitude, rounded_to=rounded_to, shared=shared)
+        self.magnitudes, self.terms = function, Terms(rounded_to, shared)
         return function
 
     def random_dims(self, function: RandomDims) -> RandomDims:

@@ -8,7 +8,7 @@ inputs declared ``many``: they are lists of tensors, one for each size.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,17 @@ from tinyllama.harness.declare.values import Values, normal
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TIMED_LAYOUTS = ("strided", "transposed")  # of `tinyllama.harness.correct.evaluate.LAYOUTS`
 STANDARD = normal()
+
+
+class Terms(NamedTuple):
+    """How terms that may cancel are rounded (see `tinyllama.harness.declare.op.Op.magnitude`).
+
+    dtype: in which they are held; None is that of the result. shared: whether all elements of a
+    result may share one rounded factor.
+    """
+
+    dtype: torch.dtype | None = None
+    shared: bool = False
 
 
 class DeclarationError(ValueError):

@@ -159,7 +159,7 @@ def compose(table: Mapping[str, Callable[..., Any]]) -> Callable[..., torch.Tens
 
 
 eager = block.reference(compose({name: op["eager"].call for name, op in PARTS.items()}))
-block.magnitude(weight_terms(compose, PARTS))
+block.magnitude(weight_terms(compose, PARTS), shared=True)
 block.provider("torch", deterministic=frozenset({"cpu"}), double_backward=False, slack=SDPA_SLACK)(
     compose({name: op["torch"].call for name, op in PARTS.items()})
 )

@@ -174,6 +174,24 @@ def stock_loss(
     return F.cross_entropy(logits, targets, ignore_index=ignored, reduction=reduction)
 
 
+@cross_entropy.magnitude(rounded_to=torch.float32)
+def terms(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    ignore_index: int | None,
+    reduction: str,
+    upstream: dict[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The gradient is (p - 1) times a scale at the target, where p may be nearly 1; what is
+    rounded is p."""
+    counts = torch.ones_like(targets, dtype=logits.dtype)
+    if ignore_index is not None:
+        counts[targets == ignore_index] = 0
+    total = counts.sum() if reduction == "mean" else 1
+    scale = upstream["loss"].abs() * counts / total
+    return {"grad logits": scale[:, None] * torch.softmax(logits, -1)}
+
+
 def loss_forward(
     logits_NV: torch.Tensor,
     targets_N: torch.Tensor,

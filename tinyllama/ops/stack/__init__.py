@@ -87,7 +87,7 @@ eager = stack.reference(_in_turn(block["eager"].call))
 stack.independent("torch.nn.functional, end to end")(_in_turn(spread(stock)))
 
 
-@stack.magnitude
+@stack.magnitude(shared=True)
 def terms(
     upstream: dict[str, torch.Tensor], eps: float, **inputs: torch.Tensor
 ) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ def autocast(candidate: Candidate) -> Problem:
     narrow = inputs.to(NARROW)
     moved = [evaluate(candidate.op, eager.provider.call, narrow.perturbed(n)) for n in range(DRAWS)]
     terms = case.magnitudes(exact, oracle)
-    references = References(reference, oracle, moved, magnitudes=terms)
+    references = References(reference, oracle, moved, magnitudes=terms, terms=candidate.op.terms)
     slack = candidate.slack.get(NARROW, candidate.slack[case.dtype])
     for name in oracle:
         if name not in own:
