@@ -147,7 +147,7 @@ def compare(
     error, of_eager = (torch.atleast_1d(tensor.double()) - exact for tensor in (result, eager))
     moved = reference.moved
     terms = None if magnitude is None else torch.atleast_1d(magnitude)
-    held, shared = reference.terms
+    held = reference.terms.dtype
     if terms is not None and held is not None:
         terms = terms * min(1.0, torch.finfo(held).eps / limits.eps)
     subnormal = limits.tiny * limits.eps * math.sqrt(exact.numel())
@@ -168,7 +168,7 @@ def compare(
         gain * _rms(moved.flatten(1).norm(dim=1)), unit * larger(torch.Tensor.norm)
     )
     bound = allowed(of_eager.norm(), usual, 1, exact.numel())
-    if terms is not None and shared:
+    if terms is not None and reference.terms.shared:
         bound = torch.maximum(bound, allowed(of_eager.norm(), unit * terms.norm(), 1, 1))
     whole = Check("tensor", error.norm().item(), bound.item())
 
