@@ -55,8 +55,8 @@ def casts_of_bf16(device: torch.device) -> Counter[Copy]:
     cast["_to_copy", FP32, BF16, (matrices,)] += SHAPE.num_layers  # a block's matrices, as one
     cast["_to_copy", FP32, BF16, (rows, D)] += SHAPE.num_layers  # the residual's gradient
     cast["_to_copy", FP32, BF16, (V, D)] += 1  # the embedding, as output projection
-    cast["_to_copy", BF16, FP32, (V, D)] += 1  # its gradient
     if device.type == "cpu" or not precision_file._mixed_products(device):
+        cast["copy_", BF16, FP32, (V, D)] += 1  # its gradient
         for shape in ((D, F), (2 * F, D), (D, Q), (Q + 2 * R, D)):  # gradients of a block's
             cast["_to_copy", BF16, FP32, shape] += SHAPE.num_layers
     return cast
