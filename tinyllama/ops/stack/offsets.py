@@ -61,9 +61,8 @@ def many_rows(ends: Ends) -> Pairs:
 
     def folded(x: torch.Tensor) -> Results:
         low = torch.empty_like(x)
-        counters = torch.ones(
-            2**15, dtype=torch.int32
-        )  # times the programs: more than 32 bits hold
+        # Times the programs they are more than 32 bits hold.
+        counters = torch.ones(2**15, dtype=torch.int32)
         squares = launches.fold(x, randn(x.shape[1]), low, counters=counters)
         assert squares is not None
         return [squares, low]
