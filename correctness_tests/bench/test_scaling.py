@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from tinyllama.bench.planner import points
-from tinyllama.bench.scaling import SCALINGS, Found, Job, Part, cannot, entries_of, groups
+from tinyllama.bench.scaling import (
+    SCALINGS,
+    Found,
+    Job,
+    Part,
+    cannot,
+    entries_of,
+    groups,
+    jobs_of,
+)
 from tinyllama.harness.records.entries import entry_as_json, entry_from_json
 from tinyllama.harness.records.results import load
 from tinyllama.model.config import TrainConfig
@@ -75,6 +84,13 @@ def test_the_planner_is_held_to_steps_on_several_gpus() -> None:
     )
     elsewhere = replace(last, device="another")
     assert len(points([*records, elsewhere])) == len(alone)
+
+
+def test_ways_to_reduce_share_a_job() -> None:
+    jobs = jobs_of(SCALINGS[1])
+    assert [[part.contender for part in job.parts] for job in jobs] == [
+        [tier, f"{tier}-{COPIES}"] for tier in ("v2", "v3", "v4")
+    ]
 
 
 def test_it_needs_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

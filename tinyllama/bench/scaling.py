@@ -1,7 +1,8 @@
 """Weak and strong scaling of training steps over the GPUs of this machine.
 
-A job of torchrun makes the steps (`tinyllama.bench.ranked`), one job for each contender. Weak
-scaling gives each GPU the workload's batch, strong scaling gives each its part of it.
+A job of torchrun makes the steps (`tinyllama.bench.ranked`). Contenders that differ only in how the
+ranks reduce share a job, which times them alternately. Weak scaling gives each GPU the workload's
+batch, strong scaling gives each its part of it.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The contenders of a group, each in a job of its own."""
+    """The contenders of a group."""
 
     base: Group
     parts: tuple[Part, ...]
@@ -149,12 +150,21 @@ def measure(scaling: Scaling, ranks: int) -> list[ScalingEntry]:
     """The entries of every contender. Raises RuntimeError with the end of the log of a job that
     fails or takes too long."""
     entries: list[ScalingEntry] = []
-    for part in scaling.parts:
-        job = Job(
-            str(scaling.base), [part], scaling.cases, calls=scaling.calls, verify=not part.shards
-        )
+    for job in jobs_of(scaling):
         entries += entries_of(job, launch(job, ranks))
     return entries
+
+
+def jobs_of(scaling: Scaling) -> list[Job]:
+    """One for the parts that are the same on one GPU."""
+    alike: dict[str, list[Part]] = {}
+    for part in scaling.parts:
+        alike.setdefault(part.alone, []).append(part)
+    group, cases, calls = str(scaling.base), scaling.cases, scaling.calls
+    return [
+        Job(group, parts, cases, calls=calls, verify=not parts[0].shards)
+        for parts in alike.values()
+    ]
 
 
 def launch(job: Job, ranks: int, seconds: float = LONGEST) -> Found:
