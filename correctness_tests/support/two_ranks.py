@@ -22,10 +22,12 @@ from unittest import mock
 import torch
 
 from tinyllama.cli import main
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS
+from tinyllama.ops.stack.configs import BESIDE
 from tinyllama.training import checkpoint, peers, reduction
 from tinyllama.training.data import RandomTokens
 from tinyllama.training.ranks import Ranks, device_of, joined, launched
@@ -47,10 +49,14 @@ COMMAND = (
     *("--reduce", "copies"),
 )
 
+AT_THE_END = "v4, updated at the end,"
+# Whose parameters are updated as sums by copies arrive.
+ARRIVING = ("v2", "v3", "v4", AT_THE_END)
 # name: tier, in shards, settings
 CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     **{tier: (tier, False, {}) for tier in TIERS},
-    **{f"{tier} by copies": (tier, False, {}) for tier in ("v1", "v3", "v4")},
+    **{f"{tier} by copies": (tier, False, {}) for tier in ("v1", "v2", "v3", "v4")},
+    f"{AT_THE_END} by copies": ("v4", False, {}),
     "accumulated by copies": ("v3", False, {"accumulate": 2}),
     "clipped by copies": ("v4", False, {"max_grad_norm": 0.1}),
     **{f"{tier} in shards": (tier, True, {}) for tier in ("v1", "v2", "v3")},
@@ -62,6 +68,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
 CAPTURED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     **{f"{tier} captured": (tier, False, {}) for tier in ("v2", "v3", "v4")},
     **{f"{tier} captured, by copies": (tier, False, {}) for tier in ("v2", "v3", "v4")},
+    f"{AT_THE_END} captured, by copies": ("v4", False, {}),
     "v3 captured, accumulated": ("v3", False, {"accumulate": 2}),
     "v4 captured, clipped": ("v4", False, {"max_grad_norm": 0.1}),
     "v3 captured, accumulated, by copies": ("v3", False, {"accumulate": 2}),
@@ -87,7 +94,12 @@ def start(name: str, tier: str, device: torch.device, ranks: Ranks, **settings: 
         shard(model, config, device, ranks)
     else:
         model.to(device)
-    step = TrainStep(model, config, ranks=ranks, reduce=way_of(name, ranks))
+    beside: Any = contextlib.nullcontext()
+    if name.startswith(AT_THE_END):
+        key: dict[str, Any] = {"rows": 4, "width": 16, "kind": "fp32"}
+        beside = BESIDE.force(Config(ON=0), **key)
+    with beside:
+        step = TrainStep(model, config, ranks=ranks, reduce=way_of(name, ranks))
     if name in CAPTURED:
         with products("fp32", device):
             step.prepare()
@@ -150,7 +162,7 @@ def one_step(
     named = step.model.named_parameters()
     grads = {name: whole(_own(p.grad), p).cpu().clone() for name, p in named if p.grad is not None}
     norm = None if step.norm is None else step.norm.item()
-    way = type(step._reduction).__name__
+    way = type(step._reduction).__name__ + (", early" if step._reduction.early else "")
     found = hashlib.sha256()
     for parameter in step.model.parameters():  # as the update left them
         found.update(whole(_own(parameter.detach()), parameter).cpu().numpy().tobytes())
@@ -204,7 +216,7 @@ def reduced_late(device: torch.device, ranks: Ranks) -> dict[str, Any]:
         return one_step(step)
 
 
-def copied_late(tier: str, device: torch.device, ranks: Ranks) -> dict[str, Any]:
+def copied_late(name: str, device: torch.device, ranks: Ranks) -> dict[str, Any]:
     """A step where a sum by copies happens only when it is waited for."""
     ours = peers.PeerGradients
     at_once, at_the_end, waiting = ours.sum, ours.finish, []
@@ -222,7 +234,8 @@ def copied_late(tier: str, device: torch.device, ranks: Ranks) -> dict[str, Any]
             waiting.pop(0)()
         at_the_end(self)
 
-    step = start("late, by copies", tier, device, ranks)
+    name = f"{name} by copies"
+    step = start(name, CASES[name][0], device, ranks)
     with (
         mock.patch.object(ours, "sum", late),
         mock.patch.object(ours, "wait", wait),
@@ -314,8 +327,8 @@ def job(device_type: str, folder: Path, case: str | None = None) -> None:
             for tier in tiers:
                 put(f"{kind} {tier}", sabotaged(kind, tier, device, ranks))
         put("reduced late", reduced_late(device, ranks))
-        for tier in ("v3", "v4"):
-            put(f"copied late {tier}", copied_late(tier, device, ranks))
+        for name in ARRIVING:
+            put(f"copied late {name}", copied_late(name, device, ranks))
         put("not finite", not_finite_on_one_rank(device, ranks))
         put("different", different_settings(ranks))
         put("runs", runs(device, ranks, folder))

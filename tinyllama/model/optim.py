@@ -44,6 +44,7 @@ class AdamW(torch.optim.Optimizer):
         super().__init__(list(parameters), {"lr": config.learning_rate})
         chosen = OPS["adamw"][provider]
         self.update = chosen.call
+        self._counts_apart = provider == "triton"
         self.copies: list[torch.Tensor] | None = None
         self.transposes: list[Transposes] = []
         self.settings = {
@@ -93,9 +94,13 @@ class AdamW(torch.optim.Optimizer):
     def begin(self, judged: torch.Tensor) -> None:
         """Count a step whose updates come in parts, by `update_with` and `update_rest`; if the
         judged number is not finite, they change nothing."""
-        rates = {name: value for name, value in self.settings.items() if name != "eps"}
-        self._factors = count(self.steps, self.found_inf, self.lr, **rates, judged=judged)
         self._done: set[int] = set()
+        self._factors: torch.Tensor | None = None
+        if self._counts_apart:
+            rates = {name: value for name, value in self.settings.items() if name != "eps"}
+            self._factors = count(self.steps, self.found_inf, self.lr, **rates, judged=judged)
+        else:
+            self.found_inf.copy_(judged - judged != 0)
 
     @torch.no_grad()
     def update_with(self, gradients: Mapping[int, torch.Tensor], beside: bool) -> None:
@@ -103,8 +108,7 @@ class AdamW(torch.optim.Optimizer):
         use few programs, to leave room for kernels that run at the same time."""
         self._done.update(gradients)
         order = sorted(gradients)  # that of the buffer, if they are adjacent
-        given = order, self.steps, [gradients[i] for i in order]
-        self._apply(*given, self._factors, beside)
+        self._part(order, [gradients[i] for i in order], beside)
 
     @torch.no_grad()
     def update_rest(self) -> None:
@@ -112,7 +116,18 @@ class AdamW(torch.optim.Optimizer):
         self.refuse_missing(sum(p.grad is None for p in self.parameters))
         rest = [i for i in range(len(self.parameters)) if i not in self._done]
         if rest:
-            self._apply(rest, self.steps, None, self._factors)
+            self._part(rest)
+        if self._factors is None:
+            self.count_step()
+
+    def _part(
+        self,
+        indices: Sequence[int],
+        gradients: Sequence[torch.Tensor] | None = None,
+        beside: bool = False,
+    ) -> None:
+        steps = self.steps.clone() if self._factors is None else self.steps
+        self._apply(indices, steps, gradients, self._factors, beside)
 
     def _apply(
         self,

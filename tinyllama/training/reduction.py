@@ -25,6 +25,7 @@ from tinyllama.harness.kernels.placed import placed
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
+from tinyllama.ops import OPS
 from tinyllama.training.compiled import LossOf
 from tinyllama.training.peers import PeerGradients, cannot_copy
 from tinyllama.training.plans import AUTOCAST
@@ -40,12 +41,13 @@ class Reduction:
 
     share: the gradient of the loss that backward starts with. warm_up: steps before a capture.
     early: whether gradients `arrive` in parts, which may be updated before the next part is there.
+    receives: whether `reduce` is called with the gradients of each block of a stack.
     way: of `WAYS`; None: of neither. With ``plain`` set, `loss` neither compiles nor reduces.
     """
 
     share = 1.0
     warm_up = 0
-    early = False
+    early = receives = False
     way: str | None = None
 
     def __init__(self, model: TinyLlama, loss_of: LossOf) -> None:
@@ -173,9 +175,13 @@ class _Peers(Reduction):
 
     way = COPIES
 
-    def __init__(self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, alone: bool) -> None:
+    def __init__(
+        self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, alone: bool, early: bool
+    ) -> None:
         """alone: whether a step has one backward pass."""
         super().__init__(model, loss_of)
+        self.early = early
+        self._sums: list[tuple[list[int], Any]] = []
         self.share = 1 / ranks.count
         index = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         blocks = [
@@ -189,52 +195,21 @@ class _Peers(Reduction):
 
     def expect(self, reduce: bool) -> None:
         self.reduces = reduce
+        self._sums.clear()
 
     def during(self) -> contextlib.AbstractContextManager[None]:
         if self.reduces and self._alone:
             return placed(self.peers.master, self.peers.gradients)
         return contextlib.nullcontext()
 
-    def _summed(self, group: list[int]) -> Any:
-        """Begin to sum the gradients of a group; -> what to wait for."""
+    def _sum(self, group: list[int]) -> None:
+        """Begin to sum the gradients of a group, and note what to wait for."""
         found = {i: self.parameters[i].grad for i in group}
         point = self.peers.sum({i: each for i, each in found.items() if each is not None})
         for index, gradient in found.items():
             if gradient is not None:  # else the optimizer refuses it
                 self.parameters[index].grad = self.peers.views[index]
-        return point
-
-
-class Copied(_Peers):
-    """Each group is summed on the side as soon as the last of its gradients is final."""
-
-    def __init__(
-        self,
-        model: TinyLlama,
-        loss_of: LossOf,
-        ranks: Ranks,
-        alone: bool,
-        early: bool = False,
-    ) -> None:
-        super().__init__(model, loss_of, ranks, alone)
-        self.early = early
-        self._sums: list[tuple[list[int], Any]] = []
-        for group in self.groups:
-            for index in group:
-                arrived = partial(self._arrived, index, group)
-                self.parameters[index].register_post_accumulate_grad_hook(arrived)
-
-    def expect(self, reduce: bool) -> None:
-        super().expect(reduce)
-        self._missing = set(range(len(self.parameters)))
-        self._sums.clear()
-
-    def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
-        if not self.reduces:
-            return
-        self._missing.discard(index)
-        if self._missing.isdisjoint(group):
-            self._sums.append((group, self._summed(group)))
+        self._sums.append((group, point))
 
     def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
         for part in (self._sums[:-LAST], self._sums[-LAST:]) if self.early else ():
@@ -246,18 +221,48 @@ class Copied(_Peers):
 
     def finish(self) -> None:
         self.peers.finish()
-        self._sums.clear()
+
+
+class Copied(_Peers):
+    """Each group is summed on the side as soon as the last of its gradients is final."""
+
+    def __init__(
+        self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, alone: bool, early: bool
+    ) -> None:
+        super().__init__(model, loss_of, ranks, alone, early)
+        for group in self.groups:
+            for index in group:
+                arrived = partial(self._arrived, index, group)
+                self.parameters[index].register_post_accumulate_grad_hook(arrived)
+
+    def expect(self, reduce: bool) -> None:
+        super().expect(reduce)
+        self._missing = set(range(len(self.parameters)))
+
+    def _arrived(self, index: int, group: list[int], parameter: torch.Tensor) -> None:
+        if not self.reduces:
+            return
+        self._missing.discard(index)
+        if self._missing.isdisjoint(group):
+            self._sum(group)
 
 
 class CopiedBeside(_Peers):
-    """`Beside`, by copies."""
+    """`Beside`, by copies. With ``early``, blocks are only summed during the backward pass, and
+    updated after it."""
+
+    receives = True
 
     def reduce(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        self.peers.wait(self.peers.sum(gradients))
+        point = self.peers.sum(gradients)
+        if self.early:
+            self._sums.append((list(gradients), point))
+        else:
+            self.peers.wait(point)
 
-    def finish(self) -> None:
-        self._summed(self.groups[-1])
-        self.peers.finish()
+    def arrive(self) -> Iterator[Mapping[int, torch.Tensor]]:
+        self._sum(self.groups[-1])
+        return super().arrive()
 
 
 class Beside(Reduction):
@@ -338,8 +343,8 @@ def reduction_of(
     alone = config.accumulate == 1
     left_out: dict[str, str] = {}
     if model.stacks(x_ND, AUTOCAST.get(config.precision, torch.float32)):
-        if plan.overlap and way == COPIES:
-            return CopiedBeside(model, loss_of, ranks, alone), left_out
+        if way == COPIES and (plan.overlap or (early and alone)):
+            return CopiedBeside(model, loss_of, ranks, alone, not plan.overlap), left_out
         if plan.overlap:
             return Beside(model, loss_of, ranks), left_out
         left_out["overlapped reduction"] = "the gradients of all blocks come at once"
@@ -350,8 +355,8 @@ def reduction_of(
 
 def updates_in_parts(model: TinyLlama, config: TrainConfig) -> bool:
     """Whether some parameters can be updated before the gradients of others are known."""
-    apart = model.tier.table["adamw"] == "triton"
-    return apart and config.max_grad_norm is None and config.precision != "fp16"
+    on_device = not OPS["adamw"][model.tier.table["adamw"]].counts_on_host
+    return on_device and config.max_grad_norm is None and config.precision != "fp16"
 
 
 def _sum(tensors: list[torch.Tensor]) -> None:

@@ -32,7 +32,7 @@ from tinyllama.ops.stack import receiving
 from tinyllama.training.compiled import LossOf, compiled
 from tinyllama.training.plans import AUTOCAST, runnable
 from tinyllama.training.ranks import ALONE, Ranks
-from tinyllama.training.reduction import reduction_of
+from tinyllama.training.reduction import COPIES, reduction_of
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -87,7 +87,7 @@ class TrainStep:
         self.config = config
         self.ranks = ranks
         self.device = model.embedding.device
-        self.plan, self.left_out = runnable(model, config, plan, ranks)
+        self.plan, self.left_out = runnable(model, config, plan, ranks, reduce == COPIES)
         loss_of: LossOf = model.loss_with
         if self.plan.compile:
             loss_of = compiled(model, ranks)
@@ -318,8 +318,9 @@ class TrainStep:
     def _backward(self, update: bool = True) -> None:
         """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
         releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self.plan.overlap and update:
-            self._count()
+        if update and (self.plan.overlap or self._reduction.receives):
+            if self.plan.overlap:
+                self._count()
             releasing = receiving(self._receive)
         if self._early_update is not None:
             if update:
@@ -347,13 +348,16 @@ class TrainStep:
     ) -> None:
         """Compute the gradients of a block, and update it on the side branch during the rest of the
         backward pass. After block 0 no product is left that needs the processors, so its gradients
-        are computed on the side branch too."""
-        if layer:
+        are computed on the side branch too. Without overlap, only the sum over the ranks begins."""
+        mine = {self._index[layer, name]: grad for name, grad in gradients.items()}
+        if layer or not self.plan.overlap:
             make()
+        if not self.plan.overlap:
+            self._reduction.reduce(mine)
+            return
         with self._side.branch(keep=None if layer else make):
             if not layer:
                 make()
-            mine = {self._index[layer, name]: grad for name, grad in gradients.items()}
             self._reduction.reduce(mine)
             self.optimizer.update_with(mine, beside=layer > 0)
 
