@@ -155,8 +155,10 @@ class Bench:
                 step.next()
 
     def _turns(self) -> dict[str, Callable[[], float]]:
-        each = self.steps.items()
-        return {name: _turn(step, self.job.calls, self.ranks) for name, step in each}
+        """One GPU's turn is next to those of weak scaling, whose ratios to it are held to a bar."""
+        weak, one = ([n for n in self.steps if n.endswith(case)] for case in (WEAK, ONE))
+        order = dict.fromkeys([*weak[:1], *one, *weak[1:], *self.steps])
+        return {name: _turn(self.steps[name], self.job.calls, self.ranks) for name in order}
 
     def _overlap(self, name: str, step: RankedStep, trace: bool) -> dict[str, float]:
         if self.device.type == "cpu":
