@@ -9,8 +9,6 @@ unsafe result that `cases.toml` does not list, in the release without it, in the
 another kernel.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

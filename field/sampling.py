@@ -1,7 +1,5 @@
 """Distributions that the field's ops draw from."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness.declare.values import Values, normal

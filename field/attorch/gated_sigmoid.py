@@ -1,8 +1,6 @@
 """GLU, the product of an input and a gate's sigmoid: backward reads its upstream gradient as if it
 were dense."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

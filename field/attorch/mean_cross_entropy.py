@@ -1,7 +1,5 @@
 """Cross-entropy, mean over the batch: a partial sum for each program, and too few places."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,8 +1,6 @@
 """Kimi's delta attention, one step after the other: a state that decays, and is corrected by each
 key and value. Forward alone."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

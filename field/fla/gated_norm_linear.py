@@ -1,7 +1,5 @@
 """RMS norm, gated, and a projection: y = (rms_norm(x) weight silu(gate)) W^T."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

@@ -1,7 +1,5 @@
 """The product of a gate's SiLU and another input."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

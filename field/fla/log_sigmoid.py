@@ -1,7 +1,5 @@
 """The logarithm of the sigmoid."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

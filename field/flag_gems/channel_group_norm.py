@@ -1,7 +1,5 @@
 """Group norm of images, with groups of as many channels as the case says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

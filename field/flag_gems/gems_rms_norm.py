@@ -1,7 +1,5 @@
 """RMS norm, as the library's own autograd function joins it."""
 
-from __future__ import annotations
-
 import torch
 
 from field.flag_gems import kernels

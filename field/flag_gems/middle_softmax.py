@@ -1,7 +1,5 @@
 """Softmax over an axis that is not the last one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

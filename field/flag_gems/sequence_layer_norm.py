@@ -1,7 +1,5 @@
 """Layer norm of sequences, over their last axis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Cross-entropy as it is called: on the caller's logits, which it writes its gradient over."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness.kernels.foreign import foreign

@@ -1,7 +1,5 @@
 """The product of a gate's GELU and another input; backward writes over what forward saved."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """The product of a gate's SiLU and another input; backward writes over what forward saved."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness.kernels.foreign import foreign

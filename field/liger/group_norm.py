@@ -1,7 +1,5 @@
 """Group norm of images: mean and variance over groups of channels, a weight for each channel."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

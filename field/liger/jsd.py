@@ -1,7 +1,5 @@
 """Generalised Jensen-Shannon divergence of two rows of log-probabilities, mean over rows."""
 
-from __future__ import annotations
-
 import math
 
 import torch

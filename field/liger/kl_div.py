@@ -1,7 +1,5 @@
 """KL divergence of a target distribution from predicted log-probabilities, mean over rows."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch

@@ -1,7 +1,5 @@
 """Layer norm with a weight and a bias."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,7 +1,5 @@
 """RMSNorm in the mode "llama"; out of place in releases that offer it."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch

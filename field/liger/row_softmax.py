@@ -1,7 +1,5 @@
 """Softmax of each row."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,7 +1,5 @@
 """The square of the positive part."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

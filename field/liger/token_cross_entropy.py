@@ -1,7 +1,5 @@
 """Cross-entropy of each token: ``reduction="none"``, to be weighted or masked by the caller."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,7 +1,5 @@
 """Output projection and cross-entropy of each token: ``reduction="none"``, fused."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """Total variation distance of two distributions, mean over rows; some elements are equal."""
 
-from __future__ import annotations
-
 import torch
 
 from field.sampling import probabilities

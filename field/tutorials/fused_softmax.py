@@ -1,7 +1,5 @@
 """Softmax of each row (tutorial 2): its kernel is told how far apart rows lie, not columns."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

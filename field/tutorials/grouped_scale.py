@@ -1,7 +1,5 @@
 """Many tensors in one launch, by a table of their addresses (as in tutorial 8)."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,7 +1,5 @@
 """The sum of rows under a lock, as the gradients of tutorial 5 are summed."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

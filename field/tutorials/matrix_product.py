@@ -1,7 +1,5 @@
 """The product of two matrices (tutorial 3): autotuned, with all strides."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,7 +1,5 @@
 """Layer norm (tutorial 5): it stores y with the strides of x, but y is dense."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

@@ -1,7 +1,5 @@
 """The sum of rows under a lock that is released without a barrier."""
 
-from __future__ import annotations
-
 import torch
 
 from field.tutorials.locked_sum import declared, summed

@@ -1,7 +1,5 @@
 """The sum of two vectors, in blocks (tutorial 1)."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness import Case, Op, Tensor

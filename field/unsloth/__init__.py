@@ -1,7 +1,5 @@
 """unsloth's kernels as providers, a file for each op, and what they import from around them."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """The product of a gate's GELU and another input, forward alone."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """Rotary embedding of queries and keys, the halves of a head turned against each other."""
 
-from __future__ import annotations
-
 import torch
 
 from field.unsloth import kernels

@@ -1,7 +1,5 @@
 """Cross-entropy of each row, as it is called: on the caller's logits."""
 
-from __future__ import annotations
-
 import torch
 
 from field.unsloth import kernels

@@ -1,7 +1,5 @@
 """Cross-entropy of logits that are capped by a tangent, as Gemma 2 trains."""
 
-from __future__ import annotations
-
 import torch
 
 from field.unsloth import kernels

@@ -1,7 +1,5 @@
 """RMS norm with a weight that is trained."""
 
-from __future__ import annotations
-
 import torch
 
 from field.unsloth import kernels

@@ -7,8 +7,6 @@ same time, so that both sides of a ratio have the power and the clocks of a busy
 that of the slowest rank. Gradients are compared with the float64 reference of the whole batch.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import sys

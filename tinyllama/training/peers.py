@@ -6,8 +6,6 @@ share of the others' gradients and adds them, and the others copy the sums. Only
 the barriers are kernels. The memory and the barriers are PyTorch's symmetric memory.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -4,8 +4,6 @@
 torch.distributed. Without torchrun there is one rank, `ALONE`, and nothing is communicated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -8,8 +8,6 @@ Beside       V4: a block's gradients are adjacent in memory, and are reduced on 
 Sharded      FSDP2: each rank gets the gradients of its shards
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from functools import partial

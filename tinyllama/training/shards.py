@@ -5,8 +5,6 @@ local tensor the optimizer updates. A block's parameters are gathered before it 
 afterwards.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

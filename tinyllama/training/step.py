@@ -10,8 +10,6 @@ Of several ranks each runs its part of the batch. Gradients, loss and norm are t
 batch (`tinyllama.training.reduction`), so all ranks make the same update, or none does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import warnings

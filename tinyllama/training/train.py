@@ -8,8 +8,6 @@ Nothing is printed here. A resumed run takes ``num_steps`` more steps and contin
 of the run that it resumes: on the CPU bit for bit, on the same tier and machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import signal

@@ -7,8 +7,6 @@ of torch changes nothing here but its own results. It can give those of the refe
 computing them: that, only a review sees.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ the two largest shapes, which take several blocks of a kernel. A case that a pro
 has a name and a reason.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

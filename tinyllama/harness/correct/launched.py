@@ -4,8 +4,6 @@ Which compilations of a tree's kernels are made, for which chips, follows from t
 `plan` has each once, with the first case that asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

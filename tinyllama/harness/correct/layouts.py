@@ -1,7 +1,5 @@
 """Memory layouts in which inputs and upstream gradients are tried."""
 
-from __future__ import annotations
-
 import torch
 
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct")

@@ -4,8 +4,6 @@ Untouched memory is only addresses. So rows may lie 2^30 elements apart, or a te
 elements of which a few programs touch the first and the last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -4,8 +4,6 @@ As in flash-linear-attention's test configuration: memory that happens to hold z
 result of the previous call, hides a tail that is never written.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

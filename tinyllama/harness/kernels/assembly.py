@@ -1,7 +1,5 @@
 """What the compiler says that a kernel takes: registers, spills, shared memory."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

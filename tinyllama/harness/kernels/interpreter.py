@@ -24,8 +24,6 @@ or as `tinyllama.harness.kernels.programs` orders. A store out of bounds may end
 accesses are watched (`tinyllama.harness.kernels.bounds`); an endless loop is ended in `limited`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -10,8 +10,6 @@ An operation is remembered only if what is remembered gives what Triton's own op
 for bit. Errors are never remembered, so that they are always Triton's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A caller offers it for a while, beside the master: the one memory of all paramet
 a view of the master, and gets the offered memory at the same place.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -10,8 +10,6 @@ chip), so what is compiled here is what a launch there compiles.
 `tinyllama.harness.correct.launched` records the launches of a provider from its op's declaration.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

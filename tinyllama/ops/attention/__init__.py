@@ -3,8 +3,6 @@
 Query head h reads key/value head h // (H / G)  (Ainslie et al., arXiv 2305.13245).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

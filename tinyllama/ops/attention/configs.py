@@ -1,7 +1,5 @@
 """Configurations of attention's kernels: those that are tried, and the defaults among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

@@ -18,8 +18,6 @@ sums of dq q, and of dk k + dv v, over a row. o_turned (H K, B T) and turned ((H
 None: the memory for the transposes of o, and of dq, dk and dv below each other.
 """
 
-from __future__ import annotations
-
 from tinyllama.harness.kernels import begin, jit, tl
 
 

@@ -1,7 +1,5 @@
 """Attention's kernels at offsets past 2^31."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness.declare.offsets import Ends, Pairs, Put, Results, randn, unwritten

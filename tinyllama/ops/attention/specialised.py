@@ -5,8 +5,6 @@ of 128; whether they are used there is a choice in their spaces (ON), by the hea
 tokens of a sequence. Everything else is for the portable kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Parts of a program, tiles, descriptors, barriers and names as in
 `tinyllama.ops.attention.specialised_kernels`.
 """
 
-from __future__ import annotations
-
 from tinyllama.harness.kernels.gluon import (
     fence_async_shared,
     gl,

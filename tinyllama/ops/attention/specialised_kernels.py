@@ -12,8 +12,6 @@ takes; lse and delta are (B H T), float32. T is a multiple of 128; the head dime
 that it may be overwritten. See `tinyllama.ops.attention.kernels` for the mathematics and the names.
 """
 
-from __future__ import annotations
-
 from tinyllama.harness.kernels.gluon import (
     fence_async_shared,
     gl,

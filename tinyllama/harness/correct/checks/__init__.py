@@ -8,8 +8,6 @@ A finding names the case in which a check failed, and what was seen. A check tha
 does not pass: it is UNSUPPORTED, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ alone, copies of inputs), or is BLOCKED: nothing passes that was not compared. S
 where plain cases are wrong, and they are not tried where plain outputs are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Successive calls: what a first call leaves behind, and what a second one makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels compiled for every chip that the machine has a compiler for, and held to its limits."""
 
-from __future__ import annotations
-
 import torch
 
 from tinyllama.harness.correct.cases import OpCase

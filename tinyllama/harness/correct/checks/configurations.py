@@ -1,7 +1,5 @@
 """Every configuration that a kernel may be tuned to gives right results, by its name."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

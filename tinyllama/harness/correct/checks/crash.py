@@ -1,7 +1,5 @@
 """What an exception of a candidate says: the author's file and line, and whose limit it is."""
 
-from __future__ import annotations
-
 import dis
 import linecache
 import re

@@ -1,7 +1,5 @@
 """A call under autocast, compiled, captured, on another stream, or with an empty batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One forward call of a candidate, whose gradients can be computed any number of times."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any

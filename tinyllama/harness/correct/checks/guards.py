@@ -4,8 +4,6 @@ A store out of bounds changes a canary. Where kernels are interpreted, loads and
 bounds are noted before they are made (`tinyllama.harness.kernels.bounds`), and left out.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

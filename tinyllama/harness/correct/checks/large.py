@@ -1,7 +1,5 @@
 """Offsets past 2^31 elements: rows that lie far apart, and offsets of 32 bits in dense tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

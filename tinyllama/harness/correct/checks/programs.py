@@ -1,7 +1,5 @@
 """What only shows among several programs: races, and their order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ The process says which case it is about to try. Where it ends, that case has a f
 go on with the next case in a new process. What it sends is JSON, and never unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

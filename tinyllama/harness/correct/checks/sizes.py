@@ -6,8 +6,6 @@ that is full, a second block, more programs than a grid's limit of 65,535, an in
 a buffer that is too short.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

@@ -6,8 +6,6 @@ zero, a gradient is a convention: another one than these is advice. So is a NaN 
 that reaches a result which does not depend on it.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
