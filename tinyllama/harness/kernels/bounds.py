@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tinyllama.harness.kernels.known import among
+
 _MACHINERY = ("triton", "numpy", "tinyllama.harness")
 _ADDRESSES = (torch.int64, torch.uint64)  # dtypes of tables of addresses
 _LOWEST, _USUAL, _HIGHEST = 2**16, 2**32, 2**47  # addresses of a process: the lowest, most, the end
@@ -191,13 +193,8 @@ def author_line() -> str:
     return ""
 
 
-@contextlib.contextmanager
-def watched(watch: Callable[..., Any]) -> Iterator[None]:
+def watched(watch: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
     """Meanwhile, call a function for every access of an interpreted kernel."""
     from tinyllama.harness.kernels import interpreter
 
-    interpreter.WATCHERS.append(watch)
-    try:
-        yield
-    finally:
-        interpreter.WATCHERS.remove(watch)
+    return among(interpreter.WATCHERS, watch)

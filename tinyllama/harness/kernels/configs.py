@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING
+from tinyllama.harness.kernels.known import AFFECTING, among
 from tinyllama.harness.kernels.launch import chip_of
 
 Key = int | str | bool
@@ -139,15 +139,9 @@ _ASKED: list[dict[tuple[str, str], dict[str, Key]]] = []
 AFFECTING += [FORCED, _ASKED]
 
 
-@contextlib.contextmanager
-def asked() -> Iterator[dict[tuple[str, str], dict[str, Key]]]:
+def asked() -> contextlib.AbstractContextManager[dict[tuple[str, str], dict[str, Key]]]:
     """Which keys of which spaces are asked for meanwhile: (space, key's text) -> key."""
-    pairs: dict[tuple[str, str], dict[str, Key]] = {}
-    _ASKED.append(pairs)
-    try:
-        yield pairs
-    finally:
-        _ASKED.remove(pairs)
+    return among(_ASKED, {})
 
 
 def key_text(key: dict[str, Any]) -> str:

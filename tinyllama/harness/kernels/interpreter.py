@@ -37,6 +37,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
 from tinyllama.harness.kernels import libdevice, operators, programs, shared_types
+from tinyllama.harness.kernels.known import among
 
 Array = Any  # a numpy array
 
@@ -103,16 +104,16 @@ def run(
     names: of its arguments; kernel: its own, ``op.function``.
     """
     named = {**dict(zip(names, args, strict=False)), **kwargs}
-    _RUNNING.append(Running(function, kernel, named))
-    try:
-        with _language_put_back(), libdevice.computed() as seen, _device_functions(function, seen):
-            rewritten = _rewritten(function)
-            programs.launched(kernel, function)
-            called = programs.scheduled(rewritten, kernel, stock.interpreter_builder)
-            with np.errstate(all="ignore"):
-                stock.GridExecutor(called, names, grid)(*args, **kwargs)
-    finally:
-        _RUNNING.pop()
+    with (
+        among(_RUNNING, Running(function, kernel, named)),
+        _language_put_back(),
+        libdevice.computed() as seen,
+        _device_functions(function, seen),
+        np.errstate(all="ignore"),
+    ):
+        programs.launched(kernel, function)
+        called = programs.scheduled(_rewritten(function), kernel, stock.interpreter_builder)
+        stock.GridExecutor(called, names, grid)(*args, **kwargs)
 
 
 def running() -> tuple[Running, tuple[int, ...]]:

@@ -12,10 +12,12 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
+
+T = TypeVar("T")
 
 AFFECTING: list[Sized] = []  # collections in which something is while launches are affected
 MOST_KNOWN = 4096  # launches of one kernel that are remembered
@@ -28,6 +30,16 @@ class Known(NamedTuple):
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     gpu: int
+
+
+@contextlib.contextmanager
+def among(several: list[Any], one: T) -> Iterator[T]:
+    """Meanwhile, ``one`` is the last of several."""
+    several.append(one)
+    try:
+        yield one
+    finally:
+        several.pop()
 
 
 # -- who watches ------------------------------------------------------------------------------
@@ -62,15 +74,10 @@ def disturbed() -> bool:
     return bool(any(AFFECTING) or dispatch_modes() or sys.gettrace()) or hooked()
 
 
-@contextlib.contextmanager
-def as_written() -> Iterator[None]:
+def as_written() -> contextlib.AbstractContextManager[Sized]:
     """Meanwhile no plan is used (`tinyllama.harness.kernels.plans`): to debug a provider, or to
     compare."""
-    AFFECTING.append([None])
-    try:
-        yield
-    finally:
-        AFFECTING.pop()
+    return among(AFFECTING, [None])
 
 
 _TRACES = threading.local()

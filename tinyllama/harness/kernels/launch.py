@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING, MOST_KNOWN, Ready, launch_key, show
+from tinyllama.harness.kernels.known import AFFECTING, MOST_KNOWN, Ready, among, launch_key, show
 from tinyllama.harness.machine.distribution import install
 
 # Options whose default differs between triton's versions.
@@ -97,29 +97,17 @@ class Launched:
     grid: tuple[int, ...]
 
 
-@contextlib.contextmanager
-def launched() -> Iterator[list[Launched]]:
+def launched() -> contextlib.AbstractContextManager[list[Launched]]:
     """Collect the launches on GPUs inside the block."""
-    kernels: list[Launched] = []
-    _LAUNCHED.append(kernels)
-    try:
-        yield kernels
-    finally:
-        _LAUNCHED.pop()
+    return among(_LAUNCHED, [])
 
 
 @contextlib.contextmanager
 def recorded(chip: str | None = None) -> Iterator[list[Launch]]:
     """Record launches instead of running them, with the configurations for ``chip`` (such as
     ``gfx942`` or ``sm_90``; None: the defaults, which hold for every chip)."""
-    launches: list[Launch] = []
-    _RECORDS.append(launches)
-    _CHIPS.append(chip or "")
-    try:
+    with among(_RECORDS, list[Launch]()) as launches, among(_CHIPS, chip or ""):
         yield launches
-    finally:
-        _RECORDS.pop()
-        _CHIPS.pop()
 
 
 def chip_of(device: torch.device) -> str:
@@ -148,14 +136,9 @@ _HOOKED: list[Any] = []  # kernels that call someone before each launch
 AFFECTING += [CHOOSING, _RECORDS, _LAUNCHED, _PROCESSORS, _HOOKED]
 
 
-@contextlib.contextmanager
-def processors(count: int) -> Iterator[None]:
+def processors(count: int) -> contextlib.AbstractContextManager[int]:
     """Meanwhile, every device has so many processors for `processors_of`."""
-    _PROCESSORS.append(count)
-    try:
-        yield
-    finally:
-        _PROCESSORS.pop()
+    return among(_PROCESSORS, count)
 
 
 def processors_of(device: torch.device) -> int:
@@ -177,14 +160,7 @@ def target_of(chip: str) -> Any:
 @functools.cache
 def dot_precisions(chip: str) -> tuple[str, ...]:
     """The values of `tl.dot`'s ``input_precision`` that the compiler allows for a chip."""
-    if not chip:
-        return ("ieee",)
-    from triton.compiler import make_backend
-
-    allowed: tuple[str, ...] = (
-        make_backend(target_of(chip)).parse_options(dict(STATED)).allowed_dot_input_precisions
-    )
-    return allowed
+    return tuple(_offered(chip).allowed_dot_input_precisions) if chip else ("ieee",)
 
 
 @functools.cache
@@ -192,10 +168,14 @@ def _waits_inside(chip: str) -> bool:
     """Whether kernels of a chip can wait inside for the kernel before them."""
     if not chip.startswith("sm_") or int(chip.removeprefix("sm_")) < 90:
         return False
+    return hasattr(_offered(chip), "launch_pdl") and hasattr(tl.extra.cuda, "gdc_wait")
+
+
+def _offered(chip: str) -> Any:
+    """The compiler's options for a chip."""
     from triton.compiler import make_backend
 
-    options = make_backend(target_of(chip)).parse_options(dict(STATED)).__dict__
-    return "launch_pdl" in options and hasattr(tl.extra.cuda, "gdc_wait")
+    return make_backend(target_of(chip)).parse_options(dict(STATED))
 
 
 def dependent(device: torch.device) -> dict[str, Any]:

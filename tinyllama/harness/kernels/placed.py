@@ -5,11 +5,10 @@ a view of the master, and gets the offered memory at the same place.
 """
 
 import contextlib
-from collections.abc import Iterator
 
 import torch
 
-from tinyllama.harness.kernels.known import AFFECTING
+from tinyllama.harness.kernels.known import AFFECTING, among
 
 
 class Offered:
@@ -19,15 +18,12 @@ class Offered:
         self._offers: list[tuple[torch.Tensor, torch.Tensor]] = []
         AFFECTING.append(self._offers)
 
-    @contextlib.contextmanager
-    def __call__(self, master: torch.Tensor, memory: torch.Tensor) -> Iterator[None]:
+    def __call__(
+        self, master: torch.Tensor, memory: torch.Tensor
+    ) -> contextlib.AbstractContextManager[object]:
         """In this context each element of ``memory`` belongs to the same element of ``master``.
         Both are flat, and master is the whole of its memory."""
-        self._offers.append((master, memory))
-        try:
-            yield
-        finally:
-            self._offers.pop()
+        return among(self._offers, (master, memory))
 
     def of(self, view: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
         """The memory at the place of a view of a master; None where none is offered, or none in

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tinyllama.harness.kernels.known import among
+
 Program = tuple[int, int, int]
 Write = Callable[[], None]
 
@@ -66,12 +68,8 @@ _LAUNCHES: "list[_Launch]" = []
 def ordered(order: Order) -> Iterator[dict[str, str]]:
     """Meanwhile, programs of interpreted launches run in this order; the names of their kernels,
     with file and line."""
-    launched: dict[str, str] = {}
-    _ORDERS.append((order, launched))
-    try:
+    with among(_ORDERS, (order, dict[str, str]())) as (_, launched):
         yield launched
-    finally:
-        _ORDERS.pop()
 
 
 def launched(kernel: str, function: Callable[..., Any]) -> None:
@@ -182,11 +180,8 @@ class _Launch:
     def __call__(self, **arguments: Any) -> None:
         self._programs.append(tuple(self._builder.grid_idx))
         if len(self._programs) == math.prod(self._builder.grid_dim):
-            _LAUNCHES.append(self)
-            try:
+            with among(_LAUNCHES, self):
                 self._run(arguments)
-            finally:
-                _LAUNCHES.pop()
 
     def _run(self, arguments: dict[str, Any]) -> None:
         waiting = self._order.arranged(self._programs)

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tinyllama.harness.kernels.known import AFFECTING
+from tinyllama.harness.kernels.known import AFFECTING, among
 from tinyllama.harness.kernels.launch import CHOOSING, HAS_TRITON, current, device_of, identity
 
 if HAS_TRITON:
@@ -52,15 +52,9 @@ _SEEN: "list[dict[AutoTuned, Tuned]]" = []
 AFFECTING += [_FORCED, _SEEN]
 
 
-@contextlib.contextmanager
-def tuned() -> "Iterator[dict[AutoTuned, Tuned]]":
+def tuned() -> "contextlib.AbstractContextManager[dict[AutoTuned, Tuned]]":
     """Collect what ``triton.autotune`` chooses configurations for inside the block."""
-    found: dict[AutoTuned, Tuned] = {}
-    _SEEN.append(found)
-    try:
-        yield found
-    finally:
-        _SEEN.remove(found)
+    return among(_SEEN, {})
 
 
 def config_text(config: Any) -> str:

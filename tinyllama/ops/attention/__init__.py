@@ -330,20 +330,8 @@ def attend_backward(
         key_programs = cdiv(T, blocks["KN"]) * B * G if keys else 0
         query_programs = cdiv(T, blocks["QM"]) * B * H if queries else 0
         backward_kernel[(key_programs + query_programs,)](
-            *(
-                q,
-                k,
-                v,
-                o,
-                do,
-                lse,
-                delta,
-                *copies,
-                B * T,
-                *tables,
-                *gradients,
-                *(scaled or (None,) * 2),
-            ),
+            *(q, k, v, o, do, lse, delta, *copies, B * T, *tables, *gradients),
+            *(scaled or (None, None)),
             *(math.log2(math.e) * K**-0.5, K**-0.5, T, H, G, key_programs),
             *_strides(q, k, v, do, *gradients),
             **constants,

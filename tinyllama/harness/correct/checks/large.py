@@ -24,6 +24,7 @@ from tinyllama.harness.correct.compare import Comparison
 from tinyllama.harness.correct.offsets import BF16, Far, NoAddressesError
 from tinyllama.harness.declare.specs import Tensor
 from tinyllama.harness.kernels.bounds import author_line, tensors_of
+from tinyllama.harness.kernels.known import among
 
 ENTRIES = 8  # along the first axis, so that an offset within an entry is small
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -104,11 +105,8 @@ def _narrow_offsets(candidate: Candidate) -> Problem:
         return None
     inputs = candidate.inputs(case)
     narrow = Narrow(max(value.numel() for value in leaves(inputs.args)))
-    interpreter.SUMS.append(narrow.note)
-    try:
+    with among(interpreter.SUMS, narrow.note):
         candidate.shielded().results(inputs)
-    finally:
-        interpreter.SUMS.remove(narrow.note)
     text = "; ".join(narrow.found.values())
     return (case, f"{text}: wrong beyond 2^31 elements", Rank.ADVICE) if text else None
 
