@@ -91,7 +91,7 @@ class MadeUpWorker(contextlib.AbstractContextManager):
 def test_shorter_lengths_are_measured_and_the_first_is_verified_when_all_have_their_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(longest, "_worker", MadeUpWorker)
+    monkeypatch.setattr(Contender, "worker", lambda one: MadeUpWorker(one))
     monkeypatch.setattr(MadeUpWorker, "seen", [])
     named = [replace(longest.COMPILED, name=name) for name in ("right", "broken", "wrong")]
     found = longest._grown(named, torch.device("cuda"))

@@ -77,8 +77,8 @@ def test_a_documented_claim_about_an_op_is_judged_with_its_caveat(claim: OpTarge
     assert claim.caveat
     assert claim.concerns(MI325X)
     better, worse = (1.01, 0.99) if claim.direction == ">=" else (0.99, 1.01)
-    assert judged(claim, Ratio(*[claim.bound * better] * 3)).standing is Standing.MET
-    missed = judged(claim, Ratio(*[claim.bound * worse] * 3))
+    assert judged(claim, Ratio(*[claim.bound * better] * 3), MI325X).standing is Standing.MET
+    missed = judged(claim, Ratio(*[claim.bound * worse] * 3), MI325X)
     assert missed.standing is Standing.MISSED
     assert missed.text.endswith(f" ({claim.caveat})")
 

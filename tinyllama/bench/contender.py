@@ -8,6 +8,7 @@ import torch
 
 from tinyllama.bench.workloads import Group, not_beside
 from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.machine.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Contender:
     def about(self, group: Group) -> dict[str, Any]:
         """The fields that every entry of this contender has."""
         return {**vars(group), "contender": self.name, "role": self.role}
+
+    def worker(self) -> Worker:
+        """A process for it, which imports its modules while nobody waits."""
+        return Worker(self.name, preload=[self.factory.partition(":")[0], *self.preload])
 
     def cannot(self, device: torch.device, group: str) -> str | None:
         """Why it does not run on a device; None when it does."""

@@ -90,7 +90,7 @@ def _grown(
     with contextlib.ExitStack() as stack:
         tasks = [(contender, length) for contender in contenders for length in SHORTER]
         workers = {
-            (contender.name, length): stack.enter_context(_worker(contender))
+            (contender.name, length): stack.enter_context(contender.worker())
             for contender, length in tasks
         }
 
@@ -147,11 +147,6 @@ def _longest(
             return replace(entry, bytes_per_token=per_token, seq_len=length, **found)
 
 
-def _worker(contender: Contender) -> Worker:
-    modules = (contender.factory.partition(":")[0], *contender.preload)
-    return Worker(contender.name, preload=modules)
-
-
 def _make(worker: Worker, contender: Contender, device: torch.device, seq_len: int) -> None:
     where: dict[str, Any] = {"group": str(BASE), "device": str(device), "seq_len": seq_len}
     worker.make("step", contender.factory, **contender.arguments, **where, batch_size=1, warm_ups=1)
@@ -159,7 +154,7 @@ def _make(worker: Worker, contender: Contender, device: torch.device, seq_len: i
 
 def _measured(contender: Contender, device: torch.device, seq_len: int) -> dict[str, Any]:
     """Time and peak of some steps of one length, in a process of their own."""
-    with _worker(contender) as worker:
+    with contender.worker() as worker:
         _make(worker, contender, device, seq_len)
         found: dict[str, Any] = worker.call("step", "memory")
         seconds = worker.call("step", "warm_up", 0.0, 1)  # of one more: a step takes seconds

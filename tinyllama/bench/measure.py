@@ -20,46 +20,34 @@ from tinyllama.bench.contender import Contender
 from tinyllama.bench.peers import PEERS
 from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import Group, at_once
-from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
+from tinyllama.harness.machine.worker import Worker, WorkerError, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, Ratio, interleaved, ratio, summary
 from tinyllama.harness.records.entries import StepEntry
-from tinyllama.harness.records.targets import Bar, Standing, Target, judged
+from tinyllama.harness.records.targets import Bar, Target, judged
 from tinyllama.model.tiers import TIERS, V1, Tier
 
 FLOOR = Contender(
     "floor", "products, attention, AdamW alone", "floor", "tinyllama.bench.floor:Floor", alone=True
 )
 BASELINE = V1.name  # over which every step's ratio is
-LONGEST = (
-    400.0  # seconds until a contender must be ready; a group should take less than ten minutes
-)
-LEARNED = (
-    0.9  # of what the baseline learned on the same batches; an embedding alone learns far less
-)
+LONGEST = 400.0  # seconds until a contender must be ready; a group should take less than 10 min
+LEARNED = 0.9  # of what the baseline learned on the same batches: far more than embeddings alone
 
 
-def _tier(tier: Tier, memory: str = "fast") -> Contender:
+def _tier(tier: Tier, also: str = "", *requires: str, **arguments: str) -> Contender:
+    """also: what is apart from the default, in words, where ``arguments`` ask for another way."""
+    name, title = "-".join([tier.name, *arguments.values()]), tier.title + (also and f", {also}")
+    needs = ("gpu", "triton", *requires) if tier.interpreted else ()  # interpreted, none is timed
     factory = "tinyllama.bench.steps:TierStep"
-    arguments = {"tier": tier.name, "memory": memory}
-    needs = ("gpu", "triton") if tier.interpreted else ()  # interpreted, nothing is timed
-    if memory == "fast":
-        return Contender(tier.name, tier.title, "tier", factory, arguments, needs)
-    name, title = f"{tier.name}-{memory}", f"{tier.title}, {memory} memory"
-    return Contender(name, title, "tier", factory, arguments, needs)
+    return Contender(name, title, "tier", factory, {"tier": tier.name, **arguments}, needs)
 
 
-SINGLE = Contender(
-    "v4-single",
-    f"{TIERS['v4'].title}, one launch for a block",
-    "tier",
-    "tinyllama.bench.steps:TierStep",
-    {"tier": "v4", "plan": "single"},
-    ("gpu", "triton", "cooperative"),
-)
+SINGLE = _tier(TIERS["v4"], "one launch for a block", "cooperative", plan="single")
+INTERPRETED = [tier for tier in TIERS.values() if tier.interpreted]
 CONTENDERS = (
-    *(_tier(tier) for tier in TIERS.values()),
+    *map(_tier, TIERS.values()),
     SINGLE,
-    *(_tier(tier, "small") for tier in TIERS.values() if tier.interpreted),
+    *(_tier(tier, "small memory", memory="small") for tier in INTERPRETED),
     *PEERS,
     FLOOR,
 )
@@ -106,31 +94,17 @@ def measure(
 ) -> Measured:
     """Measure a group. The failure of a contender is kept with its name."""
     measured = Measured(group)
-    with _workers(contenders, device, measured) as workers:
-        run = _Run(group, device, workers, measured)
+    with workers() as started:
+        for contender in contenders:
+            if reason := contender.cannot(device, str(group)):
+                measured.cannot[contender.name] = reason
+            else:
+                started[contender.name] = contender.worker()
+        run = _Run(group, device, started, measured)
         run.prepare(contenders)
         run.time()
         run.look_closer()
     return measured
-
-
-@contextlib.contextmanager
-def _workers(
-    contenders: tuple[Contender, ...], device: torch.device, measured: Measured
-) -> Iterator[dict[str, Worker]]:
-    """A started worker for each contender that can run; all are closed at the end."""
-    workers: dict[str, Worker] = {}
-    try:
-        for contender in contenders:
-            reason = contender.cannot(device, str(measured.group))
-            if reason:
-                measured.cannot[contender.name] = reason
-            else:
-                modules = (contender.factory.partition(":")[0], *contender.preload)
-                workers[contender.name] = Worker(contender.name, preload=modules)
-        yield workers
-    finally:
-        close_all(workers.values())
 
 
 class _Run:
@@ -317,15 +291,10 @@ def bars(
     for target in targets:
         if not target.covers((measured.group.workload, measured.group.precision)):
             continue
-        ratio = target.measured(entries)
-        if not target.concerns(device):
-            why = f"it is about {target.device}, and this is {device}"
-        elif target.tier not in known:
+        ratio, why = target.measured(entries), ""
+        if target.concerns(device) and target.tier not in known:
             why = f"there is no tier {target.tier} yet"
         elif ratio is None and (out := {target.tier, target.over} & measured.cannot.keys()):
             why = "; ".join(f"{name}: {measured.cannot[name]}" for name in sorted(map(str, out)))
-        else:
-            found.append(judged(target, ratio))
-            continue
-        found.append(Bar(Standing.NOT_APPLICABLE, f"{target}: {why}"))
+        found.append(judged(target, ratio, device, why))
     return found

@@ -20,7 +20,7 @@ from tinyllama.bench.peers import PEER_FILES
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.kernels.precision import DTYPE_OF
-from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
+from tinyllama.harness.machine.worker import Worker, WorkerError, workers
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import (
     BOTH,
@@ -105,13 +105,11 @@ class Bench:
 
     def measure(self) -> dict[str, OpCaseRun]:
         """Every case of every op, by name. A failure is kept with its provider."""
-        try:
+        with workers() as self.workers:
             with ThreadPoolExecutor(COMPILING) as pool:  # nothing is timed yet
                 list(pool.map(self._compile, self.runs))
             for run in self.runs:
                 self._one(run)
-        finally:
-            close_all(self.workers.values())
         return {f"{run.op.name}-{run.op.timed[run.case]}": run for run in self.runs}
 
     def _key(self, run: OpCaseRun, provider: str) -> str:
@@ -239,15 +237,10 @@ def bars(
     compared with, cannot run here."""
     said = []
     for target, (op, case, *rest), entries in covered(targets, found):
+        absent = _not_here(target, runs[f"{op}-{case}"])
+        why = "its provider, or what it is over, cannot run here" if absent else ""
         about = f"{op}-{case}, {', '.join(rest)}: "
-        if not target.concerns(device):
-            why = f"it is about {target.device}, and this is {device}"
-        elif _not_here(target, runs[f"{op}-{case}"]):
-            why = "its provider, or what it is over, cannot run here"
-        else:
-            said.append(judged(target, target.measured(entries), about))
-            continue
-        said.append(Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}"))
+        said.append(judged(target, target.measured(entries), device, why, about))
     return said
 
 

@@ -1,6 +1,5 @@
 """Time and memory against sequence length and against batch size, tier by tier."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 
 from tinyllama.bench.measure import CONTENDERS, Effort
 from tinyllama.bench.workloads import Group, not_here
-from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
+from tinyllama.harness.machine.worker import WorkerError, workers
 from tinyllama.harness.measure.rounds import interleaved, summary
 from tinyllama.harness.records.entries import SweepEntry
 
@@ -62,12 +61,10 @@ def _point(
     size = {"batch_size": batch_size, "seq_len": seq_len}
     entries: dict[str, SweepEntry] = {}
     calls: dict[str, int] = {}
-    with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        stack.callback(lambda: close_all(workers.values()))
+    with workers() as started:
         for tier in TIERS:
             if tier.cannot(device, str(sweep.base)) is None:
-                workers[tier.name] = Worker(tier.name, preload=["tinyllama.bench.steps"])
+                started[tier.name] = tier.worker()
         for tier in TIERS:
             entry = SweepEntry(
                 name=f"sweep/{sweep.base}/{tier.name}/B{batch_size}T{seq_len}/{axis}",
@@ -81,7 +78,7 @@ def _point(
             if entry.cannot:
                 continue
             try:
-                worker = workers[tier.name]
+                worker = started[tier.name]
                 worker.make("step", tier.factory, **tier.arguments, **where, **size)
                 entries[tier.name] = replace(entry, **worker.call("step", "memory"))
                 worker.call("step", "verify")
@@ -89,7 +86,7 @@ def _point(
                 calls[tier.name] = max(1, round(effort.turn / step))
             except WorkerError as error:
                 entries[tier.name] = replace(entries[tier.name], cannot=str(error))
-        turns = {n: lambda n=n: workers[n].call("step", "turn", calls[n]) for n in calls}
+        turns = {n: lambda n=n: started[n].call("step", "turn", calls[n]) for n in calls}
         for name, seconds in interleaved(turns, effort.rounds // 2).items():
             entry = replace(entries[name], **summary("seconds", seconds), rounds=len(seconds))
             entries[name] = replace(entry, samples_per_second=batch_size / entry.time)

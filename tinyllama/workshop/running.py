@@ -5,6 +5,7 @@ import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tinyllama.bench.steps import UNTIMED
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text, write_json
-from tinyllama.harness.machine.worker import Worker, close_all
+from tinyllama.harness.machine.worker import Worker, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.results import folder as folder_of
@@ -61,22 +62,19 @@ def run(
     group = group_for(device)
     where: dict[str, Any] = {"group": str(group), "device": str(device)}
     factory = "tinyllama.workshop.contender:StageStep"
-    workers: dict[str, Worker] = {}
-    try:
+    with workers() as started:
         for name in (BASELINE, *map(str, numbers)):
-            workers[name] = Worker(name, preload=[factory.partition(":")[0]])
+            started[name] = Worker(name, preload=[factory.partition(":")[0]])
         say(f"making {BASELINE} and {len(numbers)} stages")
-        workers[BASELINE].make("step", "tinyllama.bench.steps:TierStep", tier=BASELINE, **where)
+        started[BASELINE].make("step", "tinyllama.bench.steps:TierStep", tier=BASELINE, **where)
         for number in numbers:
-            workers[str(number)].make("step", factory, number=number, **where)
-        found = {name: _alone(worker, name) for name, worker in workers.items()}
-        _time(workers, found, device, say)
+            started[str(number)].make("step", factory, number=number, **where)
+        found = {name: _alone(worker, name) for name, worker in started.items()}
+        _time(started, found, device, say)
         for number in numbers:
             say(f"stage {number}: its check, broken and fixed")
-            _check(workers[str(number)], found[str(number)], where, factory)
+            _check(started[str(number)], found[str(number)], where, factory)
         return list(found.values())
-    finally:
-        close_all(workers.values())
 
 
 def _alone(worker: Worker, name: str) -> Seen:
@@ -87,27 +85,21 @@ def _alone(worker: Worker, name: str) -> Seen:
 
 
 def _time(
-    workers: Mapping[str, Worker],
+    started: Mapping[str, Worker],
     found: Mapping[str, Seen],
     device: torch.device,
     say: Callable[[str], None],
 ) -> None:
     say(f"timing them alternately, {FEWEST_ROUNDS} rounds")
     turns: dict[str, Callable[[], float]] = {}
-    for name, worker in workers.items():
+    for name, worker in started.items():
         step = worker.call("step", "warm_up", 0.2)
         calls = max(1, min(20, round(TURN[device.type] / step) - UNTIMED))
 
-        def turn(worker: Worker = worker, calls: int = calls) -> float:
-            return float(worker.call("step", "turn", calls))
-
-        def own(worker: Worker = worker, calls: int = calls) -> float:
-            return float(worker.call("step", "reported", calls))
-
-        turns[name] = turn
+        turns[name] = partial(worker.call, "step", "turn", calls)
         stage = found[name].stage
         if stage is not None and not stage.parts.waits:
-            turns[f"{name} reported"] = own
+            turns[f"{name} reported"] = partial(worker.call, "step", "reported", calls)
     seconds = interleaved(turns, FEWEST_ROUNDS)
     for name, seen in found.items():
         seen.seconds = seconds[name]

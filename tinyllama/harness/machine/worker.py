@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,16 @@ def close_all(workers: Iterable[Worker]) -> None:
         worker.hang_up()
     for worker in several:
         worker.close()
+
+
+@contextlib.contextmanager
+def workers() -> Iterator[dict[str, Worker]]:
+    """A place for workers by name; all of them are closed at the end."""
+    found: dict[str, Worker] = {}
+    try:
+        yield found
+    finally:
+        close_all(found.values())
 
 
 def _qualified(kind: type) -> str:

@@ -152,8 +152,15 @@ class Bar:
         return f"{self.standing.value} {self.text}"
 
 
-def judged(target: Bounded, found: Ratio | None, about: str = "") -> Bar:
-    """A target and its measurement. One that is missed says its caveat, if it has one."""
+def judged(
+    target: Bounded, found: Ratio | None, device: str, why: str = "", about: str = ""
+) -> Bar:
+    """A target and its measurement on a device of that name. One that is missed says its caveat, if
+    it has one. why: it does not apply, if anything."""
+    if not target.concerns(device):
+        why = f"it is about {target.device}, and this is {device}"
+    if why:
+        return Bar(Standing.NOT_APPLICABLE, f"{about}{target}: {why}")
     met = found is not None and target.met(found)
     caveat = f" ({target.caveat})" if target.caveat and not met else ""
     text = f"{about}{target}: measured {shown(found)}{caveat}"
