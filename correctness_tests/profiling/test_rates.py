@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
+from tinyllama.harness.records.report import console
 from tinyllama.model.config import PRESETS, TrainConfig
 from tinyllama.model.tiers import TIERS
 from tinyllama.profiling import flops, rates
 from tinyllama.profiling.ranges import Work
 from tinyllama.profiling.rates import Cost, costs
-from tinyllama.profiling.step_tables import columns, console, show
+from tinyllama.profiling.step_tables import columns, show
 from tinyllama.profiling.workload import Workload
 
 MODEL = PRESETS["small"]

@@ -16,44 +16,17 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import tinyllama
-from tinyllama.cli import (
-    certify,
-    check,
-    doctor,
-    exercise,
-    gate,
-    how,
-    kernels,
-    plan,
-    profile,
-    records,
-    report,
-    stages,
-    train,
-    tune,
-)
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 
-COMMANDS = (
-    doctor,
-    train,
-    records,
-    report,
-    tune,
-    check,
-    kernels,
-    gate,
-    certify,
-    profile,
-    plan,
-    how,
-    stages,
-    exercise,
+NAMES = (
+    "doctor train records report tune check kernels gate certify profile plan how stages exercise"
 )
+COMMANDS = [import_module(f"tinyllama.cli.{name}") for name in NAMES.split()]
 RUN_FAILED, BAD_VALUE, CTRL_C = 1, 2, 130
 
 # An allocation that fails on the CPU has no type of its own in torch.

@@ -16,7 +16,6 @@ from rich.table import Table
 
 import tinyllama
 from tinyllama.bench.gated import REGISTERED
-from tinyllama.cli.summary import console
 from tinyllama.harness.gate import team
 from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.certify import Certificate, bars, certify, common_share
@@ -30,6 +29,7 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.machine.progress import of_stream
+from tinyllama.harness.records.report import console
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.verdict import Outcome, Verdict
 from tinyllama.model.config import ConfigError
@@ -103,7 +103,7 @@ class Certifying:
             found = certify(self.noise, versions(), rules, chosen, chosen, merges)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        console(sys.stdout).print(_table(found))
+        console().print(_table(found))
         judged = bars(found)
         for bar in judged:
             print(f"{'holds ' if bar.held else 'MISSED'} {bar.text}: {bar.measured}")

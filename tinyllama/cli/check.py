@@ -64,10 +64,10 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check and print; the exit status."""
-    from tinyllama.cli.summary import console
     from tinyllama.harness.correct.checks.remote import ALL, APART, Asked, check
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
+    from tinyllama.harness.records.report import console
 
     if args.file is None and args.op is None:
         raise UsageError("name a file or an op: FILE, or --op NAME")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     files = [] if args.file is None else [("FILE", args.file)]
     check_apart(*files, ("--json", args.json), ("--junit", args.junit))
     device = usable_device(args.device)
-    out = console(sys.stdout)
+    out = console()
     found: Found = {}
     file = None if args.file is None else str(args.file)
     asked = Asked(PACKAGE, file, args.op, args.provider, str(device), args.seed, args.candidate)
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Shows what is tried now: in one line of a terminal, elsewhere a line for each."""
-    from tinyllama.cli.summary import console
+    from tinyllama.harness.records.report import console
 
     err = console(sys.stderr)
     if not err.is_terminal:

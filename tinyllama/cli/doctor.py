@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 import shutil
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +30,12 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.table import Table
 
-    from tinyllama.cli.summary import console
     from tinyllama.harness.machine.device import default_device, device_name
+    from tinyllama.harness.records.report import console
     from tinyllama.harness.records.results import versions
     from tinyllama.model.tiers import TIERS
 
-    out = console(sys.stdout)
+    out = console()
     device = default_device()
     about = Table("what", "here", title="Machine", title_justify="left")
     about.add_row("device", f"{device_name(device)} ({device.type})")

@@ -5,7 +5,6 @@ Nothing is run and no GPU is needed. torch is imported by the command, not here.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +93,8 @@ def add(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, print and compare; the exit status."""
-    from tinyllama.cli.summary import console
     from tinyllama.harness.kernels.resources import CHIPS, lacking
+    from tinyllama.harness.records.report import console
     from tinyllama.ops import OPS
 
     chips = args.chip or [chip for chip in DEFAULT if not lacking(chip)]
@@ -118,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         ops, where = ", ".join(args.op or OPS), ", ".join(chips) or "any chip"
         raise UsageError(f"no kernel of {ops} compiles for {where}: choose with --op and --chip")
-    console(sys.stdout).print(_table(rows))
+    console().print(_table(rows))
     if args.json:
         write_json(args.json, {"triton": _triton(), "kernels": [row.to_json() for row in rows]})
     if before is None:

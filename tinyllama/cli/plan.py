@@ -1,7 +1,6 @@
 """``tinyllama plan``: what a training step would take on many GPUs."""
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plans; the exit status."""
     from tinyllama.bench.planner import SHAPES, Links, Rates, Work, plans
-    from tinyllama.cli.summary import console
+    from tinyllama.harness.records.report import console
 
     if (args.params is None) == (args.preset is None):
         raise UsageError("name the model by one of --params and --preset")
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     rates = Rates(_records(args.results_dir))
     work = Work(model, args.batch_size, args.seq_len)
     links = Links(per_node=args.per_node, inside=args.inside * 1e9, between=args.between * 1e9)
-    out = console(sys.stdout)
+    out = console()
     said = {
         "model": f"{model.parameters:,} parameters: hidden {model.hidden_dim}, {model.num_layers} "
         f"layers, {model.num_heads} heads, {model.num_kv_heads} kv heads, ffn {model.ffn_dim}, "

@@ -4,7 +4,6 @@ torch is imported by the commands, not here, so that ``--help`` is quick.
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +103,13 @@ def _print_sources(a: "Record", b: "Record") -> None:
 def _print_comparison(verdicts: "list[Verdict]", *, judged: bool) -> None:
     from rich.table import Table
 
-    from tinyllama.cli.summary import console
+    from tinyllama.harness.records.report import console
 
     table = Table("entry", "metric", "A", "B", "B / A", *(["outcome"] if judged else []))
     for verdict in verdicts:
         for cells in _rows(verdict):
             table.add_row(*(cells if judged else cells[:-1]))
-    console(sys.stdout).print(table)
+    console().print(table)
 
 
 def _rows(verdict: "Verdict") -> list[tuple[str, ...]]:
@@ -179,7 +178,7 @@ def _selected(args: argparse.Namespace) -> "list[tuple[Path, Record]]":
 def _list(args: argparse.Namespace) -> int:
     from rich.table import Table
 
-    from tinyllama.cli.summary import console
+    from tinyllama.harness.records.report import console
 
     table = Table("device", "group", "date", "commit", "complete", "entries")
     table.add_column("file", overflow="fold")
@@ -193,7 +192,7 @@ def _list(args: argparse.Namespace) -> int:
             str(len(record.entries)),
             path.name,
         )
-    console(sys.stdout).print(table)
+    console().print(table)
     return 0
 
 

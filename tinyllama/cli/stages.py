@@ -52,9 +52,10 @@ def run(args: argparse.Namespace) -> int:
         for stage in STAGES.values():
             print(f"{stage.number}  {stage.title} (check: {stage.check})")
         return 0
-    from tinyllama.cli.summary import console, print_diagnosis
+    from tinyllama.cli.summary import print_diagnosis
     from tinyllama.harness.machine.device import usable_device
     from tinyllama.harness.machine.worker import WorkerError
+    from tinyllama.harness.records.report import console
     from tinyllama.workshop import running
 
     device = usable_device(args.device)
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     for seen in found[1:]:
         print(running.report(seen, found[0], device))
         if seen.diagnosis is not None:
-            print_diagnosis(seen.diagnosis, console(sys.stdout))
+            print_diagnosis(seen.diagnosis, console())
             print()
     print(running.comparison(found, device), end="")
     for path in running.save(args.output, found, device):

@@ -3,24 +3,16 @@
 import statistics
 import sys
 from collections.abc import Iterable
-from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from tinyllama.harness.records.report import console
 from tinyllama.model.config import TrainConfig
 from tinyllama.training.diagnose import Diagnosis, Statistics
 from tinyllama.training.result import COMPLETED, Result
 from tinyllama.training.train import StepRecord
-
-_PIPED_WIDTH = 120  # columns if the terminal's width is unknown; the diagnosis fits
-
-
-def console(stream: IO[str]) -> Console:
-    """A console that takes every text literally; names may hold brackets."""
-    width = None if stream.isatty() else _PIPED_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 class ProgressBar:

@@ -161,8 +161,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
     import tinyllama
-    from tinyllama.cli.summary import ProgressBar, console, print_diagnosis, print_summary
+    from tinyllama.cli.summary import ProgressBar, print_diagnosis, print_summary
     from tinyllama.harness.machine.device import current
+    from tinyllama.harness.records.report import console
     from tinyllama.harness.records.results import versions
     from tinyllama.model.tiers import resolve
     from tinyllama.training import checkpoint
@@ -235,7 +236,7 @@ def _run(args: argparse.Namespace, ranks: "Ranks") -> int:
         except NotSavedError as error:
             result, not_saved = error.result, error
     if ranks.first:
-        out = console(sys.stdout)
+        out = console()
         for diagnosis in result.diagnoses:
             print_diagnosis(diagnosis, out)
         print_summary(result, out)

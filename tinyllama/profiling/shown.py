@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.records.report import console
 from tinyllama.profiling import chrome, memory, nsight, rocprof, timeline
 from tinyllama.profiling.command_lines import NSIGHT
 from tinyllama.profiling.kernels import Change, Profile, ProfileError, Total, of_dispatches, summed
 from tinyllama.profiling.observe import KERNELS, TABLE, TRACE, load
 from tinyllama.profiling.ranges import Work
-from tinyllama.profiling.step_tables import columns, console
+from tinyllama.profiling.step_tables import columns
 from tinyllama.profiling.step_tables import show as of_step
 
 PICTURE = "timeline.svg"

@@ -1,23 +1,16 @@
 """What a profile of PyTorch says of one training step, as tables in a terminal."""
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from tinyllama.harness.measure.launches import covered, kind_of
+from tinyllama.harness.records.report import console
 from tinyllama.profiling import rates
 from tinyllama.profiling.ranges import UNKNOWN, Work
 
-NARROW = 120  # columns where no terminal says how wide it is
 MOST_UNMAPPED = 0.01  # share of the time that may belong to no op
-
-
-def console() -> Console:
-    width = None if sys.stdout.isatty() else NARROW
-    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
 
 def columns(*names: str, left: int = 1) -> Table:

@@ -116,29 +116,19 @@ def _reason_to_deselect(config: pytest.Config, item: pytest.Item) -> str | None:
     return None
 
 
-class _FromWorkers:
-    """Takes the counts of one xdist worker: all of them collect, and leave out, the same tests."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-
-    def pytest_testnodedown(self, node: Any) -> None:
-        counts = getattr(node, "workeroutput", {}).get("left_out")
-        if counts is not None:
-            self.config.stash[LEFT_OUT] = Counter(counts)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if session.config.pluginmanager.hasplugin("dsession"):
-        session.config.pluginmanager.register(_FromWorkers(session.config))
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the counts of one xdist worker: all of them collect, and leave out, the same tests."""
+    counts = getattr(node, "workeroutput", {}).get("left_out")
+    if counts is not None:
+        node.config.stash[LEFT_OUT] = Counter(counts)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        counts = session.config.stash[LEFT_OUT]
-        output["left_out"] = dict(counts)
+        output["left_out"] = dict(session.config.stash[LEFT_OUT])
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
