@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 
 from tinyllama.harness import Op
@@ -18,64 +19,40 @@ from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V1, Tier
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
-from tinyllama.profiling import rates
 from tinyllama.training.data import RandomTokens
 
 FP32 = 4  # bytes
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "int64"}
 
 
-class Formula:
-    """A polynomial in one-letter sizes, so that a declared cost, called with these, prints
-    itself. ``s`` is the size of an element."""
-
-    ORDER = "sLBTNDHGKCQRFVP"
-
-    def __init__(self, terms: Mapping[str, int]) -> None:
-        self.terms = {letters: times for letters, times in terms.items() if times}
-
-    @classmethod
-    def of(cls, value: "Formula | int") -> "Formula":
-        return value if isinstance(value, Formula) else cls({"": value})
-
-    def __add__(self, other: "Formula | int") -> "Formula":
-        total = Counter(self.terms)
-        total.update(self.of(other).terms)
-        return Formula(total)
-
-    def __mul__(self, other: "Formula | int") -> "Formula":
-        product: Counter[str] = Counter()
-        for one, times in self.terms.items():
-            for two, more in self.of(other).terms.items():
-                product["".join(sorted(one + two, key=self.ORDER.index))] += times * more
-        return Formula(product)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __str__(self) -> str:
-        sized = {letters[1:]: n for letters, n in self.terms.items() if letters.startswith("s")}
-        plain = {letters: n for letters, n in self.terms.items() if not letters.startswith("s")}
-        if not sized:
-            return _sum(plain)
-        scaled = f"s({_sum(sized)})" if len(sized) > 1 else f"s·{_sum(sized)}"
-        return f"{scaled} + {_sum(plain)}" if plain else scaled
+LETTERS: dict[str, Any] = {letter: sympy.Symbol(letter) for letter in "sLBTNDHGKCQRFVP"}
 
 
-def _sum(terms: Mapping[str, int]) -> str:
-    def term(letters: str, times: int) -> str:
-        powers = (c + ("²" if letters.count(c) == 2 else "") for c in dict.fromkeys(letters))
-        return (str(times) if times > 1 or not letters else "") + "".join(powers)
+def formula(polynomial: Any) -> str:
+    """A declared cost, called with `LETTERS`, as text. ``s`` is the size of an element."""
 
-    return " + ".join(term(*item) for item in terms.items())
+    def total(terms: Iterable[tuple[tuple[int, ...], Any]]) -> str:
+        return " + ".join(term(powers, times) for (_, *powers), times in terms)
 
+    def term(powers: Iterable[int], times: Any) -> str:
+        letters = "".join(
+            letter + ("²" if power == 2 else "")
+            for letter, power in zip([*LETTERS][1:], powers, strict=True)
+            if power
+        )
+        return (str(times) if times > 1 or not letters else "") + letters
 
-LETTERS: dict[str, Any] = {letter: Formula({letter: 1}) for letter in Formula.ORDER}
+    terms = sympy.Poly(polynomial, *LETTERS.values()).terms()
+    sized, plain = [t for t in terms if t[0][0]], [t for t in terms if not t[0][0]]
+    if not sized:
+        return total(plain)
+    scaled = f"s({total(sized)})" if len(sized) > 1 else f"s·{total(sized)}"
+    return f"{scaled} + {total(plain)}" if plain else scaled
 
 
 def sizes(workload: Workload) -> dict[str, int]:
     """The size of every dimension in a workload, by its letter."""
-    model = workload.model
-    return {**rates.sizes(model, workload.batch_size, workload.seq_len), "P": model.parameters}
+    return workload.model.dims(workload.batch_size, workload.seq_len)
 
 
 def cost(op: Op, kind: str, which: str, of: Mapping[str, Any], size: Any = FP32) -> Any:
@@ -267,7 +244,7 @@ def step_flops() -> str:
         return f"{count / 1e9:,.3f}"
 
     rows: list[list[object]] = [
-        [name, str(part(**LETTERS)), *(giga(part(**of[w])) for w in WORKLOADS)]
+        [name, formula(part(**LETTERS)), *(giga(part(**of[w])) for w in WORKLOADS)]
         for name, part in PRODUCTS.items()
     ]
     rows.append(["`step_flops`", "", *map(giga, totals.values())])
@@ -293,7 +270,7 @@ def model_ops() -> list[Op]:
 def op_costs() -> str:
     def row(op: Op, which: str) -> list[object]:
         counted = (cost(op, kind, which, LETTERS, LETTERS["s"]) for kind in ("bytes", "flops"))
-        return [f"`{op.name}`", which, *counted]
+        return [f"`{op.name}`", which, *map(formula, counted)]
 
     rows = (row(op, which) for op in model_ops() for which in op.bytes)
     return table(["op", "pass", "bytes", "operations"], rows)
@@ -338,7 +315,7 @@ def activations() -> str:
 
     def rows(keeps: Mapping[str, tuple[str, Callable[..., Any]]]) -> Iterator[list[object]]:
         for name, (what, count) in keeps.items():
-            yield [name, what, count(**LETTERS), *(mib(count(**of[w])) for w in WORKLOADS)]
+            yield [name, what, formula(count(**LETTERS)), *(mib(count(**of[w])) for w in WORKLOADS)]
 
     layer, model = zip(*map(kept_bytes, of.values()), strict=True)
     body: list[list[object]] = [

@@ -164,13 +164,7 @@ class Work:
 
     @property
     def dims(self) -> dict[str, int]:
-        m = self.model
-        q, r = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
-        return {
-            **{"B": self.batch_size, "T": self.seq_len, "N": self.batch_size * self.seq_len},
-            **{"D": m.hidden_dim, "H": m.num_heads, "G": m.num_kv_heads, "K": m.head_dim},
-            **{"C": m.head_dim // 2, "Q": q, "R": r, "F": m.ffn_dim, "V": m.vocab_size},
-        }
+        return self.model.dims(self.batch_size, self.seq_len)
 
     def ops(self) -> Iterator[tuple[str, int, float, dict[str, int]]]:
         """Each op of V3, how often a step calls it, its bytes an element, and its sizes."""

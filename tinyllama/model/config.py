@@ -83,6 +83,16 @@ class ModelConfig:
         layer = attention + 3 * self.hidden_dim * self.ffn_dim + 2 * self.hidden_dim
         return self.vocab_size * self.hidden_dim + self.num_layers * layer + self.hidden_dim
 
+    def dims(self, batch_size: int, seq_len: int) -> dict[str, int]:
+        """The sizes of a step by the letters of `tinyllama.ops`; P: the number of parameters."""
+        q, r = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {
+            **{"B": batch_size, "T": seq_len, "N": batch_size * seq_len, "D": self.hidden_dim},
+            **{"H": self.num_heads, "G": self.num_kv_heads, "K": self.head_dim},
+            **{"C": self.head_dim // 2, "Q": q, "R": r, "F": self.ffn_dim, "V": self.vocab_size},
+            **{"P": self.parameters, "L": self.num_layers},
+        }
+
     def step_flops(self, batch_size: int, seq_len: int) -> int:
         """Operations of one training step: 6 per parameter and token, and the attention.
 

@@ -11,7 +11,6 @@ from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
-from tinyllama.profiling.rates import sizes
 from tinyllama.profiling.workload import Workload
 
 FORMULA = "model formula"
@@ -35,7 +34,8 @@ def count(workload: Workload) -> dict[str, Any]:
 
 def declared(model: ModelConfig, samples: int, length: int) -> dict[str, float]:
     """FLOP of each op of a step, forward and backward, from the ops' declarations."""
-    of = sizes(model, samples, length)
+    of: dict[str, Any] = model.dims(samples, length)
+    of["P"] = [model.parameters]  # a list of tensors; one of them stands for all
     calls = {**dict.fromkeys(PARTS, model.num_layers), "linear_cross_entropy": 1, "adamw": 1}
     calls["rms_norm"] += 1  # the last one
     found = {name: times * sum(_costs(name, of)) for name, times in calls.items()}

@@ -7,7 +7,6 @@ from typing import Any
 from rich.table import Table
 
 from tinyllama.harness.kernels.precision import DTYPE_OF
-from tinyllama.model.config import ModelConfig
 from tinyllama.model.tiers import resolve
 from tinyllama.ops import OPS
 from tinyllama.ops.block import PARTS
@@ -27,31 +26,12 @@ class Cost:
         return Cost(self.bytes + other.bytes, self.flops + other.flops)
 
 
-def sizes(model: ModelConfig, samples: int, length: int) -> dict[str, Any]:
-    """The dimensions of a step, by the letters of `tinyllama.ops`."""
-    return {
-        "B": samples,
-        "T": length,
-        "N": samples * length,
-        "D": model.hidden_dim,
-        "H": model.num_heads,
-        "G": model.num_kv_heads,
-        "K": model.head_dim,
-        "C": model.head_dim // 2,
-        "Q": model.num_heads * model.head_dim,
-        "R": model.num_kv_heads * model.head_dim,
-        "F": model.ffn_dim,
-        "V": model.vocab_size,
-        "P": [model.parameters],
-        "L": model.num_layers,
-    }
-
-
 def costs(workload: Workload) -> dict[str, Cost]:
     """What the ops of a step cost by their declarations, by the names that profiles show: ``rope``,
     ``rope backward``. Under autocast elements count as 16 bits, but for the optimizer's."""
     model, train = workload.model, workload.train
-    of = sizes(model, train.samples_per_step, train.seq_len)
+    of: dict[str, Any] = model.dims(train.samples_per_step, train.seq_len)
+    of["P"] = [model.parameters]  # a list of tensors; one of them stands for all
     precision = {"tf32": "fp32"}.get(train.precision, train.precision)
     size = DTYPE_OF[precision].itemsize
     found: dict[str, Cost] = {}
