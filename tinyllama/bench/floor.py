@@ -8,6 +8,7 @@ torch's best, in the best layout of the operands, takes less time.
 import itertools
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,7 @@ class Floor:
         self.dtype = torch.bfloat16 if self.group.precision == "bf16" else torch.float32
         on_cpu = self.device.type == "cpu"
         self.backend, self.how = ("torch's choice", "eager") if on_cpu else ("", "capture")
-        self.parts: dict[str, Callable[[], None]] = {
+        self.parts: dict[str, Callable[[], object]] = {
             "products": self._products(),
             "attention": self._fastest_attention(),
             "optimizer": self._optimizer(),
@@ -67,7 +68,7 @@ class Floor:
             "software": "torch",
         }
 
-    def _seconds(self, part: Callable[[], None]) -> float:
+    def _seconds(self, part: Callable[[], object]) -> float:
         part()
         return statistics.median(wall_seconds(part, self.queue) for _ in range(10))
 
@@ -150,18 +151,14 @@ class Floor:
         upstream = self._random(b, model.num_heads, t, k)
 
         def attention() -> None:
-            for _ in range(model.num_layers):
-                o = F.scaled_dot_product_attention(
-                    q, keys, values, is_causal=True, enable_gqa=grouped
-                )
-                torch.autograd.grad(o, (q, keys, values), upstream)
+            with nullcontext() if backend is None else sdpa_kernel(backend):
+                for _ in range(model.num_layers):
+                    o = F.scaled_dot_product_attention(
+                        q, keys, values, is_causal=True, enable_gqa=grouped
+                    )
+                    torch.autograd.grad(o, (q, keys, values), upstream)
 
-        def chosen() -> None:
-            assert backend is not None
-            with sdpa_kernel(backend):
-                attention()
-
-        return attention if backend is None else chosen
+        return attention
 
     def _fastest_attention(self) -> Callable[[], None]:
         """Attention forward and backward of every layer, by the fastest backend there is."""
@@ -179,14 +176,9 @@ class Floor:
         self.backend = best.name
         return self._attention(best)
 
-    def _optimizer(self) -> Callable[[], None]:
+    def _optimizer(self) -> Callable[[], object]:
         count = self.group.shape.model.parameters
         parameter = torch.randn(count, device=self.device, requires_grad=True)
         parameter.grad = torch.randn_like(parameter)
         capturable = self.device.type != "cpu"
-        optimizer = torch.optim.AdamW([parameter], fused=True, capturable=capturable)
-
-        def update() -> None:
-            optimizer.step()
-
-        return update
+        return torch.optim.AdamW([parameter], fused=True, capturable=capturable).step

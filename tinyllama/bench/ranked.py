@@ -11,8 +11,9 @@ import functools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,6 @@ from tinyllama.model.tiers import resolve
 from tinyllama.training.ranks import ALONE, Ranks, device_of, joined, launched
 from tinyllama.training.shards import local, shard, whole
 from tinyllama.training.step import TrainStep
-
-WAIT = 0.05  # seconds between two looks for a file
 
 
 @functools.cache
@@ -96,16 +95,19 @@ class Bench:
         self.found = Found(link=0.0, ranks=ranks.count)
 
     def run(self) -> Found:
-        """Prepare, verify, wait for the file ``job.go``, and time. All ranks call it together."""
+        """Prepare, verify and time. All ranks call it together."""
         job = self.job
         self._make(job.parts, job.cases)
-        (self.folder / f"ready.{self.ranks.rank}").touch()
-        while job.go is not None and not Path(job.go).exists():
-            time.sleep(WAIT)
         self.found.link = link_rate(self.ranks, self.device)
-        self._warm()
+        for step in self.steps.values():
+            for _ in range(UNTIMED):
+                step.next()
         if job.rounds:
-            self.found.seconds = interleaved(self._turns(), job.rounds)
+            # One GPU's turn is next to those of weak scaling, whose ratios to it are held to a bar.
+            weak, one = ([n for n in self.steps if n.endswith(case)] for case in (WEAK, ONE))
+            order = dict.fromkeys([*weak[:1], *one, *weak[1:], *self.steps])
+            turns = {n: partial(_turn, self.steps[n], job.calls, self.ranks) for n in order}
+            self.found.seconds = interleaved(turns, job.rounds)
         say(self.ranks, "timed")
         self._write()
         for name, step in self.steps.items():
@@ -147,20 +149,7 @@ class Bench:
         where = {"group": self.job.group, "device": str(self.device), "batch_size": size}
         return RankedStep(part, which, self.job.layers, **where)
 
-    def _warm(self) -> None:
-        for step in self.steps.values():
-            for _ in range(UNTIMED):
-                step.next()
-
-    def _turns(self) -> dict[str, Callable[[], float]]:
-        """One GPU's turn is next to those of weak scaling, whose ratios to it are held to a bar."""
-        weak, one = ([n for n in self.steps if n.endswith(case)] for case in (WEAK, ONE))
-        order = dict.fromkeys([*weak[:1], *one, *weak[1:], *self.steps])
-        return {name: _turn(self.steps[name], self.job.calls, self.ranks) for name in order}
-
     def _overlap(self, name: str, step: RankedStep, trace: bool) -> dict[str, float]:
-        if self.device.type == "cpu":
-            return {}
         path = self.folder / f"{name.replace('/', '-')}.trace.json" if trace else None
         seen = overlap(step.next, self.device, path if self.ranks.first else None)
         each = self.ranks.gathered((seen.collective, seen.hidden))
@@ -176,18 +165,14 @@ def memory(step: RankedStep, before: int) -> dict[str, int]:
     return {k: v - before if k in other else v for k, v in step.memory().items()}
 
 
-def _turn(step: RankedStep, calls: int, ranks: Ranks) -> Callable[[], float]:
+def _turn(step: RankedStep, calls: int, ranks: Ranks) -> float:
     """The seconds of a step on the slowest rank; all start together."""
-
-    def turn() -> float:
-        for _ in range(UNTIMED):
-            step.next()
-        synchronize(step.device)
-        dist.barrier()
-        times = [wall_seconds(step.next, step.queue) for _ in range(calls)]
-        return max(ranks.gathered(statistics.median(times)))
-
-    return turn
+    for _ in range(UNTIMED):
+        step.next()
+    synchronize(step.device)
+    dist.barrier()
+    times = [wall_seconds(step.next, step.queue) for _ in range(calls)]
+    return max(ranks.gathered(statistics.median(times)))
 
 
 def link_rate(ranks: Ranks, device: torch.device, size: int = 2**28) -> float:

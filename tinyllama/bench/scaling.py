@@ -67,7 +67,6 @@ class Job:
 
     calls: steps of a turn. layers: of the model, if not the workload's. verify: compare gradients
     with the float64 reference's, of which one GPU holds a whole model.
-    go: a file that is waited for between the preparation and the timing; None: no wait.
     """
 
     group: str
@@ -77,7 +76,6 @@ class Job:
     calls: int = 4
     layers: int | None = None
     verify: bool = True
-    go: str | None = None
     trace: bool = False
 
     @staticmethod

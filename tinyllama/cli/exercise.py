@@ -30,14 +30,13 @@ def add(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; 0."""
     from tinyllama.harness.machine.device import usable_device
+    from tinyllama.harness.records.report import aligned
     from tinyllama.workshop.exercises import EXERCISES, check_picture, picture
 
     if args.picture:
         check_picture(args.name, args.picture)
     rows = EXERCISES[args.name](usable_device(args.device))
-    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip())
+    print("\n".join(aligned(rows)))
     if args.picture:
         picture(rows, args.picture)
         print(f"wrote {args.picture}")

@@ -116,13 +116,8 @@ def command_line(args: argparse.Namespace, report: Path) -> list[str]:
     given = ["-p", "no:cacheprovider"]
     for name in ("against", "against_env", "op"):
         given += [f"--{name.replace('_', '-')}={value}" for value in getattr(args, name)]
-    for name, option in (
-        ("device", "--device"),
-        ("results_dir", "--results-dir"),
-        ("junit", "--junitxml"),
-    ):
-        value: str | Path | None = getattr(args, name)
-        given += [] if value is None else [f"{option}={value}"]
+    one = {"device": args.device, "results-dir": args.results_dir, "junitxml": args.junit}
+    given += [f"--{option}={value}" for option, value in one.items() if value is not None]
     given += [f"--gate-json={report}", *["--unwatched"] * args.unwatched]
     given += ["--all-verdicts"] * args.all_verdicts
     return [*given, *(["--ops", *args.ops] if args.ops else [])]

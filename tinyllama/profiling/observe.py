@@ -8,7 +8,7 @@ WAY is a function of this file; what it finds is written into the folder.
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -169,14 +169,7 @@ def steps(folder: Path, workload: Workload) -> None:
             once()
 
 
-WAYS: dict[str, Callable[[Path, Workload], None]] = {
-    "kernels": kernels,
-    "memory": memory,
-    "flops": flops,
-    "triton": triton,
-    "energy": energy,
-    "steps": steps,
-}
+WAYS = {way.__name__: way for way in (kernels, memory, flops, triton, energy, steps)}
 
 
 def program(way: str, folder: Path, workload: Workload) -> list[str]:

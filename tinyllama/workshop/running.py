@@ -17,6 +17,7 @@ from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.machine.worker import Worker, workers
 from tinyllama.harness.measure.rounds import FEWEST_ROUNDS, interleaved, ratio
+from tinyllama.harness.records.report import aligned
 from tinyllama.harness.records.results import current_commit, now, versions
 from tinyllama.harness.records.results import folder as folder_of
 from tinyllama.training.diagnose import Diagnosis
@@ -232,9 +233,7 @@ def table(found: Sequence[Seen], device: torch.device) -> list[tuple[str, ...]]:
 
 def comparison(found: Sequence[Seen], device: torch.device) -> str:
     """The documents' table as text, and the order by interval."""
-    rows = table(found, device)
-    wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)).rstrip() for row in rows]
+    lines = aligned(table(found, device))
     lines += ["", f"{device_name(device)}, {group_for(device)}; in brackets: the documents.", ""]
     return "\n".join([*lines, *order(found, device)]) + "\n"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinyllama.harness.page.panels import Context, Panel
-from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.page.tables import Cell, Header, Row, Table, ratio
 from tinyllama.harness.records import numbers
 from tinyllama.harness.records.entries import OpEntry, Ratio, StepEntry, Timed
 from tinyllama.harness.records.targets import Bounded, OpTarget, Target, covered
@@ -160,7 +160,7 @@ def ident(context: Context, claim: Claim) -> str:
 
 def _said(claim: Claim) -> str:
     where = " ".join(claim.call)
-    return f"{claim.first.contender} {claim.named}, {where}: {_measured(claim).text}"
+    return f"{claim.first.contender} {claim.named}, {where}: {ratio(claim.found, claim.scale).text}"
 
 
 def _row(context: Context, claim: Claim, devices: Sequence[str]) -> Row:
@@ -171,18 +171,10 @@ def _row(context: Context, claim: Claim, devices: Sequence[str]) -> Row:
         Cell(f"{MARKS[claim.verdict]} {claim.verdict}"),
         Cell(claim.named, " ".join(claim.call)),
         _bounds(claim, claim.claimed, devices),
-        _measured(claim),
+        ratio(claim.found, claim.scale),
         _bounds(claim, claim.bars, ()),
     )
     return Row(cells, ident=ident(context, claim))
-
-
-def _measured(claim: Claim) -> Cell:
-    found = claim.found
-    if found is None:
-        return Cell(numbers.MISSING)
-    edges = numbers.interval(found, claim.scale) if found.low != found.high else ""
-    return Cell(numbers.significant(found.median * claim.scale), edges)
 
 
 def _bounds(claim: Claim, targets: Sequence[Bounded], devices: Sequence[str]) -> Cell:

@@ -22,7 +22,8 @@ class Keys:
     def __init__(self, records: Iterable[Record]) -> None:
         timed = [e for record in records for e in record.entries if isinstance(e, SHOWN)]
         found = {(e.who, e.role) for e in timed if e.role != "floor"}
-        ours = sorted({w for w, role in found if role != "peer"}, key=lambda w: _place(w, found))
+        placed = sorted((_place(role), who) for who, role in found if role != "peer")
+        ours = list(dict.fromkeys(who for _, who in placed))
         peers = sorted({who for who, role in found if role == "peer"})
         self.all: dict[tuple[str, bool], Key] = {}
         for hollow, names in ((False, ours), (True, peers)):
@@ -37,7 +38,5 @@ class Keys:
         return FLOOR if entry.role == "floor" else self.all[entry.who, entry.role == "peer"]
 
 
-def _place(name: str, found: set[tuple[str, str]]) -> tuple[int, str]:
-    return min(
-        ORDER.index(role) if role in ORDER else 2 for who, role in found if who == name
-    ), name
+def _place(role: str) -> int:
+    return ORDER.index(role) if role in ORDER else len(ORDER)

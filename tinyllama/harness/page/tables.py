@@ -57,6 +57,14 @@ class Table:
     folded: bool = False
 
 
+def ratio(value: Ratio | None, scale: float = 1.0) -> Cell:
+    """A ratio with its 99% interval, without where it is over itself."""
+    if value is None:
+        return Cell(MISSING)
+    edges = numbers.interval(value, scale) if value.low != value.high else ""
+    return Cell(numbers.significant(value.median * scale), edges)
+
+
 def texts(
     caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], folded: bool = False
 ) -> Table:
@@ -127,8 +135,7 @@ def column(
         if isinstance(value, str):
             return Cell(value, (getattr(entry, note) or "") if note else "")
         if isinstance(value, Ratio):
-            edges = numbers.interval(value, scale) if len(set(value)) > 1 else ""
-            return Cell(numbers.significant(value.median * scale), edges)
+            return ratio(value, scale)
         if isinstance(value, int) and scale == 1:
             return Cell(numbers.whole(value))
         quartiles = getattr(entry, f"{field}_quartiles", None) or ()

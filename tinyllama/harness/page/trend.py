@@ -6,9 +6,9 @@ from tinyllama.harness.page import captions
 from tinyllama.harness.page.panels import Context, Figure, Panel
 from tinyllama.harness.page.plots import Line, lines
 from tinyllama.harness.page.select import Key, entries, measured
-from tinyllama.harness.page.tables import Cell, Header, Row, Table
+from tinyllama.harness.page.tables import Cell, Header, Row, Table, ratio
 from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.numbers import MISSING, interval, milliseconds, significant
+from tinyllama.harness.records.numbers import MISSING, milliseconds
 from tinyllama.harness.records.results import Record
 
 ROSE, FELL, NONE = "share rose", "share fell", "none seen"
@@ -59,16 +59,10 @@ def _row(
             Cell(who.text, " ".join(last.group), None, who.key, who.href),
             Cell(milliseconds(last.time), runs[-1].date[:10]),
             Cell(milliseconds(before.time), runs[-2].date[:10]),
-            *(_ratio(entry.floor_share) for entry in (last, before)),
+            *(ratio(entry.floor_share, 100) for entry in (last, before)),
             *map(Cell, told),
         )
     )
-
-
-def _ratio(share: Ratio | None) -> Cell:
-    if share is None:
-        return Cell(MISSING)
-    return Cell(significant(share.median * 100), interval(share, 100))
 
 
 def change(last: Ratio | None, before: Ratio | None) -> str:

@@ -107,6 +107,12 @@ def source(record: Record) -> str:
     return where + whole + missed
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines of text, in columns."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, wide, strict=True)).rstrip() for row in rows]
+
+
 def terminal(records: Sequence[Record], width: int = 140) -> list[str]:
     """Tables of the steps and ops of records as lines of text, and what was left out."""
     stream = io.StringIO()
