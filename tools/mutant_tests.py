@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.copies import copied
 from tools.mutant_record import ROOT, relative
 from tools.tested import TEST
 
@@ -105,28 +105,21 @@ def servers(number: int, end: float = float("inf")) -> "Iterator[list[Server]]":
 
     end: of `time.monotonic`; a request that has not ended by then raises TimeOverError.
     """
-    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    files = [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
 
-    def copied(tree: Path) -> Server:
-        for name in files:
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
-        for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "the tree"]):
-            who = ("-c", "user.name=tree", "-c", "user.email=tree@localhost")
-            subprocess.run(["git", *who, *words], cwd=tree, check=True)
+    def started(tree: Path) -> Server:
+        copied(ROOT, tree)
         with (tree / "tinyllama/__init__.py").open("a") as changed:
             changed.write("# changed\n")
         return Server(tree, end)
 
     with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(number) as pool:
-            started = list(pool.map(copied, [Path(folder) / str(copy) for copy in range(number)]))
+            trees = [Path(folder) / str(copy) for copy in range(number)]
+            running = list(pool.map(started, trees))
         try:
-            yield started
+            yield running
         finally:
-            for one in started:
+            for one in running:
                 one.close()
 
 

@@ -10,7 +10,6 @@ against the unchanged tree. Exit status: 0 every branch got its verdict in its t
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.results import current_commit, now, versions
+from tools.copies import commit, copied, git
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         load(path)
         with tempfile.TemporaryDirectory(prefix="tried-") as folder:
             copy = Path(folder) / "tree"
-            copied(ROOT, copy)
+            copied(ROOT, copy, BASE)
             runs = []
             for name in names:
                 branched(copy, name)
@@ -156,39 +156,12 @@ def wrong(run: Mapping[str, Any]) -> list[str]:
 # -- a copy with branches ------------------------------------------------------------------------
 
 
-def copied(root: Path, copy: Path) -> None:
-    """The files of a tree that git does not ignore, in a repository of their own."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.split("\0")
-    for name in filter(None, listed):
-        if (root / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(root / name, copy / name)
-    _git(copy, "init", "--quiet", "--initial-branch", BASE)
-    _commit(copy, "the tree as it is")
-
-
 def branched(copy: Path, name: str) -> None:
     """Check out a branch with its edits. Raises EditError where one does not fit."""
-    _git(copy, "checkout", "--quiet", "-B", name, BASE)
+    git(copy, "checkout", "--quiet", "-B", name, BASE)
     for edit in BRANCHES[name].edits:
         edit.apply(copy)
-    _commit(copy, BRANCHES[name].does)
-
-
-def _commit(copy: Path, message: str) -> None:
-    _git(copy, "add", "--all")
-    who = ("-c", "user.name=try_gate", "-c", "user.email=try_gate@localhost")
-    _git(copy, *who, "commit", "--quiet", "--message", message)
-
-
-def _git(copy: Path, *args: str) -> None:
-    subprocess.run(["git", *args], cwd=copy, check=True)
+    commit(copy, BRANCHES[name].does)
 
 
 # -- what the gate says --------------------------------------------------------------------------

@@ -1,18 +1,13 @@
 """Kimi's delta attention, one step after the other: a state that decays, and is corrected by each
 key and value. Forward alone."""
 
-import importlib
-import warnings
-
 import torch
 
+from field.fla import module
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.values import Values, normal
-from tinyllama.harness.kernels.foreign import foreign
 
-with foreign(), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it says that no GPU is there
-    released = importlib.import_module("fla.ops.kda.fused_recurrent")
+released = module("ops.kda.fused_recurrent")
 
 DECAYS = Values("decays", lambda shape, made: -torch.rand(shape, generator=made))
 RATES = Values("rates", lambda shape, made: torch.rand(shape, generator=made))

@@ -1,18 +1,13 @@
 """RMS norm, gated, and a projection: y = (rms_norm(x) weight silu(gate)) W^T."""
 
-import importlib
-import warnings
-
 import torch
 import torch.nn.functional as F
 
+from field.fla import module
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.declare.values import normal
-from tinyllama.harness.kernels.foreign import foreign
 
-with foreign(), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it says that no GPU is there
-    released = importlib.import_module("fla.modules.fused_norm_gate")
+released = module("modules.fused_norm_gate")
 
 gated_norm_linear = Op(
     "gated_norm_linear",

@@ -1,17 +1,12 @@
 """The logarithm of the sigmoid."""
 
-import importlib
-import warnings
-
 import torch
 import torch.nn.functional as F
 
+from field.fla import module
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.kernels.foreign import foreign
 
-with foreign(), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it says that no GPU is there
-    released = importlib.import_module("fla.modules.activations")
+released = module("modules.activations")
 
 log_sigmoid = Op(
     "log_sigmoid",

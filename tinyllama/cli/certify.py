@@ -44,13 +44,11 @@ def add(subparsers: Any) -> None:
 
 
 def _certify(args: argparse.Namespace) -> int:
-    import torch
-
     from tinyllama.cli.certifying import Certifying
     from tinyllama.harness.gate.listing import Stopped
     from tinyllama.harness.gate.noise import Noise
     from tinyllama.harness.gate.watch import BusyError
-    from tinyllama.harness.machine.device import default_device, device_name
+    from tinyllama.harness.machine.device import device_name, usable_device
     from tinyllama.harness.machine.files import check_results_dir
     from tinyllama.harness.records.verdict import Outcome
 
@@ -60,15 +58,10 @@ def _certify(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} is {value!r:.80}: use {least} or more, up to {most}")
     if args.seconds is not None and not 0 < args.seconds < math.inf:
         raise ConfigError(f"--seconds is {args.seconds:g}: use a finite number above 0")
-    try:
-        device = torch.device(args.device) if args.device else default_device()
-        name = device_name(device)
-    except (RuntimeError, AssertionError, ValueError) as error:
-        named = f"--device {args.device}: " if args.device else ""
-        raise ConfigError(f"{named}{error}") from error
+    device = usable_device(args.device)
     try:
         check_results_dir(args.results_dir)
-        noise = Noise.load(args.results_dir, name)
+        noise = Noise.load(args.results_dir, device_name(device))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except OSError as error:

@@ -13,14 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import replace_text, write_json
 from tinyllama.harness.measure.ceilings import copy_rate, product_rate
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
+from tinyllama.harness.measure.launches import activities, on_device
 from tinyllama.profiling.ranges import (
     PREFIX,
     STACK,
@@ -40,11 +39,6 @@ TRACE = "trace.json"
 TABLE = "operators.txt"
 
 
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    gpu = [ProfilerActivity.CUDA] if device.type != "cpu" else []
-    return [ProfilerActivity.CPU, *gpu]
-
-
 def kernels(folder: Path, workload: Workload) -> None:
     """Write every kernel of one step with the op that it belongs to (`KERNELS`), the trace of
     the steps (`TRACE`), and PyTorch's own table of operators (`TABLE`).
@@ -57,7 +51,7 @@ def kernels(folder: Path, workload: Workload) -> None:
         once()  # what was restored after the warm-up is rounded again in the first step
         with (
             named(step),
-            profile(activities=_activities(step.device), acc_events=True) as seen,
+            profile(activities=activities(step.device), acc_events=True) as seen,
             record_function(PREFIX + STEP),
         ):
             once()
@@ -68,7 +62,7 @@ def kernels(folder: Path, workload: Workload) -> None:
         once()
         unprofiled = statistics.median(wall_seconds(once, queue_of(step.device)) for _ in range(9))
         with profile(
-            activities=_activities(step.device),
+            activities=activities(step.device),
             acc_events=True,
             record_shapes=True,
             profile_memory=True,
@@ -83,10 +77,8 @@ def kernels(folder: Path, workload: Workload) -> None:
     found = eager
     spans: list[tuple[float, float, int]] = []
     if gpu:
-        on_device = [e for e in events if e.device_type != DeviceType.CPU]
-        on_device = [e for e in on_device if not e.is_user_annotation]
-        on_device.sort(key=lambda e: e.time_range.start)
-        one = on_device[: len(on_device) // workload.train.num_steps]
+        launched = sorted(on_device(events), key=lambda e: e.time_range.start)
+        one = launched[: len(launched) // workload.train.num_steps]
         spans = [(e.time_range.start, e.time_range.end, int(e.device_resource_id)) for e in one]
         found = by_order(eager, ((e.name, e.time_range.elapsed_us() * 1e-6) for e in one))
     write_json(

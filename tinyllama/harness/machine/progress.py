@@ -3,13 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TextIO
 
 EVERY = 60.0  # seconds between lines of a log
 REDRAWN = 1.0  # seconds between changes of a terminal's line
-
-
 WIDEST = 100  # characters of a terminal's line
 # Behind what is in the line already, and erased before more is written.
 _SAVE, _ERASE, _RESTORE = "\x1b7", "\x1b[K", "\x1b8"
@@ -54,12 +51,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()

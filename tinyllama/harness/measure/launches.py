@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tinyllama.harness.kernels.launch import multiplies
@@ -74,33 +76,43 @@ def kind_of(name: str) -> str:
     return "products" if product else "elementwise"
 
 
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler watches of a call on a device."""
+    gpu = [ProfilerActivity.CUDA] if device.type != "cpu" else []
+    return [ProfilerActivity.CPU, *gpu]
+
+
+def on_device(events: Iterable[FunctionEvent]) -> list[FunctionEvent]:
+    """What a GPU did, without the ranges that the host named."""
+    return [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
+
+
 def launches(call: Callable[[], object], device: torch.device) -> Launches:
     """Profile one call, which must have run before. The profiler slows the host, not kernels."""
     gpu = device.type != "cpu"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
     if gpu:
         torch.cuda.synchronize(device)
-    with profile(activities=activities, acc_events=True) as profiler:
+    with profile(activities=activities(device), acc_events=True) as profiler:
         with record_function(_RANGE):
             call()
         if gpu:
             torch.cuda.synchronize(device)
     events = list(profiler.events())
     # The range appears on the host and, from its first kernel to its last, on the device.
-    on_host = torch.autograd.DeviceType.CPU
-    within = next(e.time_range for e in events if e.name == _RANGE and e.device_type == on_host)
+    called = (e for e in events if e.name == _RANGE and e.device_type == DeviceType.CPU)
+    within = next(called).time_range
     events = [e for e in events if e.name != _RANGE and not e.is_user_annotation]
     if not gpu:
         return _of_operators(events)
-    on_device = [e for e in events if e.device_type != on_host]
-    copies = sum(bool(_COPY.search(e.name)) for e in on_device)
-    pageable = sum(bool(_PAGEABLE.search(e.name)) for e in on_device)
+    on_gpu = on_device(events)
+    copies = sum(bool(_COPY.search(e.name)) for e in on_gpu)
+    pageable = sum(bool(_PAGEABLE.search(e.name)) for e in on_gpu)
     during_call = [e for e in events if within.start <= e.time_range.start <= within.end]
     waits = sum(bool(_WAITS.search(e.name)) for e in during_call)
-    spans = [(e.time_range.start, e.time_range.end) for e in on_device]
-    timed = [(e.name, e.time_range.end - e.time_range.start) for e in on_device]
+    spans = [(e.time_range.start, e.time_range.end) for e in on_gpu]
+    timed = [(e.name, e.time_range.end - e.time_range.start) for e in on_gpu]
     return Launches(
-        kernels=len(on_device) - copies,
+        kernels=len(on_gpu) - copies,
         copies=copies,
         host_syncs=waits + pageable,
         busy_seconds=covered(spans) * 1e-6,
@@ -109,7 +121,7 @@ def launches(call: Callable[[], object], device: torch.device) -> Launches:
     )
 
 
-def _of_operators(events: list[torch.autograd.profiler_util.FunctionEvent]) -> Launches:
+def _of_operators(events: list[FunctionEvent]) -> Launches:
     timed = [(e.name, e.self_cpu_time_total) for e in events]
     times = seconds_by_kind(timed)
     return Launches(None, None, None, sum(times.values()), times, totals_by_name(timed))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
-from tinyllama.harness.measure.launches import covered
+from tinyllama.harness.measure.launches import activities, covered, on_device
 
 # RCCL has kept NCCL's names of kernels. Between GPUs copy engines copy, and barriers wait.
 COLLECTIVE = re.compile(r"nccl|rccl|memcpy ptop|symmetric_memory", re.IGNORECASE)
@@ -34,17 +34,11 @@ def overlap(call: Callable[[], object], device: torch.device, trace: Path | None
     trace: where the timeline is written, for Perfetto or chrome://tracing.
     """
     torch.cuda.synchronize(device)
-    with profile(
-        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True
-    ) as profiler:
+    with profile(activities=activities(device), acc_events=True) as profiler:
         call()
         torch.cuda.synchronize(device)
-    on_host = torch.autograd.DeviceType.CPU
-    kernels = [
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in profiler.events()
-        if event.device_type != on_host and not event.is_user_annotation
-    ]
+    events = on_device(profiler.events())
+    kernels = [(e.name, e.time_range.start, e.time_range.end) for e in events]
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     return overlap_of(kernels)

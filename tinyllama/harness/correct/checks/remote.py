@@ -34,6 +34,8 @@ ALL = (*CHECKS, APART)
 MOST_ENDED = 6  # processes of one group of checks that may end before its rest is not tried
 SECONDS = 300  # for one case; an endless loop of an interpreted kernel is seen long before
 GROUP = 24 * 3600.0  # seconds for all cases of a group of checks, each of which has its own limit
+# What reading an answer of another process, which may be any, raises.
+UNREADABLE = (ValueError, RuntimeError, KeyError, TypeError, AttributeError, OSError)
 RESERVE = 2**30  # bytes of memory that are left to other processes
 
 
@@ -317,14 +319,7 @@ class _Run:
                 self.worker.close()
                 self.worker = self._started()
                 return Finding(APART, Outcome.CRASHED, name, text, details)
-            except (
-                ValueError,
-                RuntimeError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                OSError,
-            ) as error:
+            except UNREADABLE as error:
                 wrong = f"what it gave cannot be read: {type(error).__name__}: {error}"
         return Finding(APART, Outcome.FAILED, name, wrong) if wrong else None
 
