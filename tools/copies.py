@@ -4,6 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+BASE = "tried-base"
+
 
 def files(root: Path) -> list[str]:
     """The files of a tree that git does not ignore."""
@@ -12,12 +14,12 @@ def files(root: Path) -> list[str]:
     return [name for name in listed.stdout.split("\0") if name and (root / name).is_file()]
 
 
-def copied(root: Path, copy: Path, branch: str = "main") -> None:
-    """Copy the `files` of a tree, and commit them on a branch."""
+def copied(root: Path, copy: Path) -> None:
+    """Copy the `files` of a tree, and commit them on the branch `BASE`."""
     for name in files(root):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / name, copy / name)
-    git(copy, "init", "--quiet", "--initial-branch", branch)
+    git(copy, "init", "--quiet", "--initial-branch", BASE)
     commit(copy, "the tree as it is")
 
 

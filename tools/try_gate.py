@@ -26,11 +26,10 @@ from tinyllama.harness.machine.device import cannot, default_device, device_name
 from tinyllama.harness.machine.files import check_results_dir, only_writer, replace_text
 from tinyllama.harness.machine.toml import tomllib
 from tinyllama.harness.records.results import current_commit, now, versions
-from tools.copies import commit, copied, git
+from tools.copies import BASE, commit, copied, git
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
-BASE = "tried-base"
 SECONDS = 1200.0  # of one gate at most
 DECLARED = ROOT / "tools/try_gate.toml"
 
@@ -117,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         load(path)
         with tempfile.TemporaryDirectory(prefix="tried-") as folder:
             copy = Path(folder) / "tree"
-            copied(ROOT, copy, BASE)
+            copied(ROOT, copy)
             runs = []
             for name in names:
                 branched(copy, name)

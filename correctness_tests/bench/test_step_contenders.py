@@ -189,7 +189,7 @@ def floor() -> Floor:
     return Floor(WHERE["group"], "cpu")
 
 
-def counted(part: Callable[[], None]) -> int:
+def counted(part: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter:
         part()
     return counter.get_total_flops()

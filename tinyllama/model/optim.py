@@ -273,7 +273,7 @@ class _Kept:
             self._write()
             self._versions = versions
 
-    def offered(self) -> contextlib.AbstractContextManager[None]:
+    def offered(self) -> contextlib.AbstractContextManager[object]:
         """A context in which products read the copy."""
         return self._offered(self._master, self._copy)
 

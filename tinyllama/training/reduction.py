@@ -60,7 +60,7 @@ class Reduction:
     def expect(self, reduce: bool) -> None:
         """Called before each forward pass. reduce: its backward pass completes the gradients."""
 
-    def during(self) -> contextlib.AbstractContextManager[None]:
+    def during(self) -> contextlib.AbstractContextManager[object]:
         """The context of a backward pass."""
         return contextlib.nullcontext()
 
@@ -195,7 +195,7 @@ class _Peers(Reduction):
         self.reduces = reduce
         self._sums.clear()
 
-    def during(self) -> contextlib.AbstractContextManager[None]:
+    def during(self) -> contextlib.AbstractContextManager[object]:
         if self.reduces and self._alone:
             return placed(self.peers.master, self.peers.gradients)
         return contextlib.nullcontext()

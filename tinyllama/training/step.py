@@ -315,7 +315,7 @@ class TrainStep:
 
     def _backward(self, update: bool = True) -> None:
         """update: in memory mode ``small``, whether to update parameters as gradients arrive."""
-        releasing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        releasing: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if update and (self.plan.overlap or self._reduction.receives):
             if self.plan.overlap:
                 self._count()

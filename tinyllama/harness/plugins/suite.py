@@ -121,7 +121,8 @@ def pytest_testnodedown(node: Any) -> None:
     """Take the counts of one xdist worker: all of them collect, and leave out, the same tests."""
     counts = getattr(node, "workeroutput", {}).get("left_out")
     if counts is not None:
-        node.config.stash[LEFT_OUT] = Counter(counts)
+        config: pytest.Config = node.config
+        config.stash[LEFT_OUT] = Counter(counts)
 
 
 @pytest.hookimpl(trylast=True)
