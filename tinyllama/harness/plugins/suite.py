@@ -121,15 +121,15 @@ def pytest_testnodedown(node: Any) -> None:
     """Take the counts of one xdist worker: all of them collect, and leave out, the same tests."""
     counts = getattr(node, "workeroutput", {}).get("left_out")
     if counts is not None:
-        config: pytest.Config = node.config
-        config.stash[LEFT_OUT] = Counter(counts)
+        node.config.stash[LEFT_OUT] = Counter(counts)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+        counts = session.config.stash[LEFT_OUT]
+        output["left_out"] = dict(counts)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
