@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 pytest.importorskip("triton")
 
@@ -181,10 +181,59 @@ def test_memory_is_allocated_in_the_form_of_the_result(posed: Posed) -> None:
         return [first.view(4, 16), second.view(8, 8), second.view(2, 32), third[:32]]
 
     plan = plans.planned(function, (X,))[1]
-    assert plan.source.count("as_strided") == 2
+    assert plan.source.count("empty(") == 3
+    assert [plan.source.count(view) for view in (".view(", ".as_strided(")] == [1, 1]
     for one, expected in zip(plan.made()(X), function(X), strict=True):
         assert torch.equal(one, expected)
         assert one.stride() == expected.stride()
+
+
+def test_memory_that_is_read_for_its_shape_alone_is_not_allocated(posed: Posed) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        shape = x.new_empty((4, 0)).shape
+        return [scaled(x, float(shape[0]))]
+
+    plan = plans.planned(function, (X,))[1]
+    assert plan.source.count("empty(") == 1
+    assert torch.equal(plan.made()(X + 1)[0], (X + 1) * 4)
+
+
+def test_views_are_made_by_the_method_that_takes_least(posed: Posed) -> None:
+    """Those of an argument too, which may begin anywhere in its memory."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.mm(x.view(8, 8), w.t()), torch.mm(w.t(), x.view(2, 4, 8).flatten(0, 1))]
+
+    def turned(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.mm(x.view(8, 8).t(), w[:, ::2])]
+
+    plan = plans.planned(function, (X, X.view(8, 8) * 2))[1]
+    assert "as_strided" not in plan.source
+    inside = torch.arange(256.0)
+    for x, w in ((X + 1, X.view(8, 8) + 3), (inside[4:68], inside[100:164].view(8, 8))):
+        found, expected = plan.made()(x, w), function(x, w)
+        assert all(map(torch.equal, found, expected))
+        assert [one.stride() for one in found] == [one.stride() for one in expected]
+        other = plans.planned(turned, (X, X.view(8, 8) * 2))[1]
+        assert torch.equal(other.made()(x, w)[0], turned(x, w)[0])
+
+
+@pytest.mark.parametrize("operator", plans.DIRECT, ids=str)
+def test_a_function_in_place_of_an_operator_calls_that_one(operator: Any) -> None:
+    called: list[Any] = []
+
+    class See(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            called.append((func, kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    tensors = [one for one in operator._schema.arguments if str(one.type) == "Tensor"]
+    given = [torch.ones(2, 2) for one in tensors if not one.kwarg_only]
+    named = {one.name: torch.ones(2, 2) for one in tensors if one.kwarg_only}
+    with See():
+        plans.DIRECT[operator](*given, **named)
+    assert [func for func, _ in called] == [operator]
+    assert called[0][1].keys() == named.keys()
 
 
 def test_memory_is_freed_after_the_last_step_that_needs_it(posed: Posed) -> None:
@@ -292,7 +341,7 @@ def test_memory_between_steps_is_not_shared(posed: Posed) -> None:
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         for _ in range(50):
-            torch.empty_like(x)  # free at once
+            scaled(x, 3.0)  # free at once
         return [scaled(x, 2.0)]
 
     plan = plans.planned(function, (X,))[1]

@@ -316,6 +316,23 @@ def test_transforms_of_functions_are_refused(transform: Callable[..., Any], call
         transform(lambda x: calls.op["triton"](x).sum())(x)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
+def test_so_are_calls_of_plain_tensors_inside_them(
+    transform: Callable[..., Any], calls: Calls
+) -> None:
+    x = X.clone()[None] if transform is torch.func.vmap else X.clone()
+    with pytest.raises(RuntimeError, match="setup_context"):
+        transform(lambda x: (calls.op["triton"](X) * x).sum())(x)
+
+
+def test_a_tensor_that_was_a_transforms_is_unwrapped(calls: Calls) -> None:
+    left: list[torch.Tensor] = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(X.clone())
+    assert torch.equal(calls.op["triton"](left[0]), X * 3)
+    calls(X)
+    assert torch.equal(calls.op["triton"](left[0]), X * 3)
+
+
 def test_a_forward_derivative_is_refused(calls: Calls) -> None:
     with (
         torch.autograd.forward_ad.dual_level(),

@@ -19,6 +19,7 @@ from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Provider
 from tinyllama.harness.kernels.known import as_written
+from tinyllama.harness.kernels.layout import even_rows
 from tinyllama.ops import OPS
 
 REPEATED = [
@@ -123,6 +124,46 @@ def test_which_gradients_are_wanted_is_part_of_what_is_repeated(
             with as_written():
                 expected = results_of(op, provider, inputs, wanted)
             assert same(results_of(op, provider, inputs, wanted), expected)
+
+
+@EACH
+def test_so_do_outputs_of_which_one_is_used(op: Op, provider: Provider, posed: Posed) -> None:
+    """What is saved for its shape alone gives the gradients of what the others need."""
+    inputs = make_inputs(op, op.cases[0], torch.float32)
+
+    def gradients(name: str) -> list[torch.Tensor]:
+        args = [x.detach().requires_grad_(n in op.differentiable) for n, x in inputs.args.items()]
+        outputs = several(provider.call(*args, **inputs.params))
+        torch.autograd.backward([outputs[list(op.outputs).index(name)]], [inputs.upstream[name]])
+        return [x.grad for x in args if x.grad is not None]
+
+    for name in op.outputs:
+        for _ in range(5):
+            with as_written():
+                expected = gradients(name)
+            assert same(gradients(name), expected)
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["as they are read", "turned"])
+def test_inputs_are_copied_in_each_call_or_in_none(
+    right: bool, posed: Posed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they have the layout that the kernels read is asked once."""
+    op, asked = OPS["silu_mul"], []
+    derived = op["triton"].derived
+    assert derived is not None
+
+    def seen(x: torch.Tensor) -> torch.Tensor:
+        asked.append(x)
+        return even_rows(x)
+
+    monkeypatch.setitem(vars(derived), "_reads", [(0, seen)])
+    for _ in range(5):
+        gate, up = torch.randn(8, 4), torch.randn(4, 8).T
+        gate = gate if right else up + 1
+        assert (even_rows(gate) is gate) == right
+        torch.testing.assert_close(op["triton"](gate, up.contiguous()), op(gate, up))
+    assert len(asked) == (1 if right else 5)
 
 
 @pytest.mark.gpu

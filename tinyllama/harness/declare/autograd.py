@@ -35,6 +35,7 @@ that is silently detached would be wrong and nobody would notice.
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,6 +79,8 @@ class Derived:
         """The provider as a function of the inputs in order and the parameters by name. check: is
         called for each new signature before anything else, and raises an error for a wrong one."""
         apply, defaults, known = self.function.apply, self.op.params, self.known
+        # Without what `apply` does in Python for tensors that were a transform's (`torch.func`).
+        bare: Any = super(torch.autograd.Function, self.function).apply
         single = len(self.op.outputs) == 1
 
         def call(*args: Any, **params: Any) -> Any:
@@ -86,7 +89,10 @@ class Derived:
                 params = {**defaults, **params}
                 outputs = several(self.custom_op(*cast_by_autocast(args), *params.values()))
                 return outputs[0] if single else outputs[: len(self.op.outputs)]
-            calls = known.get(args, params)
+            calls = known.last(args, params)
+            if calls is not None:
+                return bare(*args, calls)
+            calls = known.find(args, params)
             if calls is None:
                 check(args, params)
                 calls = _Calls(self, {**defaults, **params})
@@ -105,7 +111,7 @@ class Derived:
             def forward(ctx: Any, *args: Any) -> Any:
                 ctx.set_materialize_grads(False)
                 ctx.calls = calls = args[-1]
-                inputs = derived.as_read(args[:-1])
+                inputs = calls.as_read(args[:-1])
                 results = calls.forward.run(*inputs)
                 ctx.save_for_backward(*derived.kept(inputs, results), *results[n_outputs:])
                 return results[0] if n_outputs == 1 else results[:n_outputs]
@@ -307,6 +313,14 @@ class Derived:
         return [named[place] for place in self._kept_places]
 
     @cached_property
+    def without_elements(self) -> int:
+        """How many saved tensors, the last ones, are read for their shape alone: of calls of one
+        signature they are alike, so that a repeated one keeps none."""
+        axes = [saved.axes for saved in self.saved.values()]
+        having = [i for i, of in enumerate(axes, 1) if "0" not in of]
+        return len(axes) - max(having, default=0) if self.replays else 0
+
+    @cached_property
     def _kept_places(self) -> list[int]:
         """Where the kept tensors are among inputs and outputs."""
         names = (*self.op.inputs, *self.op.outputs)
@@ -327,10 +341,24 @@ class _Calls:
 
     def __init__(self, derived: Derived, params: dict[str, Any]) -> None:
         self._derived, self._params = derived, tuple(params.values())
-        self.forward = _Pass(
-            lambda *inputs: derived.run_forward(*inputs, *self._params), derived.replays
-        )
+        self._right = False  # whether inputs come in the layouts that the kernels read
+        self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
+        self.forward = _Pass(self._run_forward, derived.replays)
         self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
+
+    def as_read(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs in the layouts that the kernels read, found once where calls are repeated."""
+        if self._right:
+            return inputs
+        read = self._derived.as_read(inputs)
+        self._right = self._derived.replays and all(map(operator.is_, inputs, read))
+        return read
+
+    def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = self._derived.run_forward(*inputs, *self._params)
+        n = len(results) - self._derived.without_elements
+        self._empty = results[n:]
+        return results[:n]
 
     def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
         """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
@@ -347,7 +375,7 @@ class _Calls:
 
     def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
         n_grads = len(self._derived.op.outputs)
-        grads, saved = given[:n_grads], given[n_grads:]
+        grads, saved = given[:n_grads], (*given[n_grads:], *self._empty)
         return (*self._derived.run_backward(grads, saved, self._params, needs), None)
 
 

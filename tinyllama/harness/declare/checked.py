@@ -69,6 +69,11 @@ def _torchs_guards() -> Any:
 
 
 GUARDS = _torchs_guards()
+# Without the Python functions of torch around them, where it has them.
+_PRECISION = getattr(torch._C, "_get_float32_matmul_precision", torch.get_float32_matmul_precision)
+_DETERMINISTIC = getattr(
+    torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
 
 
 class _Seen:
@@ -77,25 +82,24 @@ class _Seen:
     def __init__(self, args: Sequence[torch.Tensor], params: Mapping[str, Any]) -> None:
         self._count, self._check = len(args), _like(GUARDS, *args)
         self._kind = autocast_kind(args[0])
-        self._state = self._now()
+        # The other state that a signature depends on.
+        self._precision, self._deterministic = _PRECISION(), _DETERMINISTIC()
+        self._autocast = torch.get_autocast_dtype(self._kind)
         self._names, self._values = list(params), list(params.values())
-
-    def _now(self) -> tuple[Any, ...]:
-        """The other state that a signature depends on."""
-        return (
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.get_autocast_dtype(self._kind),
-        )
 
     def like(self, args: Sequence[Any], params: Mapping[str, Any]) -> bool:
         """Whether a call certainly has the same signature; False for some that have it."""
         return (
             len(args) == self._count
             and self._check(*args)
-            and self._now() == self._state
-            and [*params] == self._names
-            and all(map(operator.is_, params.values(), self._values))
+            and _PRECISION() == self._precision
+            and _DETERMINISTIC() is self._deterministic
+            and torch.get_autocast_dtype(self._kind) is self._autocast
+            and (
+                [*params] == self._names and all(map(operator.is_, params.values(), self._values))
+                if params
+                else not self._names
+            )
         )
 
 
@@ -111,10 +115,21 @@ class BySignature(Generic[Value]):
         self._values: dict[tuple[Any, ...], tuple[_Seen | None, Value]] = {}
         self._last: tuple[_Seen | None, Value] | None = None
 
-    def get(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
+    def last(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
+        """The value of the last call, if this one certainly has its signature; its tensors are then
+        of the same classes, and so are not a transform's."""
         last = self._last
         if last is not None and last[0] is not None and last[0].like(args, params):
             return last[1]
+        return None
+
+    def get(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
+        """The value of calls with this signature, if there is one."""
+        value = self.last(args, params)
+        return self.find(args, params) if value is None else value
+
+    def find(self, args: Sequence[Any], params: Mapping[str, Any]) -> Value | None:
+        """As `get`, where the call is not like the last one."""
         key = signature(args, params)
         found = self._values.get(key) if key is not None else None
         if found is None:

@@ -36,6 +36,13 @@ from tinyllama.harness.kernels import known, layout
 from tinyllama.harness.kernels.precision import autocast_kind
 
 _SAME_MEMORY = {torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default}
+# Functions of torch that are called in less time than the operators that they call.
+DIRECT: dict[Any, Any] = {
+    torch.ops.aten.mm.default: torch.mm,
+    torch.ops.aten.mm.out: torch.mm,
+    torch.ops.aten.addmm_.default: torch.Tensor.addmm_,
+    torch.ops.aten.zero_.default: torch.Tensor.zero_,
+}
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
 
@@ -191,7 +198,9 @@ class _Watch(TorchDispatchMode):
         given = [self._whole(one) for one in args]
         given += [f"{key}={self._whole(one)}" for key, one in kwargs.items()]
         below = "with below_autocast(): " if self._autocast else ""  # as it was called here
-        self._lines.append(f"{below}{result}{self._constant(func)}({', '.join(given)})")
+        self._lines.append(
+            f"{below}{result}{self._constant(DIRECT.get(func, func))}({', '.join(given)})"
+        )
 
     def launched(self, made: known.Known | None) -> None:
         """A kernel was launched; None: one that is not known by its signature."""
@@ -256,12 +265,25 @@ class _Watch(TorchDispatchMode):
         place = name, tuple(value.shape), value.stride(), apart
         if place not in self._views:
             view = self._views[place] = f"v{len(self._views)}"
+            short = self._short(first, value)
+            if short:
+                self._lines.append(f"{view} = {name}.{short}")
+                return view
             size, stride = map(self._constant, place[1:3])
             start = str(value.storage_offset())
             if name in self._given:  # which may begin anywhere in its memory
                 start = f"{name}.storage_offset() + {apart}"
             self._lines.append(f"{view} = {name}.as_strided({size}, {stride}, {start})")
         return self._views[place]
+
+    def _short(self, first: torch.Tensor, value: torch.Tensor) -> str:
+        """A method that gives a view in less time than `as_strided`; "" where there is none."""
+        if first.dim() == 2 and _same_form(first.t(), value):
+            return "t()"
+        whole = first.is_contiguous() and first.numel() == value.numel()
+        if whole and _same_form(first.view(value.shape), value):
+            return f"view({self._constant(tuple(value.shape))})"
+        return ""
 
     def _result(self, result: torch.Tensor | None) -> str:
         if result is None:
@@ -285,13 +307,29 @@ class _Watch(TorchDispatchMode):
             *(f"{name}_at = {name}.data_ptr()" for name in self._given),
             f"if ({' | '.join(f'{name}_at' for name in self._given)}) & 15: {itself}",
             f"stream = stream_of({self._gpu})",
-            *_freed(self._lines, given),
+            *_freed(_needed(self._lines, given), given),
             f"return ({given},)",
         ]
         return Plan("\n    ".join(lines), self._names)
 
 
+_NAME = re.compile(r"\b\w+\b")
 _MADE = re.compile(r"\b[av]\d+(?=\b|_at\b)")
+
+
+_FORM = re.compile(r"(\w+) = (?:empty\(|\w+\.data_ptr\()")
+
+
+def _needed(lines: list[str], kept: str) -> list[str]:
+    """The steps without memory and addresses that no other step needs, nor ``kept``."""
+    found: list[str] = []
+    names = {*_NAME.findall(kept)}
+    for line in reversed(lines):
+        made = _FORM.match(line)
+        if made is None or made[1] in names:
+            found.append(line)
+            names.update(_NAME.findall(line.partition(" = ")[2] if made else line))
+    return found[::-1]
 
 
 def _freed(lines: list[str], kept: str) -> list[str]:
