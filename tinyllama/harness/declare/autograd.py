@@ -80,7 +80,8 @@ class Derived:
         called for each new signature before anything else, and raises an error for a wrong one."""
         apply, defaults, known = self.function.apply, self.op.params, self.known
         # Without what `apply` does in Python for tensors that were a transform's (`torch.func`).
-        bare: Any = super(torch.autograd.Function, self.function).apply
+        above: Any = super(torch.autograd.Function, self.function)
+        bare = above.apply
         single = len(self.op.outputs) == 1
 
         def call(*args: Any, **params: Any) -> Any:
