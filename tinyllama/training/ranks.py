@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tinyllama.harness.machine.device import usable_device
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError
+from tinyllama.training.answering import Answering, own_store
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others, compilation included
 
@@ -126,8 +127,9 @@ def device_of(ranks: Ranks, named: str | None) -> torch.device:
 def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
     """Connect the ranks, unless they are: by NCCL (or RCCL) between GPUs, and by gloo on CPUs.
 
-    After an error there is no orderly shutdown: it could wait for ranks that have died, and the
-    process ends anyway.
+    A rank whose process no longer runs ends the others (`tinyllama.training.answering`). After an
+    error there is no orderly shutdown: it could wait for ranks that have died, and the process ends
+    anyway.
     """
     if ranks.count == 1 or dist.is_initialized():
         yield
@@ -140,6 +142,13 @@ def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
         timeout=timedelta(seconds=ranks.seconds),
         device_id=device if on_gpu else None,
     )
-    yield
+    answering = Answering(own_store(), ranks.rank, ranks.count, ranks.seconds)
+    answering.start()
+    in_order = False
+    try:
+        yield
+        in_order = True
+    finally:
+        answering.stop(left=in_order)
     gc.collect()  # NCCL's communicator ends only after the graphs that captured its collectives
     dist.destroy_process_group()
