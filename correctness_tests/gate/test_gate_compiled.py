@@ -196,3 +196,14 @@ def test_what_a_kernel_takes_is_of_its_last_launch() -> None:
     assert found.keys() == {"a_kernel", "b_kernel"}
     wanted = {"registers": 32, "spills": 0, "shared": 8, "warps": 4, "stages": 3, "programs": 6}
     assert found["a_kernel"] == wanted
+
+
+@pytest.mark.parametrize("told", [{}, None, 0], ids=["not told", "None", "0"])
+def test_what_a_backend_does_not_tell_is_zero(told: Any) -> None:
+    of_kernel = dict.fromkeys(("n_regs", "n_spills"), told) if told != {} else {}
+    names = ("shared", "num_warps", "num_stages")
+    of_launch = dict.fromkeys(names, told) if told != {} else {}
+    kernel = SimpleNamespace(metadata=SimpleNamespace(name="a_kernel", **of_launch), **of_kernel)
+    found = taken([Launched(kernel, (4,))])["a_kernel"]
+    assert found.pop("programs") == 4
+    assert found == dict.fromkeys(("registers", "spills", "shared", "warps", "stages"), 0)
