@@ -41,7 +41,7 @@ from tools.mutant_tests import (
 from tools.mutation import Change, changes_of, defaults
 from tools.tested import SURVIVED
 
-AHEAD = 40  # mutants, whose test files are traced before the first of them is tried
+AHEAD = 4  # mutants, whose test files are traced before the first of them is tried
 
 Answer = TypeVar("Answer")
 
@@ -76,17 +76,12 @@ class Mutant:
         each of the three may take unchanged."""
         every = nearest(self.module)
         outcome = SURVIVED, "no test runs it"
-        path = server.tree / self.file
-        original = path.read_text(encoding="utf-8")
         for files in (every[:1], every[1:5], every[5:]):
             if outcome[0] != SURVIVED:
                 break
             if tests := chosen(files, self.file, self.lines, server, budget):
-                path.write_text(self.change.source, encoding="utf-8")
-                try:
+                with server.planted(self.file, self.change.source):
                     outcome = server.run(tests)
-                finally:
-                    path.write_text(original, encoding="utf-8")
         return Trial(self.change.line, self.change.text, self.change.gives, *outcome)
 
 

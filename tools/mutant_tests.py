@@ -127,12 +127,14 @@ class Server:
     """A process that runs tests in a tree; see `tools.tested`."""
 
     def __init__(self, tree: Path, end: float = float("inf")) -> None:
-        self.tree, self._end = tree, end
+        self.tree, self._end, self._planted = tree, end, 0
         self._paths = [str(tree), *(path for path in _paths() if Path(path) != ROOT)]
+        # Else each request would compile the tree once more.
+        given = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.tested"],
             cwd=tree,
-            env={**os.environ, **WITHOUT_GPU, "PYTHONPATH": os.pathsep.join(self._paths)},
+            env={**given, **WITHOUT_GPU, "PYTHONPATH": os.pathsep.join(self._paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -155,6 +157,27 @@ class Server:
         if time.monotonic() >= self._end:
             raise TimeOverError
         return answer
+
+    @contextlib.contextmanager
+    def planted(self, file: str, text: str) -> Iterator[None]:
+        """A file of the tree holds this text. Its time is one of its own: Python takes a compiled
+        file for that of a source with the same size and the same second."""
+        path = self.tree / file
+        original, before = path.read_bytes(), path.stat()
+        self._planted += 1
+        path.write_text(text, encoding="utf-8")
+        os.utime(path, (before.st_atime, before.st_mtime + self._planted))
+        try:
+            yield
+        finally:
+            path.write_bytes(original)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def failing(self, file: str, tests: Sequence[str]) -> set[str]:
+        """Those of the tests of a file that fail."""
+        limits = dict.fromkeys(tests, LEAST)
+        found = self.ask(LEAST * (1 + len(tests)), {"file": file, "seconds": limits})
+        return set(found["failed"]) if isinstance(found, dict) else set(tests)
 
     def run(self, tests: Tests) -> tuple[str, str]:
         """The outcome of these tests, and the first that fails or the first error."""
@@ -196,22 +219,26 @@ class Trace:
     """The tests of a file as they ran unchanged, by their names.
 
     digest: of the file. seconds: that each took; failed: those that failed. lines: by source file
-    and line, the tests that execute it. digests: of the source files.
+    and line, the tests that execute it. hidden: the tests that fail only while their lines are
+    noted, as some of what is tested is off then; for them any line of a file is every line of it.
+    digests: of the source files.
     """
 
     digest: str
     seconds: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
     def tests(self, source: str, lines: range | None, tree: Path) -> set[str]:
         """The tests that execute one of the lines of a source file; lines: None for any, as for a
         file that is another one in this tree."""
-        own = self.lines.get(source, {})
+        every = own = self.lines.get(source, {})
         if lines is not None and self.digests.get(source) == digest(tree / source):
             own = {line: own[line] for line in map(str, lines) if line in own}
-        return {test for tests in own.values() for test in tests} - set(self.failed)
+        hidden = {test for tests in every.values() for test in tests} & set(self.hidden)
+        return {test for tests in own.values() for test in tests} - set(self.failed) | hidden
 
 
 def digest(file: Path) -> str:
@@ -255,6 +282,9 @@ def _made(file: str, server: Server) -> Trace:
             print(f"left out, since it cannot be traced: {file}: {answer}", flush=True)
             return Trace(digest(tree / file))
         lines = _lines(folder, tree)
+    if traced := answer["failed"]:
+        answer["failed"] = sorted(server.failing(file, traced))
+        answer["hidden"] = sorted(set(traced) - set(answer["failed"]))
     digests = {source: digest(tree / source) for source in lines}
     return Trace(digest(tree / file), **answer, lines=lines, digests=digests)
 

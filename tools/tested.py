@@ -10,6 +10,7 @@ of the tree: there a change may raise at import, and lines that run at import ar
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -26,7 +27,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
 TEST = "TINYLLAMA_TEST"  # in the environment: the test that started a process
-OPTIONS = ("-p", "tinyllama.harness.plugins.suite", "--device", "cpu", "-W", "ignore")
+WORDS = (
+    *("-c", str(ROOT / "pytest.ini"), "-p", "tinyllama.harness.plugins.suite"),
+    *("--device", "cpu", "-W", "ignore"),
+)
 PROCESSES = 64  # that the tests of a request may run at a time
 RESIDENT = 6 << 30  # bytes that these may hold together
 IMPORTED = (
@@ -84,14 +88,25 @@ class Only:
             faulthandler.cancel_dump_traceback_later()
 
 
+class Failed:
+    """Notes which tests fail."""
+
+    def __init__(self) -> None:
+        self.tests: set[str] = set()
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.tests.add(report.nodeid)
+
+
 class Traced:
     """Tells coverage, here and in processes that a test starts, which test it is; and notes what
-    tests take in seconds and which fail."""
+    tests take in seconds."""
 
     def __init__(self, coverage: Any, most: float) -> None:
         self.coverage, self.end = coverage, time.monotonic() + most
         self.seconds: dict[str, float] = {}
-        self.failed: list[str] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -107,23 +122,24 @@ class Traced:
             if time.monotonic() > self.end:
                 item.session.shouldstop = "enough"
 
-    @pytest.hookimpl
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failed.append(report.nodeid)
-
 
 def tested(names: Sequence[str], *plugins: Any) -> tuple[str, str]:
     """The name of the first of these tests that fails, or the first error of one."""
     first = First()
-    words = ["-c", str(ROOT / "pytest.ini"), *OPTIONS, "--exitfirst"]
-    words += [str(ROOT / name) for name in names]
+    words = [*WORDS, "--exitfirst", *(str(ROOT / name) for name in names)]
     status = pytest.main(words, plugins=[first, *plugins])
     if first.ended:
         return first.ended
     if status != pytest.ExitCode.OK:
         raise RuntimeError(f"pytest ended with {status!r}: the tests {names} cannot be run")
     return SURVIVED, ""
+
+
+def failing(file: str, *plugins: Any) -> list[str]:
+    """The tests of a file that fail."""
+    found = Failed()
+    pytest.main([*WORDS, str(ROOT / file)], plugins=[found, *plugins])
+    return sorted(found.tests)
 
 
 def traced(file: str, folder: str, most: float) -> dict[str, Any]:
@@ -134,10 +150,10 @@ def traced(file: str, folder: str, most: float) -> dict[str, Any]:
     coverage = Coverage(config_file=f"{folder}/coveragerc")
     coverage.start()
     plugin = Traced(coverage, most)
-    pytest.main(["-c", str(ROOT / "pytest.ini"), *OPTIONS, str(ROOT / file)], plugins=[plugin])
+    failed = failing(file, plugin)
     coverage.stop()
     coverage.save()
-    return {"seconds": plugin.seconds, "failed": sorted(set(plugin.failed))}
+    return {"seconds": plugin.seconds, "failed": failed}
 
 
 def _answer(request: dict[str, Any], folder: Path) -> None:
@@ -147,11 +163,15 @@ def _answer(request: dict[str, Any], folder: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((null, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, place)
-    if "files" in request:
-        only = [Only(request["seconds"], output)] if request["seconds"] else []
-        answer: Any = tested(request["files"], *only)
-    else:
+    gc.unfreeze = lambda: None  # as a session does at its end: each collection would walk torch
+    answer: Any
+    if "folder" in request:
         answer = traced(request["file"], request["folder"], request["most"])
+    elif "file" in request:
+        answer = {"failed": failing(request["file"], Only(request["seconds"], output))}
+    else:
+        only = [Only(request["seconds"], output)] if request["seconds"] else []
+        answer = tested(request["files"], *only)
     (folder / "answer").write_text(json.dumps(answer), encoding="utf-8")
 
 
@@ -226,6 +246,8 @@ def serve() -> None:
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for line in sys.stdin:
         print(json.dumps(answered(json.loads(line))), flush=True)

@@ -173,7 +173,9 @@ def twice(x):
 def never(x):
     return x
 """
-TESTS = """import here
+TESTS = """import sys
+
+import here
 import pytest
 
 
@@ -185,8 +187,12 @@ def test_kept(): assert here.KEPT == 3
 
 
 def test_wrong(): assert here.twice(1) == 3
+
+
+def test_untraced(): assert here.twice(0) == 0 and sys.gettrace() is None
 """
 FILE, MODULE = "tests/test_here.py", "tinyllama/model/here.py"
+UNTRACED = f"{FILE}::test_untraced"
 TWICE = dict.fromkeys((f"{FILE}::test_twice[3]", f"{FILE}::test_twice[4]"), 0.1)
 
 
@@ -239,15 +245,32 @@ def test_what_fails_raises_and_does_not_end_is_told_apart(server: Server) -> Non
     assert children.read_text() == ""
 
 
+def test_each_planted_text_has_a_second_of_its_own(tmp_path: Path) -> None:
+    """Python takes a compiled file for that of another text of the same size and second."""
+    server, path = Server.__new__(Server), tmp_path / "here.py"
+    server.tree, server._planted = tmp_path, 0
+    path.write_text("KEPT = 3\n")
+    before, seconds = path.stat().st_mtime_ns, set()
+    for number in "45":
+        with server.planted("here.py", f"KEPT = {number}\n"):
+            assert path.read_text() == f"KEPT = {number}\n"
+            seconds.add(int(path.stat().st_mtime))
+        assert path.read_text() == "KEPT = 3\n"
+        assert path.stat().st_mtime_ns == before
+    assert len(seconds | {before // 10**9}) == 3
+
+
 @SERVED
 def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     pytest.importorskip("coverage", reason="it tells which lines a test executes")
     traced = mutant_tests.trace(FILE, server)
     assert traced.failed == [f"{FILE}::test_wrong"]
-    assert traced.tests(MODULE, range(4, 6), server.tree) == set(TWICE)
-    assert traced.tests(MODULE, range(8, 10), server.tree) == set()
-    assert traced.tests(MODULE, None, server.tree) == set(TWICE), "what runs at import is of none"
+    assert traced.hidden == [UNTRACED]
+    every = {*TWICE, UNTRACED}
+    assert traced.tests(MODULE, range(4, 6), server.tree) == every
+    assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
+    assert traced.tests(MODULE, None, server.tree) == every, "what runs at import is of none"
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
     (server.tree / MODULE).write_text("\n\n" + CODE)
-    assert traced.tests(MODULE, range(8, 10), server.tree) == set(TWICE)
+    assert traced.tests(MODULE, range(8, 10), server.tree) == every
