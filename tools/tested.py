@@ -102,24 +102,41 @@ class Failed:
 
 class Traced:
     """Tells coverage, here and in processes that a test starts, which test it is; and notes what
-    tests take in seconds."""
+    each test takes alone, in seconds: with the fixtures that it shares with others."""
 
     def __init__(self, coverage: Any, most: float) -> None:
-        self.coverage, self.end = coverage, time.monotonic() + most
+        self.coverage, self.left = coverage, most
         self.seconds: dict[str, float] = {}
+        self._shared: dict[str, float] = {}  # by fixture
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                took = time.monotonic() - start
+                self._shared[fixturedef.argname] = max(
+                    took, self._shared.get(fixturedef.argname, 0)
+                )
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         os.environ[TEST] = item.nodeid
         self.coverage.switch_context(item.nodeid)
-        start = time.monotonic()
+        start, before = time.monotonic(), sum(self._shared.values())
         try:
             return (yield)
         finally:
-            self.seconds[item.nodeid] = time.monotonic() - start
+            own = time.monotonic() - start - (sum(self._shared.values()) - before)
+            names = getattr(item, "fixturenames", ())
+            shared = sum(self._shared.get(name, 0) for name in names)
+            self.seconds[item.nodeid] = max(0.0, own) + shared
             self.coverage.switch_context("")
             del os.environ[TEST]
-            if time.monotonic() > self.end:
+            self.left -= own
+            if self.left < 0:
                 item.session.shouldstop = "enough"
 
 
@@ -143,8 +160,8 @@ def failing(file: str, *plugins: Any) -> list[str]:
 
 
 def traced(file: str, folder: str, most: float) -> dict[str, Any]:
-    """The tests of a file, under coverage, whose data stay in a folder. most: seconds, after which
-    no other test is begun."""
+    """The tests of a file, under coverage, whose data stay in a folder. most: seconds of tests,
+    without the fixtures that they share, after which no other test is begun."""
     from coverage import Coverage
 
     coverage = Coverage(config_file=f"{folder}/coveragerc")

@@ -174,6 +174,7 @@ def never(x):
     return x
 """
 TESTS = """import sys
+import time
 
 import here
 import pytest
@@ -187,6 +188,15 @@ def test_kept(): assert here.KEPT == 3
 
 
 def test_wrong(): assert here.twice(1) == 3
+
+
+@pytest.fixture(scope="module")
+def slow():
+    time.sleep(1)
+
+
+@pytest.mark.parametrize("x", [0, 1])
+def test_slow(x, slow): assert x < 2
 
 
 def test_untraced(): assert here.twice(0) == 0 and sys.gettrace() is None
@@ -266,6 +276,9 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     traced = mutant_tests.trace(FILE, server)
     assert traced.failed == [f"{FILE}::test_wrong"]
     assert traced.hidden == [UNTRACED]
+    slow = (f"{FILE}::test_slow[{x}]" for x in range(2))
+    assert all(1 < traced.seconds[test] < 30 for test in slow), "a fork would run one of them"
+    assert all(traced.seconds[test] < 1 for test in TWICE)
     every = {*TWICE, UNTRACED}
     assert traced.tests(MODULE, range(4, 6), server.tree) == every
     assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
