@@ -307,3 +307,8 @@ def test_blocks_without_waves_say_nothing_of_what_is_common() -> None:
     assert common_share([replace(one, wave="one") for one in blocks]) is None
     same = noise_of(np.zeros((8, 2))).blocks
     assert common_share([replace(one, wave=str(n // 4)) for n, one in enumerate(same)]) is None
+
+
+def test_every_slowdown_that_is_certified_is_one_that_is_tried() -> None:
+    assert set(module.SLOWDOWNS) <= set(module.GRID)
+    assert list(module.GRID) == sorted(set(module.GRID))

@@ -267,3 +267,34 @@ def test_the_state_of_a_tree_is_of_every_file_and_of_bytecode(tmp_path: Path) ->
         path.write_text(text)
     tree(tmp_path / "base", {"new.json": "{}"})
     assert state(one, tmp_path) != before
+
+
+def test_a_verdict_that_can_be_read_is_the_only_one(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by: list[str] = []
+
+    def ended(one: judge.Judge, root: Path, arguments: list[str], *more: object) -> int:
+        by.append(one.label)
+        report = Path(arguments[-1].removeprefix("--gate-json="))
+        report.write_text('{"verdicts": [{"name": "candidate", "outcome": "SAME"}]}')
+        return 0
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    report = tmp_path / "out.json"
+    given = [f"--gate-json={report}"]
+    assert judge.run(repository, given, ["perf_tests"], ["new"], None, report) == 0
+    assert by == ["new"]
+
+
+def test_options_are_left_out_with_their_values() -> None:
+    given = ["-k", "one", "--gate-json", "x", "-x", "--junitxml=y", "--gate-json=z", "--junitxml2"]
+    kept = judge._without(given, ("--gate-json", "--junitxml"))
+    assert kept == ["-k", "one", "-x", "--junitxml2"]
+
+
+def test_what_is_inside_a_tree(tmp_path: Path) -> None:
+    assert judge._inside(tmp_path, tmp_path)
+    assert judge._inside(tmp_path / "a" / ".." / "b", tmp_path)
+    assert not judge._inside(tmp_path.parent, tmp_path)
+    assert not judge._inside(tmp_path / ".." / "other", tmp_path)

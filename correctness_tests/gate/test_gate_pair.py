@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from math import log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,3 +357,15 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
     seeds = [options["env"]["PYTHONHASHSEED"] for options in seen]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)
+
+
+def test_the_sides_take_turns_as_a_b_b_a(monkeypatch: pytest.MonkeyPatch) -> None:
+    took: list[str] = []
+    turned = SimpleNamespace(
+        order=(BASE, CANDIDATE), _turn=lambda name, *given: took.append(name) or {}
+    )
+    seeds, found = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
+    warm = [CANDIDATE, BASE]
+    assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]
+    assert len(set(seeds)) == 4
+    assert [len(each) for each in found.values()] == [4, 4]

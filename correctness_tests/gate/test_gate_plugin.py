@@ -338,3 +338,10 @@ def test_a_tree_that_changed_meanwhile_is_15(gated: GatedSuite) -> None:
     found = gated.run("--gate-json", "out.json")
     assert found.ret == 15
     lines(found, "was edited while it was compared")
+
+
+def test_each_change_of_what_judges_is_named() -> None:
+    report = {"judge_changed": [{"name": name, "digest": f"0{name}"} for name in "abc"]}
+    assert plugin._changed(report) == [
+        f"changed, and the base's judged: {name} (0{name})" for name in "abc"
+    ]

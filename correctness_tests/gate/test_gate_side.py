@@ -323,3 +323,15 @@ MORE = Benchmark("more", "anything", __name__, ON_CPU, f"{__name__}:Counter")
 
 def more(device: torch.device) -> list[Benchmark]:
     return [MORE]
+
+
+def test_a_provider_is_left_out_for_the_reason_of_its_first_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    every = [(None, None, ["small", "large"]), (None, None, ["small"]), (None, None, ["none", "x"])]
+    monkeypatch.setattr(module, "_every", lambda *given: every)
+    reason = {"none": None, "x": "x"}
+    monkeypatch.setattr(
+        module, "_left_out", lambda op, timed, device: reason.get(timed, f"{timed}")
+    )
+    assert left_out(CPU, PACKAGE) == {"small": 2}

@@ -401,3 +401,36 @@ def test_nothing_is_timed_before_it_is_expected(subject: Make) -> None:
     made.verify()
     with pytest.raises(ValueError, match="expect what was verified before a turn"):
         turn(made)
+
+
+def test_the_work_that_is_added_is_read_from_all_readings_but_the_first() -> None:
+    read = iter([100.0, 1.0, 2.0, 3.0, 4.0, 50.0])
+    prepared: list[str] = []
+
+    def reading(run: object, before: Callable[[], object]) -> SimpleNamespace:
+        before()
+        return SimpleNamespace(device=next(read))
+
+    made = SimpleNamespace(
+        **{"share": 0.5, "clocked": True, "extra": 0.0, "passes": ("forward", "backward")},
+        **{"clock": SimpleNamespace(read=reading), "_run": None, "_prepare": prepared.append},
+    )
+    Subject._calibrate(made)  # type: ignore[arg-type]
+    assert made.extra == 1.5
+    assert prepared == ["backward"] * 6
+
+
+def test_a_result_may_be_as_far_as_its_limit() -> None:
+    one = torch.ones(3)
+    verified.near(one, one, 0.0)
+    with pytest.raises(ValueError, match="from what eager gives"):
+        verified.near(one + 1e-3, one, 1e-4)
+
+
+def test_one_rounding_of_the_result_s_own_dtype_is_allowed() -> None:
+    plain = torch.ones(4, 8, dtype=torch.bfloat16)
+    oracle = plain.double()
+    eps = torch.finfo(torch.bfloat16).eps
+    verified.proven(plain + eps, plain, oracle, 1.0)
+    with pytest.raises(ValueError, match="error"):
+        verified.proven(plain + 16 * eps, plain, oracle, 1.0)

@@ -321,3 +321,12 @@ def test_a_cpu_is_busy_where_more_runs_than_it_has_processors(
     monkeypatch.setattr(os, "getloadavg", lambda: (4.3, 0.0, 0.0))
     said = "the load is 4.3 on 4 processors: other work runs here"
     assert looks(Watch(CPU)) == [said, None, None], "later it is ours"
+
+
+def test_a_machine_that_does_not_say_its_processors_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    for load, busy in ((0.9, False), (1.5, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert (Watch(torch.device("cpu")).before() is not None) is busy

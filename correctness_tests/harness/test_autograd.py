@@ -73,7 +73,8 @@ def test_an_unwritten_tail_shows_as_nan() -> None:
     assert not torch.zeros(3).isnan().any()
 
 
-def test_a_lost_gradient_is_an_error() -> None:
+@pytest.mark.parametrize("lost", ["x", "weight"])
+def test_a_lost_gradient_is_an_error(lost: str) -> None:
     op = scaled_pair("forgetful")
 
     @op.provider("lossy", keep=("x", "weight"))
@@ -84,11 +85,11 @@ def test_a_lost_gradient_is_an_error() -> None:
 
         @staticmethod
         def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
-            return {"x": torch.ones_like(kept["x"])}
+            return {name: torch.ones_like(each) for name, each in kept.items() if name != lost}
 
     x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
     y, _ = op(x, weight, provider="lossy")
-    with pytest.raises(RuntimeError, match=r"no gradient for \['weight'\]"):
+    with pytest.raises(RuntimeError, match=rf"no gradient for \['{lost}'\]"):
         y.sum().backward()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinyllama.harness.machine.device import cannot
+from tinyllama.harness.machine import device as device_module
+from tinyllama.harness.machine.device import cannot, usable_device
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -35,3 +36,9 @@ def test_a_cpu_has_bf16_and_a_gpu_says_so(has: bool, monkeypatch: pytest.MonkeyP
     assert cannot("bf16", CPU) is None
     assert (cannot("bf16", GPU) is None) is has
     assert cannot("tf32", CPU)
+
+
+def test_the_device_of_no_name_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "default_device", lambda: torch.device("cuda", 3))
+    assert usable_device(None) == torch.device("cuda", 3)
+    assert usable_device("cpu") == torch.device("cpu")

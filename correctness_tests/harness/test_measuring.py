@@ -1,5 +1,6 @@
 """What is measured besides time: kernels, their kinds and overlap, bytes, ceilings, cold caches."""
 
+import contextlib
 import statistics
 import time
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from correctness_tests.conftest import shared
+from tinyllama.harness.machine import facts
 from tinyllama.harness.measure import ceilings, memory
+from tinyllama.harness.measure import overlap as timelines
 from tinyllama.harness.measure.cache import Flush, last_level_bytes
 from tinyllama.harness.measure.ceilings import copy_rate, least_seconds, product_rate
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
@@ -326,3 +329,35 @@ def test_a_ceiling_is_measured_in_its_precision_and_leaves_the_mode(
 def test_narrower_products_are_no_slower(own_gpu: None, gpu: torch.device) -> None:
     rates = [product_rate(precision, gpu, rounds=4) for precision in ("fp32", "tf32", "bf16")]
     assert rates == sorted(rates)
+
+
+def test_a_gpu_that_is_as_busy_as_allowed_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts.time, "sleep", lambda _: None)
+    read = iter([1.0, facts.BUSY_SHARE, 0.0])
+    gpu: Any = SimpleNamespace(busy_share=lambda: next(read))
+    assert facts.busy_at_rest(gpu) == facts.BUSY_SHARE
+
+
+def test_a_timeline_is_of_kernels_and_of_no_annotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(name: str, start: float, end: float, where: str, annotated: bool) -> SimpleNamespace:
+        kind = getattr(torch.autograd.DeviceType, where)
+        span = SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(
+            name=name, time_range=span, device_type=kind, is_user_annotation=annotated
+        )
+
+    events = [
+        event("ncclDevKernel_AllReduce", 0.0, 4.0, "CUDA", False),
+        event("product", 3.0, 9.0, "CUDA", False),
+        event("a range", 0.0, 99.0, "CUDA", True),
+        event("a launch", 0.0, 99.0, "CPU", False),
+    ]
+    profiler = SimpleNamespace(events=lambda: events)
+    monkeypatch.setattr(timelines, "profile", lambda **given: contextlib.nullcontext(profiler))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    calls: list[int] = []
+    found = timelines.overlap(lambda: calls.append(1), torch.device("cuda", 0))
+    assert calls == [1]
+    assert found == timelines.overlap_of(
+        [("ncclDevKernel_AllReduce", 0.0, 4.0), ("product", 3.0, 9.0)]
+    )

@@ -145,3 +145,23 @@ def test_what_is_remembered_is_left_where_overflows_are_looked_for(
     monkeypatch.setattr(stock.interpreter_builder, "options", options)
     remembered(a, b)
     assert len(calls) == 2
+
+
+def test_bits_of_another_shape_are_not_the_same() -> None:
+    assert operators._same(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert not operators._same(np.zeros((2, 3)), np.zeros((3, 2)))
+    assert not operators._same(np.zeros(2, np.int32), np.zeros(2, np.float32))
+
+
+def test_a_conversion_is_triton_s_own_only_the_first_time() -> None:
+    own, asked = both("to")[0], list[Any]()
+
+    def noted(a: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
+        asked.append(dtype)
+        return own(a, dtype, *rest, **named)
+
+    cast = operators._cast(noted)
+    kind = block(tl.int32, (4,), 0)
+    for _ in range(3):
+        assert outcome(cast, kind, tl.float32) == outcome(own, kind, tl.float32)
+    assert asked == [tl.float32]

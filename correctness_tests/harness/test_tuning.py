@@ -77,6 +77,7 @@ def test_the_one_in_force_is_timed_in_full_however_slow_at_first(
     monkeypatch.setattr(tuning, "_timed", lambda _, key, config, *rest: lambda: seconds[config])
     one = found({})
     tuning._search(space, one, subject)
+    assert set(one.spilled) == {OLD, *others}, "all are tried"
     assert set(one.seconds) == {OLD, *others[:SURVIVORS]}
     assert one.best == others[0]
     assert one.gain == pytest.approx(2.0)
@@ -95,3 +96,11 @@ def test_a_search_times_each_configuration_and_counts_spills(
     assert set(one.seconds) <= set(one.spilled)
     assert all(seconds > 0 for seconds in one.seconds.values())
     assert set(one.spilled.values()) == {0}
+
+
+@pytest.mark.parametrize("wrong", ["first", "last"])
+def test_a_configuration_with_any_wrong_result_is_not_trusted(wrong: str) -> None:
+    right = {"first": torch.ones(3), "last": torch.ones(3)}
+    tuning._assert_close(right, right)
+    with pytest.raises(AssertionError, match=f"{wrong} differs by"):
+        tuning._assert_close({**right, wrong: torch.ones(3) + 1}, right)

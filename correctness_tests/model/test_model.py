@@ -97,3 +97,9 @@ def test_a_shape_that_cannot_be_is_refused(changes: dict, message: str) -> None:
 def test_a_setting_that_cannot_be_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**changes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_rotary_tables_have_float32_or_wider(dtype: torch.dtype) -> None:
+    tables = TinyLlama(PRESETS["tiny"]).to(dtype).rope(8)
+    assert {table.dtype for table in tables} == {torch.promote_types(dtype, torch.float32)}

@@ -34,7 +34,7 @@ from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
-from tinyllama.training import checkpoint
+from tinyllama.training import checkpoint, ranks
 from tinyllama.training.data import RandomTokens, TextBytes
 from tinyllama.training.ranks import ALONE, Ranks, device_of, launched
 from tinyllama.training.shards import shard
@@ -380,3 +380,31 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
         device_of(Ranks(3, 4, 1), "cuda:0")
     with pytest.raises(UsageError, match="rank 3 is number 2 on its machine, which has 2 GPUs"):
         device_of(Ranks(3, 4, 2), None)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_are_joined_watch_each_other_until_they_end(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Watched:
+        def __init__(self, *given: Any) -> None:
+            made.append(given)
+
+        def start(self) -> None:
+            made.append("started")
+
+        def stop(self, left: bool) -> None:
+            made.append(left)
+
+    monkeypatch.setattr(ranks, "Answering", Watched)
+    monkeypatch.setattr(ranks, "own_store", lambda: "store")
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *given, **named: None)
+    with ranks.joined(Ranks(rank, 2, seconds=7.0), CPU):
+        assert made == [("store", rank, 2, 7.0), "started"]
+    assert made.pop() is True
+    with pytest.raises(KeyError), ranks.joined(Ranks(rank, 2), CPU):
+        raise KeyError
+    assert made.pop() is False

@@ -201,3 +201,9 @@ def test_a_plan_that_cannot_run_is_refused(device: torch.device) -> None:
     with pytest.raises(ConfigError, match="capture cannot run on cpu: device graphs need a GPU"):
         TrainStep(model, TrainConfig(), StepPlan(capture=True))
     assert TrainStep(model, TrainConfig()).left_out == {"capture": "device graphs need a GPU"}
+
+
+def test_a_plan_names_all_its_ways() -> None:
+    assert str(StepPlan()) == "eager"
+    every = StepPlan(compile=True, capture=True, overlap=True, memory="small")
+    assert str(every) == "compile + capture + overlap + small-memory"

@@ -18,7 +18,7 @@ from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import launched, processors
-from tinyllama.harness.kernels.together import EVERY, Watchdog, meet
+from tinyllama.harness.kernels.together import EVERY, Watchdog, cooperative, meet
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -350,3 +350,8 @@ def test_wider_heads_are_refused() -> None:
     given = inputs(4, 1, 1, 128, CPU)
     with pytest.raises(ValueError, match="head dimension 128: at most 64 is supported"):
         stack["single"].call(*given, eps=EPS)
+
+
+def test_only_a_gpu_launches_programs_together() -> None:
+    assert cooperative(torch.device("cpu")) == {}
+    assert cooperative(torch.device("cuda", 0)) == {"launch_cooperative_grid": True}

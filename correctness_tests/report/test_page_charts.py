@@ -4,6 +4,8 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,7 +28,7 @@ if not all(map(importlib.util.find_spec, NEEDS)):
     pytest.skip("needs the extra 'report'", allow_module_level=True)
 
 
-from tinyllama.harness.page import panels, trend
+from tinyllama.harness.page import captions, panels, trend
 from tinyllama.harness.page.charts import Chart, Scale
 from tinyllama.harness.page.keys import FLOOR, Keys
 from tinyllama.harness.page.panels import Context, Panel, Steps
@@ -192,3 +194,12 @@ def test_the_last_run_stands_beside_the_one_before(
     assert "torch 2.11.0 → 9" in texts[6]
     assert trend.against(context(runs), {("small", "bf16"): runs[:1]}) is None
     assert trend.change(None, runs[0].of(StepEntry)[0].floor_share) == MISSING
+
+
+def test_a_history_says_from_when_to_when() -> None:
+    def said(*dates: str) -> str:
+        runs: Any = [SimpleNamespace(date=f"{date}T10:00") for date in dates]
+        return captions.history(runs, {})
+
+    assert said("2026-01-02", "2026-01-03", "2026-02-01") == "3 runs, 2026-01-02 to 2026-02-01."
+    assert said("2026-01-02", "2026-01-02") == "2 runs, 2026-01-02."

@@ -21,7 +21,7 @@ from correctness_tests.support.sample_records import (
 )
 from tinyllama.harness.page import NEEDS
 from tinyllama.harness.records.entries import OpEntry, StepEntry, SweepEntry
-from tinyllama.harness.records.numbers import mebibytes, milliseconds, percent
+from tinyllama.harness.records.numbers import mebibytes, milliseconds, percent, tick
 from tinyllama.harness.records.results import Record
 
 if not all(map(importlib.util.find_spec, NEEDS)):
@@ -33,7 +33,7 @@ from tinyllama.harness.page import columns, plots, roofline, sweeps, trend, view
 from tinyllama.harness.page import ops as op_panels
 from tinyllama.harness.page.keys import Keys
 from tinyllama.harness.page.panels import Context
-from tinyllama.harness.page.svg import MARKS, NAMES, Key, Plot, colour, frame, to_svg
+from tinyllama.harness.page.svg import MARKS, NAMES, WIDTH, Key, Plot, colour, frame, to_svg
 from tinyllama.harness.page.tables import table
 
 KEY = Key("one", "series-0", "o")
@@ -397,3 +397,35 @@ def test_a_time_of_zero_is_no_figure() -> None:
     found = [replace(step("small-bf16", "v3"), seconds=0.0), step("small-bf16", "v1")]
     page = view.page([record("small-bf16", found)], [], "t")
     assert page.devices[0].sections[1].panels
+
+
+def test_a_frame_leaves_its_margins_in_points() -> None:
+    box = frame(230, left=46, bottom=38, right=16, top=24).get_position()
+    assert (box.x0, box.y0) == pytest.approx((46 / WIDTH, 38 / 230))
+    assert (box.width, box.height) == pytest.approx(((WIDTH - 62) / WIDTH, (230 - 62) / 230))
+
+
+def test_the_room_beside_named_places_grows_with_their_number(drawn: list[Axes]) -> None:
+    for count, margin in ((2, 0.25), (13, 0.72)):
+        line = plots.Line(KEY, tuple((n, 1.0) for n in range(count)))
+        plots.lines([line], "x", "y", "i", "l", [f"{n}" for n in range(count)])
+        assert drawn[-1].get_xlim() == pytest.approx((-margin, count - 1 + margin))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (3e12, "3 T"),
+        (1e12, "1 T"),
+        (9e11, "900 G"),
+        (1e9, "1 G"),
+        (1e6, "1 M"),
+        (-5e6, "-5 M"),
+        (9e5, "900 k"),
+        (1e4, "10 k"),
+        (9999.0, "9999"),
+        (0.25, "0.25"),
+    ],
+)
+def test_a_number_on_an_axis_is_short(value: float, shown: str) -> None:
+    assert tick(value) == shown
