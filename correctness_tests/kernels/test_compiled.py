@@ -2,12 +2,12 @@
 
 What is compiled follows from the declarations: for each provider that launches kernels its
 forward and backward are recorded on meta tensors, in its dtypes and precisions, with the
-configurations chosen for the chip. `make test` compiles the cases that a GPU times for two chips,
-and for the others each op's own kernels for the largest case in bfloat16. Cooperative kernels take
-seconds each: there in bfloat16 for two chips. Of the two chips it leaves out what Triton would get
-as when the op's instructions were recorded (`is_recorded_so`): the record is made of kernels within
-their limits. `make test-slow` compiles that, the rest, all cases, and every configuration that a
-search may try.
+configurations chosen for the chip. `make test` looks at the cases that a GPU times for two chips,
+and for the others at each op's own kernels for the largest case in bfloat16. Cooperative kernels
+take seconds each: there in bfloat16 for two chips. What Triton would get as when the op's
+instructions were recorded is not compiled again (`is_recorded_so`): the record is made of kernels
+within their limits. `make test-slow` compiles that, the rest, all cases, and every configuration
+that a search may try.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,9 @@
 """Kernels keep the instructions that they are recorded to have: wide accesses, matrix products.
 
-The compilations are those of `correctness_tests/kernels/test_compiled.py` for two chips; none is
-made a second time, and what `make test` leaves to `make test-slow` there it leaves here. Each op's
-folder has its record, ``instructions.toml``. A kernel that is not recorded for this triton is
-listed among the skipped tests; test_compiled.py holds it to the limits of the chips.
+The compilations are those of `correctness_tests/kernels/test_compiled.py`; none is made a second
+time, and what `make test` leaves to `make test-slow` there it leaves here. Each op's folder has its
+record, ``instructions.toml``. A kernel that is not recorded for this triton is listed among the
+skipped tests; test_compiled.py holds it to the limits of the chips.
 """
 
 from dataclasses import replace

@@ -17,7 +17,7 @@ from tinyllama.harness.correct.launched import (
 from tinyllama.harness.kernels import limits
 from tinyllama.harness.kernels.instruction_record import Key, Record, load_all, made_of
 from tinyllama.harness.kernels.launch import Launch
-from tinyllama.harness.kernels.resources import Compilation, lacking
+from tinyllama.harness.kernels.resources import CHIPS, Compilation, lacking
 from tinyllama.ops import OPS
 
 
@@ -79,7 +79,7 @@ FOLDERS = {op.name: op.folder for op in OPS.values() if op.folder is not None}
 MINOR = limits.triton_minor()
 LIMITS = {op.name: limits.of_op(op.name, op.folder) for op in OPS.values()}
 KNOWN = [entry for declared in LIMITS.values() for entry in declared.of(MINOR)]
-AVAILABLE = [chip for chip in WHOLLY if not lacking(chip)]
+AVAILABLE = [chip for chip in CHIPS if not lacking(chip)]
 
 
 @functools.cache

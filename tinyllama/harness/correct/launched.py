@@ -32,7 +32,7 @@ WHOLLY = ("gfx942", "sm_90")  # chips for which more than the largest case is co
 class Planned:
     """One compilation, and the first case that asks for it; or what kept it from being known.
 
-    quick: it is made in `make test`. held: its instructions are recorded."""
+    quick: it is looked at in `make test`. held: its instructions are recorded."""
 
     where: str
     quick: bool
@@ -55,7 +55,8 @@ def cases_of(op: Op, provider: Provider, chip: str, mode: str) -> Iterator[tuple
             yield case, held and (mode == "bf16" or not long), held
         else:
             largest = mode == "bf16" and case is op.timed[-1]
-            yield case, largest and not long and chip != "gfx908", False
+            soon = largest and not long and chip != "gfx908"
+            yield case, soon, soon
     if chip in WHOLLY:
         for case in op.cases:
             yield case, False, False
@@ -76,9 +77,10 @@ def plan_of(
                         )
                         for launch in launches:
                             found = compilation(launch, chip)
-                            own = found.kernel.startswith(f"{op.name}.")
-                            soon = quick and (own or chip in WHOLLY)  # else with the kernel's op
-                            yield Planned(f"{where}-{found.kernel}", soon, held, found)
+                            # On other chips a kernel is looked at with its own op alone.
+                            counts = chip in WHOLLY or found.kernel.startswith(f"{op.name}.")
+                            each = quick and counts, held and counts
+                            yield Planned(f"{where}-{found.kernel}", *each, found)
                     except Exception as error:  # the test of this case raises it
                         yield Planned(where, quick, held, error=error)
 
