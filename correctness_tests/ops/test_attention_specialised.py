@@ -239,7 +239,7 @@ def test_descriptors_are_rows_of_one_head_at_a_time() -> None:
 @pytest.mark.parametrize(("K", "rotated"), [(64, True), (128, True), (128, False)])
 def test_they_compile_for_the_chip(K: int, rotated: bool) -> None:
     """Rotated and scaled, as in a stack, which no timed case has at this length; and the kernel of
-    queries. The others are recorded of timed cases, in test_compiled.py and test_instructions.py."""
+    queries. The others are recorded of timed cases: `correctness_tests/kernels` holds these."""
     with everywhere(ON):
         _, queries, keys = launches(K=K, rotated=rotated, scaled=rotated)
     known = of_op("attention", attention.folder).of(triton_minor())
