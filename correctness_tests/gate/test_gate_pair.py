@@ -361,9 +361,12 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
 
 def test_the_sides_take_turns_as_a_b_b_a(monkeypatch: pytest.MonkeyPatch) -> None:
     took: list[str] = []
-    turned = SimpleNamespace(
-        order=(BASE, CANDIDATE), _turn=lambda name, *given: took.append(name) or {}
-    )
+
+    def turn(name: str, *given: Any) -> dict[str, Any]:
+        took.append(name)
+        return {}
+
+    turned = SimpleNamespace(order=(BASE, CANDIDATE), _turn=turn)
     seeds, found = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
     assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]
