@@ -1,4 +1,6 @@
-"""The gradient of a table with blocks that no case has."""
+"""The gradient of a table: blocks that no case has, and tokens in any order."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,16 +10,88 @@ pytest.importorskip("triton")
 from tinyllama.harness import Case
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.kernels.configs import Config
-from tinyllama.ops.embedding import GRADIENT, embedding
+from tinyllama.ops import embedding as file
+from tinyllama.ops.embedding import GRADIENT, ORDER, Triton, embedding
 
 CASE = OpCase(embedding, embedding["triton"], Case(N=40, V=6, D=50), torch.float32)
 
 
-@pytest.mark.parametrize(("columns", "tokens"), [(16, 32), (32, 16)])
-def test_blocks_of_any_proportion(columns: int, tokens: int, device: torch.device) -> None:
-    """Several of both; in the cases of the op both have 128, or there is one block of columns."""
-    config = Config(COLUMNS=columns, TOKENS=tokens, AT_ONCE=4, num_warps=1)
-    with GRADIENT.force(config, D=64):
+@pytest.mark.parametrize(("columns", "at_once"), [(16, 4), (32, 2)])
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 16), (4, 32), (8, 64)])
+def test_blocks_of_any_proportion(
+    rows: int, tokens: int, columns: int, at_once: int, device: torch.device
+) -> None:
+    """Several of all; in most cases of the op there is one block of tokens, and of columns."""
+    order = Config(ROWS=rows, TOKENS=tokens, num_warps=1)
+    gradient = Config(COLUMNS=columns, AT_ONCE=at_once, num_warps=1)
+    with ORDER.force(order, N=64), GRADIENT.force(gradient, D=64):
         compared = CASE.compare(device)
     assert [one.name for one in compared] == ["y", "grad weight"]
     assert all(one.passed for one in compared), [str(one) for one in compared]
+
+
+TOKENS = {
+    "mixed": torch.randint(9, (70,), generator=torch.Generator().manual_seed(0)),
+    "equal": torch.full((70,), 4),
+    "the last row": torch.full((70,), 8),
+    "falling": torch.arange(69, -1, -1) % 9,
+    "none": torch.zeros(0, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_are_sorted_by_row_and_keep_their_order(name: str, device: torch.device) -> None:
+    """So that a row's sum has one order: that of its tokens."""
+    tokens, weight = TOKENS[name].to(device), torch.zeros(9, 3, device=device)
+    with ORDER.force(Config(ROWS=4, TOKENS=32, num_warps=1), N=128):
+        _, order, starts = Triton.forward(weight, tokens)
+    assert torch.equal(order, tokens.argsort(stable=True).int())
+    counts = tokens.bincount(minlength=9)
+    assert torch.equal(starts, torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int())
+
+
+@pytest.mark.parametrize("limit", [0, 2**23])
+def test_many_tokens_and_rows_are_torchs(
+    limit: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each token is no longer compared with each row, in both passes."""
+    launched: list[str] = []
+
+    def noted(name: str) -> Any:
+        kernel = getattr(file, name)
+
+        class Noted:
+            def __getitem__(self, grid: Any) -> Any:
+                launched.append(name)
+                return kernel[grid]
+
+        return Noted()
+
+    for name in ("order_kernel", "gradient_kernel"):
+        monkeypatch.setattr(file, name, noted(name))
+    monkeypatch.setattr(file, "MOST", limit)
+    compared = CASE.compare(device)
+    assert all(one.passed for one in compared), [str(one) for one in compared]
+    expected = {"order_kernel", "gradient_kernel"} if limit else set()
+    assert set(launched) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mixed", "equal"])
+def test_repeated_the_gradient_has_equal_bits(name: str, gpu: torch.device) -> None:
+    """50 times, of 8,192 tokens, and near a sum in float64."""
+    generator = torch.Generator(gpu).manual_seed(0)
+    tokens = torch.randint(1000, (8192,), generator=generator, device=gpu)
+    if name == "equal":
+        tokens.fill_(7)
+    weight = torch.zeros(1000, 1024, device=gpu, requires_grad=True)
+    dy = torch.randn(8192, 1024, generator=generator, device=gpu)
+    first = None
+    for _ in range(50):
+        (found,) = torch.autograd.grad(embedding["triton"](weight, tokens), weight, dy)
+        first = found if first is None else first
+        assert torch.equal(found, first)
+    exact = torch.zeros(1000, 1024, dtype=torch.float64, device=gpu)
+    exact.index_add_(0, tokens, dy.double())
+    assert first is not None
+    assert (first - exact).norm() / exact.norm() < 1e-6
