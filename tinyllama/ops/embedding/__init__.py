@@ -122,7 +122,7 @@ ORDER = Space(
 )
 GRADIENT = Space(
     "embedding.gradient",
-    default=lambda D: Config(COLUMNS=min(128, max(16, D)), AT_ONCE=16, num_warps=1),
+    default=lambda D: Config(COLUMNS=min(128, max(16, D)), AT_ONCE=32, num_warps=1),
     configs=lambda D: [
         Config(COLUMNS=columns, AT_ONCE=at_once, num_warps=warps)
         for columns, at_once, warps in (
