@@ -232,10 +232,13 @@ class Trace:
     digests: dict[str, str] = field(default_factory=dict)
 
     def tests(self, source: str, lines: range | None, tree: Path) -> set[str]:
-        """The tests that execute one of the lines of a source file; lines: None for any, as for a
-        file that is another one in this tree."""
+        """The tests that execute one of the lines of a source file, or any line if it is another
+        one in this tree. lines: None for what runs at import: every test of a file of which some
+        test executes the source, since a test that reads a constant executes none of it."""
         every = own = self.lines.get(source, {})
-        if lines is not None and self.digests.get(source) == digest(tree / source):
+        if lines is None:
+            return (set(self.seconds) if every else set()) - set(self.failed)
+        if self.digests.get(source) == digest(tree / source):
             own = {line: own[line] for line in map(str, lines) if line in own}
         hidden = {test for tests in every.values() for test in tests} & set(self.hidden)
         return {test for tests in own.values() for test in tests} - set(self.failed) | hidden
@@ -325,8 +328,8 @@ def chosen(
     """Of test files, the tests for a change of these lines of a source file, in their order.
     lines: None for those that run at import. budget: the seconds that they take unchanged.
 
-    If no test is seen to execute them, as in a process that is killed, it is those that execute
-    any line of the file. The first of each test function come before their other parameters.
+    If no test is seen to execute them, as in a process that is killed, they are chosen like those
+    for lines that run at import. The first of each test function come before its others.
     """
     traces = [trace(file, server) for file in files]
     seconds = {test: time for one in traces for test, time in one.seconds.items()}

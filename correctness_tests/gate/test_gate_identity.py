@@ -33,6 +33,7 @@ from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.machine.worker import Worker
 from tinyllama.harness.records.verdict import Outcome
+from tinyllama.ops import OPS
 
 LOCK = threading.Lock()
 AT_IMPORT = {
@@ -241,3 +242,13 @@ def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
     for file in (here / "_C.so", Path(numpy.__file__).parent / "core/x.so", "/elsewhere/x.so"):
         opened._Events._foreign(events, str(file), f"it loads {file}")
     assert noted == ["it loads /elsewhere/x.so"]
+
+
+def test_what_is_called_of_a_provider_are_its_passes_or_itself() -> None:
+    op = OPS["rms_norm"]
+    plain, derived = op.providers["eager"], op.providers["triton"]
+    assert opened._called(op, plain)[-1] is plain.call
+    own = derived.derived
+    assert own is not None
+    found = opened._called(op, derived)
+    assert found[4:] == [own.forward, own.backward, dict(own.reads), own.saved]

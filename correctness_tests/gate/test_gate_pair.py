@@ -359,14 +359,14 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
     assert all(int(options["env"]["MALLOC_TRIM_THRESHOLD_"]) >= 2**30 for options in seen)
 
 
-def test_the_sides_take_turns_as_a_b_b_a(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sides_take_turns_as_a_b_b_a() -> None:
     took: list[str] = []
 
-    def turn(name: str, *given: Any) -> dict[str, Any]:
+    def turn(name: str, *given: object) -> dict[str, float]:
         took.append(name)
         return {}
 
-    turned = SimpleNamespace(order=(BASE, CANDIDATE), _turn=turn)
+    turned: Any = SimpleNamespace(order=(BASE, CANDIDATE), _turn=turn)
     seeds, found = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
     assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]

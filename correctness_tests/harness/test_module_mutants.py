@@ -276,13 +276,15 @@ def test_the_tests_of_a_line_are_those_that_execute_it(server: Server) -> None:
     traced = mutant_tests.trace(FILE, server)
     assert traced.failed == [f"{FILE}::test_wrong"]
     assert traced.hidden == [UNTRACED]
-    slow = (f"{FILE}::test_slow[{x}]" for x in range(2))
+    slow = {f"{FILE}::test_slow[{x}]" for x in range(2)}
     assert all(1 < traced.seconds[test] < 30 for test in slow), "a fork would run one of them"
     assert all(traced.seconds[test] < 1 for test in TWICE)
     every = {*TWICE, UNTRACED}
     assert traced.tests(MODULE, range(4, 6), server.tree) == every
     assert traced.tests(MODULE, range(8, 10), server.tree) == {UNTRACED}, "it is not known"
-    assert traced.tests(MODULE, None, server.tree) == every, "what runs at import is of none"
+    # What runs at import is of no test, and any may read it.
+    assert traced.tests(MODULE, None, server.tree) == {*every, *slow, f"{FILE}::test_kept"}
+    assert traced.tests("tinyllama/model/other.py", None, server.tree) == set()
     assert mutant_tests.trace(FILE, server) == traced, "kept"
     # Lines of a file that has changed since are not those that were traced.
     (server.tree / MODULE).write_text("\n\n" + CODE)

@@ -19,7 +19,15 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, is_recorded_so, planned
-from tinyllama.harness.correct.launched import MODES, WHOLLY, Planned, launches_of, plan, plan_of
+from tinyllama.harness.correct.launched import (
+    MODES,
+    WHOLLY,
+    Planned,
+    cases_of,
+    launches_of,
+    plan,
+    plan_of,
+)
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Tensor
 from tinyllama.harness.kernels import limits
@@ -271,3 +279,17 @@ def test_configurations_that_do_not_fit_are_found_on_the_chip_where_they_do_not(
     assert found[f"N=100: {TOO_WIDE}"] == "32 warps of 64 threads, limit 1024 threads"
     with pytest.raises(AssertionError, match="1 do not fit, listed are"):
         assert_listed(found, space, "gfx942", declared_for(space))
+
+
+def test_of_other_chips_the_largest_case_alone_is_compiled_in_the_fast_lane() -> None:
+    op = OPS["rms_norm"]
+    assert len(op.timed) > 2
+
+    def quick(mode: str) -> list[bool]:
+        found = list(cases_of(op, op.providers["triton"], "sm_100", mode))
+        assert [case for case, _, _ in found] == op.timed
+        assert not any(held for _, _, held in found)
+        return [now for _, now, _ in found]
+
+    assert quick("bf16") == [*[False] * (len(op.timed) - 1), True]
+    assert not any(quick("fp16"))

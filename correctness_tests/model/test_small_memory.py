@@ -1,8 +1,10 @@
 """Small memory: blocks are computed again, and a parameter is updated, and its gradient freed,
 as soon as that is final. The training is that of the fast plan."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tinyllama.harness.machine.device import cannot
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import TIERS, V2, V3, StepPlan
+from tinyllama.training import step as step_file
 from tinyllama.training.diagnose import diagnose, gradients
 from tinyllama.training.step import TrainStep, products
 
@@ -160,3 +163,25 @@ def test_small_memory_is_not_compiled() -> None:
 def test_an_unknown_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="memory 'tiny' is unknown: use fast, selective, small"):
         TrainStep(TinyLlama(SHAPE), TrainConfig(), StepPlan(memory="tiny"))
+
+
+def test_every_function_is_captured_in_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[Any] = []
+    calls: list[tuple[Any, int]] = []
+
+    @contextlib.contextmanager
+    def graph(captured: object, pool: object) -> Iterator[None]:
+        inside.append(captured)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+
+    def function(number: int) -> Callable[[], object]:
+        return lambda: calls.append((inside[0], number))
+
+    first, second = step_file.capture_graphs([function(0), function(1)], [function(2)])
+    assert first is not second
+    assert [(one is first, number) for one, number in calls] == [(True, 0), (True, 1), (False, 2)]

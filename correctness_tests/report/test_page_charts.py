@@ -28,7 +28,7 @@ if not all(map(importlib.util.find_spec, NEEDS)):
     pytest.skip("needs the extra 'report'", allow_module_level=True)
 
 
-from tinyllama.harness.page import captions, panels, trend
+from tinyllama.harness.page import captions, panels, svg, trend
 from tinyllama.harness.page.charts import Chart, Scale
 from tinyllama.harness.page.keys import FLOOR, Keys
 from tinyllama.harness.page.panels import Context, Panel, Steps
@@ -203,3 +203,8 @@ def test_a_history_says_from_when_to_when() -> None:
 
     assert said("2026-01-02", "2026-01-03", "2026-02-01") == "3 runs, 2026-01-02 to 2026-02-01."
     assert said("2026-01-02", "2026-01-02") == "2 runs, 2026-01-02."
+
+
+def test_each_colour_of_a_plot_is_one_of_the_page() -> None:
+    page = (Path(svg.__file__).parent / "page.css").read_text()
+    assert all(f"--{name}:" in page for name in svg.NAMES)

@@ -429,3 +429,15 @@ def test_the_room_beside_named_places_grows_with_their_number(drawn: list[Axes])
 )
 def test_a_number_on_an_axis_is_short(value: float, shown: str) -> None:
     assert tick(value) == shown
+
+
+def test_an_op_with_one_entry_has_its_letter_and_its_row() -> None:
+    found = record("ops", ops())
+    op = found.of(OpEntry)[-1].op
+    one = next(e for e in found.of(OpEntry) if e.op == op and e.passes == "forward")
+    rest = [e for e in found.entries if not isinstance(e, OpEntry) or e.op != op]
+    panel = op_panels.panel(context([found]), replace(found, entries=[*rest, one]), "bf16", "i")
+    (key,) = panel.aside
+    shown = [cell.text for cell in key.rows[-1].cells]
+    assert shown[0].endswith(f" {op}")
+    assert any("%" in text or text[:1].isdigit() for text in shown[1:]), shown
