@@ -91,9 +91,8 @@ class Answering:
         except SilentRankError as error:
             get_error_handler().record_exception(error)  # torchrun shows it as the cause
             print(f"tinyllama: error: {error}", file=sys.stderr, flush=True)
-        time.sleep(
-            1.1
-        )  # torchrun compares whole seconds, and must see the killed one as the second
+        # torchrun compares whole seconds, and must see the process that is killed as the second.
+        time.sleep(1.1)
         with contextlib.suppress(dist.DistError, OSError):
             for where in self._store.multi_get([self._processes[rank] for rank in silent]):
                 host, process = where.decode().split()

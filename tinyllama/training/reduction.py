@@ -4,7 +4,8 @@ one rank     nothing to do
 Copied       by copies between the GPUs of a machine, block by block during the backward pass
 Parallel     DistributedDataParallel: buckets, reduced during the backward pass
 Beside       V4: a block's gradients are adjacent in memory, and are reduced on the side branch
-             before the block's update; by copies, or by collectives
+             before the block's update; by copies, or by collectives. By copies the updates may
+             also follow the backward pass
 Sharded      FSDP2: each rank gets the gradients of its shards
 """
 
