@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -142,6 +142,23 @@ def test_the_energy_of_a_step_is_shared_by_its_samples(monkeypatch: pytest.Monke
     monkeypatch.setattr(steps, "sensor", lambda device: object())
     monkeypatch.setattr(steps, "energy", lambda *args: Energy(6.0, 400.0, "counter"))
     assert step.used(0.1) == {"joules_per_sample": 3.0, "watts": 400.0, "energy_source": "counter"}
+
+
+def test_of_the_floor_the_energy_alone_is_measured(
+    monkeypatch: pytest.MonkeyPatch, floor: Floor
+) -> None:
+    monkeypatch.setattr(steps, "sensor", lambda device: object())
+    found = Energy(6.0, 400.0, "counter")
+    monkeypatch.setattr(steps, "energy", lambda call, *_: (call(), found)[1])
+    measured = Measured(Group.parse(WHERE["group"]))
+    measured.entries[FLOOR.name] = empty_entry(FLOOR, measured.group)
+    measured.seconds[FLOOR.name] = [0.1] * 8
+    asked = SimpleNamespace(call=lambda _, question, *rest: getattr(floor, question)(*rest))
+    run = _Run(measured.group, torch.device("cpu"), cast(Any, {FLOOR.name: asked}), measured)
+    run.look_closer()
+    assert measured.failed == {}
+    entry = entry_of(FLOOR, measured, 1e9)
+    assert (entry.joules_per_sample, entry.watts, entry.kernels) == (1.5, 400.0, None)
 
 
 # -- what an entry holds ----------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Effort:
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
             return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
-        return Effort(warm_up=1.0, turn=0.1, rounds=20, total=40, readings=10, energy=1.5)
+        return Effort(warm_up=1.0, turn=0.1, rounds=40, total=80, readings=10, energy=1.5)
 
 
 @dataclass
@@ -179,22 +179,25 @@ class _Run:
         """What is measured of each contender alone, and whether it learned."""
         for name in list(self.measured.seconds):
             with self._kept(name):
-                if name != FLOOR.name:
-                    self._look(name)
+                self._look(name)
                 self._add(name, self._ask(name, "facts"))
         self._must_learn()
 
     def _look(self, name: str) -> None:
-        for question, argument in (
-            ("clocks", (self.effort.readings,)),
-            ("launched", ()),
-            ("used", (self.effort.energy,)),
-        ):
-            answer = self._ask(name, question, *argument)
-            known = self.measured.entries[name].unavailable or {}
-            unavailable = {**known, **answer.pop("unavailable", {})}
-            self._add(name, {**answer, "unavailable": unavailable or None})
-        self.measured.losses[name] = self._ask(name, "loss_series")
+        is_step = name != FLOOR.name
+        if is_step:
+            self._answer(name, "clocks", self.effort.readings)
+            self._answer(name, "launched")
+        self._answer(name, "used", self.effort.energy)
+        if is_step:
+            self.measured.losses[name] = self._ask(name, "loss_series")
+
+    def _answer(self, name: str, question: str, *arguments: Any) -> None:
+        """Put an answer into the entry; fields that are not known keep their reasons."""
+        answer = self._ask(name, question, *arguments)
+        known = self.measured.entries[name].unavailable or {}
+        unavailable = {**known, **answer.pop("unavailable", {})}
+        self._add(name, {**answer, "unavailable": unavailable or None})
 
     def _add(self, name: str, found: Mapping[str, Any]) -> None:
         """Put what a worker answered, fields of an entry by name, into the entry."""

@@ -233,19 +233,7 @@ class StepContender:
         }
 
     def used(self, seconds: float) -> dict[str, Any]:
-        """Joules of a sample and mean watts, or why they are not known."""
-        gpu = sensor(self.device)
-        if isinstance(gpu, str):
-            return {"unavailable": {"joules_per_sample": gpu}}
-        try:
-            found = energy(self.next, self.device, gpu, seconds)
-        except NotToldError as error:
-            return {"unavailable": {"joules_per_sample": str(error)}}
-        return {
-            "joules_per_sample": found.joules / self.config.batch_size,
-            "watts": found.watts,
-            "energy_source": found.source,
-        }
+        return energy_used(self.next, self.device, self.config.batch_size, seconds)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -254,6 +242,24 @@ class StepContender:
             "left_out": self.left_out,
             "compile_seconds": self.compile_seconds,
         }
+
+
+def energy_used(
+    step: Callable[[], object], device: torch.device, samples: int, seconds: float
+) -> dict[str, Any]:
+    """Joules of a sample and mean watts as fields of an entry, or why they are not known."""
+    gpu = sensor(device)
+    if isinstance(gpu, str):
+        return {"unavailable": {"joules_per_sample": gpu}}
+    try:
+        found = energy(step, device, gpu, seconds)
+    except NotToldError as error:
+        return {"unavailable": {"joules_per_sample": str(error)}}
+    return {
+        "joules_per_sample": found.joules / samples,
+        "watts": found.watts,
+        "energy_source": found.source,
+    }
 
 
 class TierStep(StepContender):
