@@ -96,7 +96,9 @@ def test_beside_a_store_beyond_an_input_only_what_is_a_fault_by_itself_is_told(
         return z
 
     candidate = Candidate(op, Provider(op.name, "tried", call, op.dtypes))
-    findings = [(one.check, one.outcome) for one in accuracy.faults(candidate, candidate.smallest())]
+    findings = [
+        (one.check, one.outcome) for one in accuracy.faults(candidate, candidate.smallest())
+    ]
     crash = [("outputs", Outcome.CRASHED)] if raises else []
     failed = [one for one in findings if one[1] is not Outcome.BLOCKED]
     assert failed == [("out of bounds", Outcome.FAILED), *crash]
