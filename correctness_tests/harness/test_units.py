@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,16 @@ pytest.importorskip("triton")
 
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS, laid_out
 from tinyllama.harness.kernels.occupancy import Occupancy, occupancy
-from tinyllama.harness.machine.device import cannot, current, memory_bytes, slug, usable_device
+from tinyllama.harness.machine.device import (
+    cannot,
+    current,
+    default_device,
+    device_name,
+    memory_bytes,
+    slug,
+    synchronize,
+    usable_device,
+)
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import ceilings
 from tinyllama.harness.measure.overlap import Overlap, overlap_of
@@ -166,6 +177,37 @@ def test_a_numbered_gpu_is_made_the_current_one(gpu: dict[str, Any]) -> None:
         assert gpu["current"] is None
     assert current("cuda:1") == torch.device("cuda", 1)
     assert gpu["current"] == torch.device("cuda", 1)
+
+
+def test_the_default_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, name in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert default_device() == usable_device(None) == torch.device(name)
+
+
+def test_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    synchronize(CPU)
+    assert waited == []
+    synchronize(GPU)
+    assert waited == [GPU]
+
+
+def test_a_device_has_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"A Card {device.index}")
+    assert device_name(GPU) == "A Card 0"
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    text = "processor\t: 0\nmodel name\t:  A  Processor 9  \nmodel name\t: Another\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    assert device_name(CPU) == "A Processor 9"
+    monkeypatch.setattr(Path, "read_text", lambda path: "Features\t: fp asimd\n")
+    for processor, name in (("a chip", "a chip"), ("", "aarch64")):
+        monkeypatch.setattr(platform, "processor", lambda processor=processor: processor)
+        monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+        assert device_name(CPU) == name
+    monkeypatch.setattr(Path, "is_file", lambda path: False)
+    assert device_name(CPU) == "aarch64"
 
 
 def test_names_and_memory_of_a_machine() -> None:
