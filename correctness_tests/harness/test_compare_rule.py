@@ -117,6 +117,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one row": {"shape": (17,)},
     "a number": {"shape": ()},
     "eager far off": {"eager": 300.0},
+    "eager far off without a gain": {"eager": 300.0, "gain": 1.0},
+    "inputs that are exact": {"perturbed": 0.0},
     "perturbed far off": {"perturbed": 40.0},
     "equal elements": {"levels": 4},
     "terms": {"terms": 50.0},
@@ -213,6 +215,7 @@ def test_a_comparison_tells_each_norm_in_words() -> None:
     assert Comparison("y", checks[:1], True, True, 0.0).passed
     missing = Comparison.missing("y")
     assert str(missing) == "y is missing"
+    assert missing.checks == (Check("missing", math.inf, 0.0),)
     assert not missing.passed
     assert (missing.sees_zero, missing.sees_scale, missing.widest_row) == (True, True, 0.0)
 
@@ -239,6 +242,16 @@ def test_integers_are_counted(
     assert (found.sees_zero, found.sees_scale, found.widest_row) == (True, True, 0.0)
     assert compare("y", torch.tensor(got), reference, slack=1.0).checks[1].bound == 1.0
     assert reference.gain == 1.0
+
+
+def test_each_perturbed_oracle_may_be_right() -> None:
+    oracle = torch.tensor([5, 6])
+    moved = [torch.tensor([5, 6]), torch.tensor([5, 7]), torch.tensor([4, 6])]
+    reference = Reference(oracle, oracle, moved, off_by=1)
+    for right in moved:
+        found = compare("y", right, reference)
+        assert found.checks == (Check("exact", 0, 0.0), Check("off by", 0, 3.0 * 2))
+    assert compare("y", torch.tensor([6, 5]), reference).checks[1].error == 2
 
 
 def test_whether_zeros_would_be_seen_among_integers() -> None:
