@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,7 +102,8 @@ def test_a_candidate_has_the_ops_dtypes_and_its_own_slack() -> None:
     assert made.slack == {torch.bfloat16: 2 * SLACK}
     assert candidate().slack == {torch.float32: SLACK, torch.bfloat16: SLACK}
     assert candidate().missing() is None
-    assert str(candidate(requires=("gpu", "triton")).missing()) == "no GPU is available to torch"
+    for needs in (("gpu", "triton"), ("triton", "gpu")):
+        assert candidate(requires=needs).missing() == "no GPU is available to torch"
     assert candidate(requires=("triton",)).interpreted
     assert not candidate().interpreted
 
@@ -113,6 +116,60 @@ def test_another_draw_has_other_values_and_each_case_is_announced() -> None:
     assert torch.equal(first.args["x"], again.args["x"])
     assert not torch.equal(first.args["x"], other.args["x"])
     assert told == [str(case)] * 3
+
+
+def test_a_seed_and_a_draw_are_added() -> None:
+    made = candidate()
+    case = made.smallest()
+    later = Candidate(op, made.provider, seed=2)
+    for name in ("x", "y"):
+        expected = made.inputs(case, 3).args[name]
+        assert torch.equal(later.inputs(case, 1).args[name], expected)
+
+
+def test_a_case_tells_where_no_output_is_an_input_or_zero() -> None:
+    made = candidate()
+    case = made.smallest()
+    assert made.tells(case)
+    for reference in (lambda x, y: y.clone(), lambda x, y: x * y * 0.0):
+        other = copy.copy(op)
+        other.providers = {"eager": replace(op["eager"], call=reference)}
+        assert not replace(made, op=other).tells(case)
+
+
+def test_a_shielded_call_changes_nothing_of_the_callers() -> None:
+    """Neither what it gets nor an upstream gradient; and a missing gradient stays missing."""
+    seen: list[torch.Tensor] = []
+
+    class Changing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            seen.extend((x, y))
+            z = x * y
+            x.zero_()
+            return z
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            given = gradients[0].clone()
+            gradients[0].zero_()
+            return given, None
+
+    provider = Provider(op.name, "tried", Changing.apply, op.dtypes)
+    shielded = Candidate(op, provider).shielded()
+    wide = torch.randn(4, 6)[:, ::2]
+    x, y = wide.clone().requires_grad_(), wide.requires_grad_()
+    before = x.detach().clone()
+    (z,) = shielded.provider.call(x, y)
+    upstream = torch.ones(4, 3)
+    z.backward(upstream)
+    assert torch.equal(x, before)
+    assert torch.equal(z, before * y)
+    assert torch.equal(upstream, torch.ones(4, 3))
+    assert x.grad is not None
+    assert torch.equal(x.grad, upstream)
+    assert y.grad is None
+    assert [one.stride() for one in seen] == [(3, 1), (6, 2)], "copies have the same strides"
 
 
 def test_no_gradient_is_asked_of_the_forward_pass_alone() -> None:

@@ -17,7 +17,6 @@ class Stopped(Exception):  # noqa: N818
     """The whole comparison has one verdict: nothing more can be measured."""
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(str(verdict))
         self.verdict = verdict
 
 
