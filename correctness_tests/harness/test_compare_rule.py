@@ -159,9 +159,11 @@ def test_every_number_is_the_rules(name: str, dtype: torch.dtype) -> None:
     found = compare("y", result, reference, gain=case["gain"], slack=case["slack"])
 
     held = min(1.0, torch.finfo(case["held"]).eps / eps) if case["held"] else 1.0
-    arrays = [np.atleast_1d(one.double().numpy()) for one in (result, eager, oracle)]
+    own, usual, exact = (np.atleast_1d(one.double().numpy()) for one in (result, eager, oracle))
     rule = Rule(
-        *arrays,
+        own,
+        usual,
+        exact,
         [np.atleast_1d(one.numpy()) for one in perturbed],
         dtype,
         None if magnitude is None else np.atleast_1d(magnitude.numpy()) * held,
@@ -177,7 +179,7 @@ def test_every_number_is_the_rules(name: str, dtype: torch.dtype) -> None:
         assert near(check.error, expected[0]), check.norm
         assert near(check.bound, expected[1]), check.norm
     assert near(found.widest_row, max(bound for _, bound in rows))
-    assert near(reference.gain, Rule(*arrays, rule.perturbed, dtype).times())
+    assert near(reference.gain, Rule(own, usual, exact, rule.perturbed, dtype).times())
     assert found.sees_zero == (norm(rule.oracle) > rule.tensor()[1])
     small = rule.tensor()[1] < 0.01 * norm(rule.oracle)
     assert found.sees_scale == (rule.scale()[1] < 0.01 or small)

@@ -167,15 +167,21 @@ def test_a_conversion_is_triton_s_own_only_the_first_time() -> None:
     assert asked == [tl.float32]
 
 
-def counting(name: str) -> tuple[Any, list[Any]]:
-    """What is called for an operator, and the calls that it makes of Triton's own."""
-    own, calls = both(name)[0], list[Any]()
+def counted(own: Any) -> tuple[Any, list[Any]]:
+    """A function that notes with what it is called."""
+    calls: list[Any] = []
 
-    def counted(*operands: Any) -> Any:
+    def noted(*operands: Any) -> Any:
         calls.append(operands)
         return own(*operands)
 
-    return operators.replacement(tl.tensor, name, counted), calls
+    return noted, calls
+
+
+def counting(name: str) -> tuple[Any, list[Any]]:
+    """What is called for an operator, and the calls that it makes of Triton's own."""
+    own, calls = counted(both(name)[0])
+    return operators.replacement(tl.tensor, name, own), calls
 
 
 @pytest.mark.parametrize("name", sorted(operators.NAMES))
@@ -214,8 +220,8 @@ def test_of_pointers_sums_alone_are_remembered_and_each_element_has_its_size() -
 def test_each_conversion_and_index_is_tritons_own_only_the_first_time(dtype: Any) -> None:
     value = block(dtype, (4,), 1)
     for target in DTYPES:
-        own, calls = both("to")[0], list[Any]()
-        cast = operators._cast(lambda *a, own=own, calls=calls: (calls.append(a), own(*a))[1])
+        own, calls = counted(both("to")[0])
+        cast = operators._cast(own)
         for _ in range(3):
             found = cast(value, target)
         assert (found is value) == (target == dtype)
@@ -241,7 +247,7 @@ def test_no_more_is_remembered_than_has_room(monkeypatch: pytest.MonkeyPatch) ->
     for name, others in (("__add__", (1, 2, 3)), ("__getitem__", None)):
         remembered, calls = counting(name)
         value = block(tl.float32, (4,), 1)
-        slices = ((slice(None), None), (None, slice(None)), (None, slice(None), None))
+        slices: Any = ((slice(None), None), (None, slice(None)), (None, slice(None), None))
         first, second, third = others or slices
         for one in (first, second, first, second):
             remembered(value, one)
@@ -249,17 +255,16 @@ def test_no_more_is_remembered_than_has_room(monkeypatch: pytest.MonkeyPatch) ->
         for one in (third, third, first):
             remembered(value, one)
         assert len(calls) == 4, "a third one makes room for itself"
-    calls = []
-    own = both("to")[0]
-    cast = operators._cast(lambda *a: (calls.append(a), own(*a))[1])
+    own, calls = counted(both("to")[0])
+    cast = operators._cast(own)
     for target in (tl.int32, tl.float16, tl.int32, tl.float16, tl.int64, tl.int64, tl.int32):
         cast(value, target)
     assert len(calls) == 4
 
 
 def test_ranges_of_other_bounds_are_tritons() -> None:
-    own, calls = libdevice.with_meaning(tl.arange), list[Any]()
-    remembered = operators.replacement(tl, "arange", lambda *a: (calls.append(a), own(*a))[1])
+    own, calls = counted(libdevice.with_meaning(tl.arange))
+    remembered = operators.replacement(tl, "arange", own)
     for start, end in ((0, 8), (tl.constexpr(0), tl.constexpr(8)), (0, tl.constexpr(8)), (4, 8)):
         made = remembered(start, end)
         expected = np.arange(getattr(start, "value", start), 8, dtype=np.int32)
