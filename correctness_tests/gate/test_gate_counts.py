@@ -124,7 +124,9 @@ def test_the_time_to_compile_has_a_ratio_and_some_seconds(accepted: float) -> No
     limit = 4.0 * COMPILE_RATIO * (1 + accepted) + COMPILE_SECONDS
 
     def found(after: Any, before: Any = 4.0) -> Figure:
-        return compile_figure({BASE: before, CANDIDATE: after}, {"compile_seconds": accepted}.get)
+        return compile_figure(
+            {BASE: before, CANDIDATE: after}, {"compile_seconds": accepted}.__getitem__
+        )
 
     assert found(limit).outcome is SAME
     assert found(limit).text == f"compile_seconds 4.0 -> {limit:.1f}"

@@ -104,7 +104,7 @@ def test_one_tree_is_compared_with_itself_only_where_that_is_meant() -> None:
     text = "both sides are /trees/base: nothing is compared"
     assert stopped.value.verdict == Verdict("trees", Outcome.MISSING, text)
     for meant in ("toolchains", "measure_all"):
-        check_identities(setting(**{meant: True}), same, told)
+        check_identities(replace(setting(), **{meant: True}), same, told)
 
 
 def test_a_base_that_cannot_run_is_no_base() -> None:
