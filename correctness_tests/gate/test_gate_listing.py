@@ -103,8 +103,8 @@ def test_one_tree_is_compared_with_itself_only_where_that_is_meant() -> None:
         check_identities(setting(), same, told)
     text = "both sides are /trees/base: nothing is compared"
     assert stopped.value.verdict == Verdict("trees", Outcome.MISSING, text)
-    for meant in ("toolchains", "measure_all"):
-        check_identities(replace(setting(), **{meant: True}), same, told)
+    for meant in (setting(toolchains=True), setting(measure_all=True)):
+        check_identities(meant, same, told)
 
 
 def test_a_base_that_cannot_run_is_no_base() -> None:

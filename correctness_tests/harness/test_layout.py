@@ -182,7 +182,7 @@ def test_rows_are_a_matrix_and_a_dense_axis_is_enough() -> None:
     assert as_rows(x).shape == (6, 4)
     assert as_rows(x[0, 0]).shape == (1, 4)
     assert as_rows(x).data_ptr() == x.data_ptr()
-    for dense in (x, x.transpose(0, 1), x[..., :3], x[..., 1:2], x[..., :1].transpose(0, 1)):
+    for dense in (x, x.transpose(0, 1), x[..., :3], x[..., 1:2], x[..., ::4]):
         assert dense_rows(dense) is dense
     for other in (x[..., ::2], x.transpose(1, 2)):
         assert copies_of(dense_rows, other) == 1
