@@ -6,7 +6,6 @@ asynchronous one are doubled when it is waited for. `test_ranks.py` has two rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support.reduced import BOTH, FOUR, TWO, Peers, groups_of, with_gradients
 from correctness_tests.support.two_ranks import CONFIG, SHAPE
-from tinyllama.harness.kernels.placed import placed
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
@@ -34,10 +33,6 @@ from tinyllama.training.reduction import (
     updates_in_parts,
 )
 
-TWO = Ranks(0, 2)
-FOUR = replace(SHAPE, num_layers=4)  # more groups than are waited for at the end
-BOTH = (False, True)
-
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -52,14 +47,6 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     monkeypatch.setattr(reduction.dist, "all_reduce", all_reduce)
     return found
-
-
-def with_gradients(shape: Any = SHAPE, tier: str = "v1") -> TinyLlama:
-    """A model, each of whose gradients is full of its parameter's number, from 1."""
-    model = TinyLlama(shape, tier)
-    for number, parameter in enumerate(model.parameters(), 1):
-        parameter.grad = torch.full_like(parameter, float(number))
-    return model
 
 
 # -- sums by collectives -----------------------------------------------------------------------
@@ -236,153 +223,6 @@ def last_two_apart(count: int) -> list[set[int]]:
     return [part for part in (set(range(cut)), set(range(cut, count))) if part]
 
 
-# -- copies ------------------------------------------------------------------------------------
-
-
-class Peers:
-    """A stand-in for `PeerGradients`: the groups, and what was summed and waited for, in order."""
-
-    def __init__(
-        self, parameters: Iterable[torch.Tensor], groups: Iterable[list[int]], ranks: Ranks
-    ) -> None:
-        given = list(parameters)
-        one = given[0].detach()
-        size = one.untyped_storage().nbytes() // one.element_size()
-        self.master = one.as_strided((size,), (1,), 0)
-        self.gradients = torch.zeros_like(self.master)
-        self.views = [
-            self.gradients.as_strided(p.shape, p.stride(), p.storage_offset()) for p in given
-        ]
-        self.groups, self.ranks = list(groups), ranks
-        self.summed: list[list[int]] = []
-        self.waited: list[int] = []
-        self.finished = 0
-
-    def sum(self, gradients: Mapping[int, torch.Tensor]) -> int:
-        for index, gradient in gradients.items():
-            self.views[index].copy_(2 * gradient)
-        self.summed.append(list(gradients))
-        return len(self.summed) - 1
-
-    def wait(self, point: int) -> None:
-        self.waited.append(point)
-
-    def finish(self) -> None:
-        self.finished += 1
-
-
-@pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduction, "PeerGradients", Peers)
-
-
-def groups_of(model: TinyLlama) -> list[list[int]]:
-    """The matrices of each block, and all other parameters."""
-    names = [name for name, _ in model.named_parameters()]
-    blocks = [
-        [i for i, name in enumerate(names) if name.startswith(f"layers.{n}.w_")]
-        for n in range(len(model.layers))
-    ]
-    assert [len(block) for block in blocks] == [7] * len(blocks)
-    return [*blocks, [i for i in range(len(names)) if not any(i in block for block in blocks)]]
-
-
-@pytest.mark.usefixtures("peers")
-@pytest.mark.parametrize("kind", [Copied, CopiedBeside])
-@pytest.mark.parametrize("alone", BOTH)
-@pytest.mark.parametrize("early", BOTH)
-def test_gradients_are_placed_only_where_nothing_is_added(
-    kind: type[Copied | CopiedBeside], alone: bool, early: bool
-) -> None:
-    model = TinyLlama(SHAPE)
-    way = kind(model, model.loss_with, TWO, alone, early)
-    assert (way.early, way.share, way.way) == (early, 0.5, COPIES)
-    assert way.receives == (kind is CopiedBeside)
-    mine: Any = way.peers
-    assert (way.groups, mine.groups, mine.ranks) == (groups_of(model), groups_of(model), TWO)
-    for reduces in BOTH:
-        way.expect(reduces)
-        with way.during():
-            assert (placed.of(model.embedding.detach()) is not None) == (reduces and alone)
-    way.finish()
-    assert mine.finished == 1
-
-
-@pytest.mark.usefixtures("peers")
-@pytest.mark.parametrize("early", BOTH)
-def test_a_group_is_summed_once_its_last_gradient_is_there(early: bool) -> None:
-    """Of the backward pass that ends a step, and of no other."""
-    model = TinyLlama(FOUR)
-    way = Copied(model, model.loss_with, TWO, False, early)
-    mine: Any = way.peers
-    tokens = torch.arange(8).view(2, 4)
-    expected = None
-    for step, reduces in enumerate((False, True, True)):
-        model.zero_grad()
-        way.expect(reduces)
-        mine.summed.clear()
-        mine.waited.clear()
-        way.loss(tokens, tokens, model.rope(4)).backward()
-        if not reduces:
-            assert mine.summed == []
-            expected = [p.grad for p in way.parameters]
-            continue
-        *blocks, rest = (sorted(group) for group in mine.summed)
-        assert [*reversed(blocks), rest] == groups_of(model), step
-        assert expected is not None
-        for parameter, view, gradient in zip(way.parameters, mine.views, expected, strict=True):
-            assert parameter.grad is view
-            torch.testing.assert_close(view, 2 * gradient, rtol=0, atol=0)
-        found = []
-        for arrived in way.arrive():
-            found.append((sorted(arrived), list(mine.waited)))
-            assert all(arrived[i] is mine.views[i] for i in arrived)
-        late = [(sorted(blocks[3] + rest), [0, 1, 2, 3, 4])]
-        wanted = [(sorted(sum(blocks[:3], [])), [0, 1, 2]), *late]
-        assert found == (wanted if early else [])
-
-
-@pytest.mark.usefixtures("peers")
-def test_a_gradient_that_is_missing_stays_so() -> None:
-    """The optimizer refuses it; a sum would hide it."""
-    model = with_gradients()
-    way = CopiedBeside(model, model.loss_with, TWO, True, True)
-    model.final_norm.grad = None
-    rest = groups_of(model)[-1]
-    without = [i for i in rest if way.parameters[i] is not model.final_norm]
-    way.expect(True)
-    for _ in way.arrive():
-        pass
-    mine: Any = way.peers
-    assert mine.summed == [without]
-    assert model.final_norm.grad is None
-    for index in without:
-        assert way.parameters[index].grad is mine.views[index]
-
-
-@pytest.mark.usefixtures("peers")
-@pytest.mark.parametrize("early", BOTH)
-def test_blocks_are_summed_beside_the_backward_pass(early: bool) -> None:
-    """And waited for at once where they are updated there, else as they arrive."""
-    model = with_gradients(FOUR)
-    way = CopiedBeside(model, model.loss_with, TWO, True, early)
-    mine: Any = way.peers
-    *blocks, rest = groups_of(model)
-    way.expect(True)
-    for number, block in enumerate(reversed(blocks)):
-        way.reduce({i: torch.ones_like(way.parameters[i]) for i in block})
-        assert mine.summed[-1] == block
-        assert mine.waited == ([] if early else list(range(number + 1)))
-    found = [(sorted(arrived), mine.waited[-1]) for arrived in way.arrive()]
-    assert mine.summed[-1] == rest
-    first = sorted(sum(blocks[1:], []))
-    assert found == ([(first, 2), (sorted(blocks[0] + rest), 4)] if early else [])
-    way.expect(True)
-    assert len(list(way.arrive())) == (2 if early else 0)
-    assert mine.summed[-1] == rest
-    assert mine.waited[-1] == (5 if early else 3), "sums of the step before do not arrive"
-
-
 # -- shards ------------------------------------------------------------------------------------
 
 
@@ -440,6 +280,11 @@ def test_one_rank_reduces_nothing() -> None:
     torch.testing.assert_close(way.clip(2.0), norm)
     for parameter, gradient in zip(way.parameters, before, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * 2 / norm)
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduction, "PeerGradients", Peers)
 
 
 ACCUMULATED, CLIPPED = {"accumulate": 2}, {"max_grad_norm": 1.0}

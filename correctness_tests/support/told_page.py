@@ -135,7 +135,9 @@ def _few_ops() -> list[Any]:
     product, copy = reversed([e for e in ops("fp16") if isinstance(e, CeilingEntry)])
     rope = {e.who: e for e in ops("fp16") if isinstance(e, OpEntry) and e.op == "rope"}
     eager = replace(rope["eager"], roofline_share=0.95)
-    again = replace(eager, name="op/again", case="B=9", roofline_share=0.5)  # which moves as many bytes
+    again = replace(
+        eager, name="op/again", case="B=9", roofline_share=0.5
+    )  # which moves as many bytes
     cannot = replace(rope["triton"], cannot="SYNTHETIC: no such kernel", seconds=None)
     peer = replace(rope["liger"], provider="liger, SYNTHETIC")
     return [product, copy, eager, again, rope["torch"], cannot, peer]
