@@ -10,20 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from correctness_tests.support.sample_records import FIRST, bare_step, record, step, target
+from correctness_tests.support.irregular_records import CERTIFICATE
+from correctness_tests.support.sample_records import (
+    FIRST,
+    bare_step,
+    plain_record,
+    record,
+    step,
+    target,
+)
 from tinyllama.harness.page import NEEDS
 from tinyllama.harness.records.entries import Quartiles, StepEntry
+from tinyllama.harness.records.history import Change, Reading, Series
 
 if not all(map(importlib.util.find_spec, NEEDS)):
     pytest.skip("needs the extra 'report'", allow_module_level=True)
 
 from matplotlib.colors import to_hex
 
-from correctness_tests.support.told_page import CERTIFICATE
 from tinyllama.harness.page import (
     benchmarks,
     captions,
     certified,
+    changes,
     claims,
     panels,
     plots,
@@ -269,3 +278,42 @@ def test_a_claim_that_was_measured_has_one_row() -> None:
     for several in ([claim], [claim, other], [other, claim]):
         rows = claims.claims(several, [entry], FIRST)
         assert [row.call for row in rows] == [GROUP] * len(several)
+
+
+def test_change_points_have_a_panel_for_each_group_and_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def series(entry: str, group: str, torch: str, *days: int) -> Series:
+        readings = tuple(
+            Reading(
+                plain_record(
+                    group=group,
+                    versions={"python": "3", "torch": torch},
+                    date=f"2026-01-{day:02}T09:30:00Z",
+                    commit=f"{day:02}" * 20,
+                ),
+                1.0,
+            )
+            for day in days
+        )
+        return Series(entry, "seconds", readings)
+
+    a, b = series("a", "g", "2.0", 2, 3, 4), series("b", "g", "2.0", 1, 9)
+    c, d = series("c", "g", "2.1", 5, 6), series("d", "h", "2.0", 8, 7)
+    found = {"a": [Change(a, 1, 1.0, 2.0), Change(a, 2, 2.0, 3.0)], "b": [Change(b, 1, 1.0, 4.0)]}
+    monkeypatch.setattr(changes, "watched", lambda records: [a, b, c, d])
+    monkeypatch.setattr(changes, "changes", lambda one: found.get(one.entry, []))
+    first, second, third = changes.panels([])
+    told = [(p.title, p.source, p.notes[1]) for p in (first, second, third)]
+    assert told == [
+        ("g", "2026-01-01 to 2026-01-09", "Of python 3, torch 2.0."),
+        ("g", "2026-01-05 to 2026-01-06", "Of python 3, torch 2.1."),
+        ("h", "2026-01-07 to 2026-01-08", "Of python 3, torch 2.0."),
+    ]
+    assert "2" in first.notes[0]
+    (table,) = first.tables
+    assert table.caption == "Changes of g"
+    rows = [[cell.text for cell in row.cells][0::2] for row in table.rows]
+    between = ["0202020202..0303030303", "0303030303..0404040404", "0101010101..0909090909"]
+    assert rows == [[who, commits] for who, commits in zip("aab", between, strict=True)]
+    assert (second.tables, third.tables) == ((), ())
