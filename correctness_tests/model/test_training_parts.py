@@ -129,6 +129,29 @@ def test_phases_are_those_of_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -
     assert set(asked) == {queue}
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_phases_of_one_rank_alone_are_captured_one_by_one(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What several ranks begin beside one phase ends in the next."""
+    one = a_step()
+    one.plan, one.ranks = replace(one.plan, capture=True), Ranks(0, count)
+    replayed: list[int] = []
+
+    def capture(*graphs: Any) -> list[Any]:
+        for functions in graphs:
+            for function in functions:
+                function()
+        numbers = range(len(graphs))
+        return [SimpleNamespace(replay=lambda n=n: replayed.append(n)) for n in numbers]
+
+    monkeypatch.setattr(step, "capture_graphs", capture)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda numbers: numbers.mul_(2))
+    found = one.split(2)
+    assert list(found) == ["forward", "backward", "optimizer"]
+    assert replayed == ([0, 1, 2] * 2 if count == 1 else [])
+
+
 def test_preparation_warms_up_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     one = a_step()
     runs: list[int] = []

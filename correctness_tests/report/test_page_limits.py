@@ -193,6 +193,26 @@ def test_a_dashed_line_and_a_dotted_mark_have_their_strokes() -> None:
     assert sorted(set(strokes)) == [("2.4,2.4", "0"), ("6.4,3.2", "0")]  # times the widths
 
 
+def test_every_colour_of_a_drawing_is_one_of_the_page() -> None:
+    """And numbers have two digits, the tips are titles, and nothing but ours has an id."""
+    axes = svg.frame(100, 10, 10, 10, 10)
+    for place, name in enumerate(svg.NAMES):
+        key = svg.Key(name, name, "o")
+        plots.marker(axes, place / 7, place / 3, key, gid=f"mark{place}")
+    tips = {f"mark{place}": f"the {name}" for place, name in enumerate(svg.NAMES)}
+    drawn = svg.to_svg(axes, "i", "label", tips)
+    assert "#5e" not in drawn
+    for name in svg.NAMES:
+        assert f"var(--{name})" in drawn
+        assert f"<g><title>the {name}</title>" in drawn
+    assert not re.findall(r' (?:d|x|y|transform)="[^"]*\.\d{3,}', drawn)
+    assert drawn.startswith(
+        '<svg viewBox="0 0 312 100" role="img" aria-label="label"><title>label<'
+    )
+    assert drawn.endswith("</svg>")
+    assert "\n" not in drawn
+
+
 def test_ids_in_a_drawing_are_of_its_place_in_the_page() -> None:
     def ids(ident: str, label: str) -> set[str]:
         line = plots.Line(KEY, ((1.0, 3.0), (4.0, 50.0)))
