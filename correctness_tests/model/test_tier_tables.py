@@ -97,6 +97,15 @@ def test_what_any_provider_of_a_table_needs_the_tier_needs(monkeypatch: pytest.M
     assert none.cannot_run(CPU) is host.cannot_run(CPU) is None
 
 
+def test_the_package_of_models_loads_the_model_when_it_is_asked_for() -> None:
+    import tinyllama.model as package
+
+    assert package.TinyLlama is TinyLlama
+    for name in ("tinyllama", "Tiny", "__path_of_nothing__"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(package, name)
+
+
 # -- switches ----------------------------------------------------------------------------------
 
 
