@@ -183,7 +183,12 @@ def test_a_copy_of_the_output_is_closed_with_its_last_user(
     with os.fdopen(write, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         close = os.close
-        monkeypatch.setattr(os, "close", lambda number: closed.append(number) or close(number))
+
+        def noted(number: int) -> None:
+            closed.append(number)
+            close(number)
+
+        monkeypatch.setattr(os, "close", noted)
         progress = showing.beside_tests()
         progress.line("one")
         del progress
@@ -205,7 +210,12 @@ def test_a_soak_draws_its_first_seed_or_takes_that_of_its_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr(suite.secrets, "randbelow", lambda most: drawn.append(most) or 77)
+
+    def draw(most: int) -> int:
+        drawn.append(most)
+        return 77
+
+    monkeypatch.setattr(suite.secrets, "randbelow", draw)
     monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
     for options, base in (
         ({}, 0),

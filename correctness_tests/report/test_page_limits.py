@@ -17,6 +17,7 @@ from correctness_tests.support.sample_records import (
     plain_record,
     record,
     step,
+    sweep,
     target,
 )
 from tinyllama.harness.page import NEEDS
@@ -39,6 +40,7 @@ from tinyllama.harness.page import (
     roofline,
     select,
     svg,
+    sweeps,
 )
 from tinyllama.harness.page.charts import Scale, shares
 from tinyllama.harness.page.keys import Keys
@@ -159,7 +161,11 @@ def test_names_are_left_out_where_they_have_no_room(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("count", [13, 14, 15])
 def test_named_places_have_room_beside_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    write = lambda axes, *_: seen.append(axes.get_xlim()) or ""  # noqa: E731
+
+    def write(axes: Any, *_: Any) -> str:
+        seen.append(axes.get_xlim())
+        return ""
+
     monkeypatch.setattr(plots, "to_svg", write)
     line = plots.Line(KEY, tuple((n, 1.0 + n) for n in range(count)))
     plots.lines([line], "x", "y", "i", "l", [str(n) for n in range(count)])
@@ -179,7 +185,7 @@ def test_a_frame_is_drawn_in_the_page_s_style() -> None:
     for axis in (axes.xaxis, axes.yaxis):
         line = axis.get_gridlines()[0]
         assert (to_hex(line.get_color()), line.get_linewidth()) == (grid, 0.7)
-        tick = axis.get_major_ticks()[0]
+        tick: Any = axis.get_major_ticks()[0]
         assert (tick.get_pad(), tick.label1.get_fontsize()) == (3, 11)
     plots.name_axes(axes, "x", "y")
     assert axes.xaxis.labelpad == 3
@@ -253,6 +259,24 @@ def test_the_floor_comes_first_then_tiers_peers_by_time_and_others() -> None:
 def test_a_group_that_could_not_run_comes_first() -> None:
     some = [bare_step("small-bf16", "v1", seconds=0.5), bare_step("other-bf16", "v1", cannot="no")]
     assert [*select.history([record("g", some)], StepEntry)] == [("other", "bf16"), GROUP]
+
+
+def test_one_contender_at_two_lengths_is_drawn() -> None:
+    """Of each field that was measured at two, whichever comes last."""
+    some = [e for e in sweep("small-bf16") if e.who == "v3" and e.axis == "seq_len"][:2]
+    for entries, figures in (
+        (some, 2),
+        (some[::-1], 2),
+        ([some[0], replace(some[1], peak_bytes=None)], 1),
+        ([some[0], replace(some[1], cannot="no", seconds=None, peak_bytes=None)], 0),
+    ):
+        found = record("sweep-small-bf16", entries)
+        panel = sweeps.panel(Context(Keys([found]), "d0"), found, GROUP, "i")
+        assert len(panel.figures) == figures
+        assert [len(table.rows) for table in panel.aside] == [2]
+    found = record("sweep-small-bf16", some[:1])
+    alone = sweeps.panel(Context(Keys([found]), "d0"), found, GROUP, "i")
+    assert (alone.figures, alone.aside) == ((), ())
 
 
 def test_quartiles_that_are_equal_are_a_line() -> None:

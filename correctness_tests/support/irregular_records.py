@@ -149,7 +149,7 @@ def targets() -> list[Any]:
         caveat="SYNTHETIC caveat",
     )
     over = replace(bar, metric="speed", over=("torch", "liger"), caveat="")
-    most = {"at_least": None, "at_most": 9.0}
+    most: dict[str, Any] = {"at_least": None, "at_most": 9.0}
     kernels = replace(bar, metric="kernels", provider="eager", passes="forward+backward", **most)
     metrics = ("live_bytes", "held_bytes", "held_peak_bytes", "joules_per_sample", "mfu", "copies")
     bars = [target(metric, None, at_most=1.5) for metric in (*metrics, "gradient_share")]

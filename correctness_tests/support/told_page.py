@@ -126,8 +126,9 @@ def _drawn(axes: Axes, ident: str, label: str, tips: Mapping[str, str]) -> str:
         points = " ".join(f"({_numbers(point)})" for point in line.get_xydata())  # type: ignore[arg-type, union-attr]
         looks.setdefault((_look(line), tip), []).append(points)
     lines += [f"{look} {tip}: {' '.join(points)}" for (look, tip), points in looks.items()]
-    for text in axes.texts:
-        at = (*text.xy, *text.get_position())  # type: ignore[attr-defined]
+    words: list[Any] = list(axes.texts)
+    for text in words:
+        at = (*text.xy, *text.get_position())
         look = [_colour(text.get_color()), text.get_ha(), str(text.get_weight())]
         lines.append(f"word {text.get_text()} {_numbers(at)} {' '.join(look)}")
     return "\n".join(lines)

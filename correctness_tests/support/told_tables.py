@@ -7,6 +7,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from correctness_tests.support.irregular_records import records
 from correctness_tests.support.sample_records import bare_step, ratio, record, step
@@ -33,7 +34,12 @@ def cannot(group: str, contender: str) -> StepEntry:
 
 def of_parts(group: str, scale: float) -> list[PartEntry]:
     workload, precision = group.split("-")
-    named = {"workload": workload, "precision": precision, "role": "tier", "baseline": "v2"}
+    named: dict[str, Any] = {
+        "workload": workload,
+        "precision": precision,
+        "role": "tier",
+        "baseline": "v2",
+    }
     return [
         PartEntry(
             name=f"part/{group}/{name}",
