@@ -219,9 +219,12 @@ def test_tables_are_made_once_for_each_length() -> None:
 def test_blocks_run_again_only_where_gradients_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     run = llama.checkpoint
-    monkeypatch.setattr(
-        llama, "checkpoint", lambda *args, **kw: calls.append(args) or run(*args, **kw)
-    )
+
+    def noted(*args: Any, **params: Any) -> Any:
+        calls.append(args)
+        return run(*args, **params)
+
+    monkeypatch.setattr(llama, "checkpoint", noted)
     tokens = torch.arange(6).view(2, 3)
     model = TinyLlama(ODD)
     expected = model.loss(tokens, tokens)

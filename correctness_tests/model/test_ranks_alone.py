@@ -194,7 +194,8 @@ def test_on_a_cpu_tensors_are_counted(
 
 
 def test_on_a_gpu_what_is_paused_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks, told = [100], []
+    peaks = [100]
+    told: list[torch.device] = []
     monkeypatch.setattr(memory, "live_bytes", lambda device, graphs: 40 + len(graphs))
     monkeypatch.setattr(memory, "peak_bytes", lambda device, graphs: peaks[0] + len(graphs))
     monkeypatch.setattr(memory, "forget_peak", told.append)
@@ -246,11 +247,11 @@ def test_what_cannot_fit_is_said_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_speeds_are_of_the_median_step() -> None:
     config = TrainConfig(batch_size=3, accumulate=2, seq_len=7)
-    found = Result(
+    fields: dict[str, Any] = {
         **{"model": train.ModelConfig(), "parameters": 1, "train": config, "tier": "v1"},
         **{"plan": "eager", "left_out": {}, "batches": {}, "start": 0, "device": "cpu"},
-        **{"versions": {}},
-    )
+    }
+    found = Result(**fields, versions={})
     found.memory = Memory(1, "a", 2, "b")
     assert (found.status, found.ranks, found.in_shards, found.reduced) == (
         "completed",

@@ -53,7 +53,7 @@ def test_a_group_is_summed_once_its_last_gradient_is_there(early: bool) -> None:
     way = Copied(model, model.loss_with, TWO, False, early)
     mine: Any = way.peers
     tokens = torch.arange(8).view(2, 4)
-    expected = None
+    expected: list[Any] = []
     for step, reduces in enumerate((False, True, True)):
         model.zero_grad()
         way.expect(reduces)
@@ -66,7 +66,6 @@ def test_a_group_is_summed_once_its_last_gradient_is_there(early: bool) -> None:
             continue
         *blocks, rest = (sorted(group) for group in mine.summed)
         assert [*reversed(blocks), rest] == groups_of(model), step
-        assert expected is not None
         for parameter, view, gradient in zip(way.parameters, mine.views, expected, strict=True):
             assert parameter.grad is view
             torch.testing.assert_close(view, 2 * gradient, rtol=0, atol=0)

@@ -60,7 +60,7 @@ def test_a_tier_is_found_by_its_name() -> None:
 
 
 def test_each_way_of_a_plan_has_a_name() -> None:
-    names = {
+    names: dict[str, dict[str, Any]] = {
         "eager": {},
         "compile": {"compile": True},
         "capture": {"capture": True},
@@ -70,8 +70,7 @@ def test_each_way_of_a_plan_has_a_name() -> None:
         "capture + small-memory": {"capture": True, "memory": "small"},
     }
     for name, settings in names.items():
-        fields: dict[str, Any] = settings
-        assert str(StepPlan(**fields)) == name
+        assert str(StepPlan(**settings)) == name
 
 
 def test_what_any_provider_of_a_table_needs_the_tier_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +300,7 @@ def test_whether_updates_pay_beside_the_products(
             asked.append((tuple(x.shape), dtype))  # noqa: B023
             return stacks
 
-        model.stacks = stacked  # type: ignore[method-assign]
+        model.stacks = stacked  # type: ignore[assignment, method-assign]
         config = TrainConfig(batch_size=6, seq_len=5, precision=precision)
         plan = OVERLAP if given else None
         found, left_out = runnable(model, config, plan, Ranks(0, count), by_copies)

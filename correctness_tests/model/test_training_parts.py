@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,35 @@ def test_phases_are_those_of_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -
     assert set(asked) == {queue}
 
 
+def test_copies_of_weights_are_renewed_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A weight may have been changed by hand since the last step."""
+    one = a_step()
+    batch = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
+    told: list[str] = []
+    forward = one._forward
+
+    def noted(part: int) -> None:
+        told.append("forward")
+        forward(part)
+
+    monkeypatch.setattr(one, "_forward", noted)
+    copies: Any = SimpleNamespace(refresh=lambda: told.append("renewed"), offered=nullcontext)
+    one.rounded = copies
+    calls: list[Any] = [
+        lambda: one(*batch),
+        lambda: one.probe(*batch),
+        lambda: one.prepare(warm_up=1),
+        lambda: one.split(1),
+    ]
+    for call in calls:
+        told.clear()
+        call()
+        assert told[:2] == ["renewed", "forward"]
+        assert told.count("renewed") == 1
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_phases_of_one_rank_alone_are_captured_one_by_one(
     count: int, monkeypatch: pytest.MonkeyPatch
@@ -165,23 +195,29 @@ def test_preparation_warms_up_as_often_as_it_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(one, "_run", change)
     tensors = [*one.optimizer.parameters, *one.optimizer.tensors().values()]
     kept = [tensor.detach().clone() for tensor in tensors]
-    for settings, count in (({}, 3), ({"warm_up": 1}, 1), ({"warm_up": 0}, 0)):
+    given: Any
+    for given, count in (({}, 3), ({"warm_up": 1}, 1), ({"warm_up": 0}, 0)):
         runs.clear()
-        one.prepare(**settings)
+        one.prepare(**given)
         assert len(runs) == count
         assert all(map(torch.equal, kept, tensors))
     one.plan = replace(one.plan, capture=True)
     captured: list[Any] = []
-    monkeypatch.setattr(step, "capture_graphs", lambda phases: captured.append(len(phases)) or [1])
+
+    def capture(phases: Any) -> list[int]:
+        captured.append(len(phases))
+        return [1]
+
+    monkeypatch.setattr(step, "capture_graphs", capture)
     monkeypatch.setattr(type(one._reduction), "warm_up", 11)
-    for settings, warm, graphs in (
+    for given, warm, graphs in (
         ({}, 11, 1),
         ({"warm_up": 12}, 12, 1),
         ({"capture": False}, 11, 0),
     ):
         runs.clear()
         captured.clear()
-        one.prepare(**settings)  # type: ignore[arg-type]
+        one.prepare(**given)
         assert (len(runs), len(captured)) == (warm, graphs)
     one.prepare(warm_up=0)
     assert len(runs) == 11
@@ -311,7 +347,12 @@ def test_a_step_that_went_wrong_is_explained(
 ) -> None:
     found = Diagnosis(6, None, (Observed("one", *ops),))
     asked: list[Any] = []
-    monkeypatch.setattr(train, "diagnose", lambda *given: asked.append(given) or found)
+
+    def diagnosed(*given: Any) -> Diagnosis:
+        asked.append(given)
+        return found
+
+    monkeypatch.setattr(train, "diagnose", diagnosed)
     monkeypatch.setattr(train, "WATCHDOG", SimpleNamespace(fault=lambda device: fault))
     made = a_run(ranks=ranks)
     made.diagnose_at = at
@@ -352,8 +393,8 @@ def test_the_first_output_and_the_last_gradient_are_named() -> None:
 
 def test_statistics_of_scaled_values() -> None:
     values = torch.tensor([2.0, -6.0, math.inf, 4.0])
-    std = math.sqrt(((1 - 0) ** 2 + 3**2 + 2**2) / 3)
-    assert Statistics.of(values, 2.0) == Statistics(-3.0, 2.0, pytest.approx(std), 0.25)
+    std: Any = pytest.approx(math.sqrt((1**2 + 3**2 + 2**2) / 3))
+    assert Statistics.of(values, 2.0) == Statistics(-3.0, 2.0, std, 0.25)
 
 
 def test_gradients_of_zero_are_no_gradients() -> None:
@@ -390,7 +431,8 @@ def test_a_diagnosis_is_of_the_tokens_and_their_targets() -> None:
     tokens, targets = RandomTokens(MODEL.vocab_size, CONFIG).batch(0)
     found = diagnose(one, tokens, targets, 9)
     loss = TinyLlama(MODEL).loss(tokens, targets).item()
-    assert (found.step, found.loss) == (9, pytest.approx(loss, rel=1e-6))
+    assert found.step == 9
+    assert found.loss == pytest.approx(loss, rel=1e-6)
     assert loss != pytest.approx(TinyLlama(MODEL).loss(targets, tokens).item(), rel=1e-6)
 
 
