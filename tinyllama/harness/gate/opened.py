@@ -40,7 +40,12 @@ from tinyllama.harness.machine.device import cannot
 
 HARNESS = os.path.join("tinyllama", "harness", "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
-_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by a first backward pass; here for all forks
+_LATE = (  # loaded by a first backward pass and a first interpreted launch; here for all forks
+    "torch.fx.experimental.symbolic_shapes",
+    "triton.runtime.interpreter",
+    "triton.compiler.code_generator",
+    "tinyllama.harness.kernels.interpreter",
+)
 _KNOWN = ("torch", "triton", "numpy", "scipy")  # their native code may run: the harness needs it
 _PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen"}
 
