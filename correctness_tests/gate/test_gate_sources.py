@@ -19,6 +19,7 @@ from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, closure, digest, host_digest
 
+pytestmark = pytest.mark.usefixtures("each_file_is_read_once")
 ROOT = Path(__file__).resolve().parents[2]
 NORM = "tinyllama.ops.rms_norm"
 KERNELS = "tinyllama/ops/rms_norm/kernels.py"
