@@ -1,8 +1,6 @@
 """What a committed file accepts is accepted until its release; a file with an error accepts
 nothing, and says which entry it is."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Of what is slower, which kernels moved: the largest changes first, and what they take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

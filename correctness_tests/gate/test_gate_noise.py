@@ -1,7 +1,5 @@
 """A/A blocks as a file: whole, checked, and apart from the records."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

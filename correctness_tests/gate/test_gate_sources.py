@@ -1,7 +1,5 @@
 """What a benchmark runs is found whole, and what does not change it changes no fingerprint."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

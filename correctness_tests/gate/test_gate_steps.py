@@ -1,8 +1,6 @@
 """Training steps that the gate times: every gradient of one is held to float64, and each loss to
 that of the verified run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

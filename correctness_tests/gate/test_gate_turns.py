@@ -1,8 +1,6 @@
 """A slowdown of some calls only is found, equal sides are not stopped for their noise, and the
 results of turns are right on values that nobody has seen."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any

@@ -1,8 +1,6 @@
 """Branches whose worth is known: that they still are what they say, and what is made of the gate's
 words."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

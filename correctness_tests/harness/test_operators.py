@@ -1,7 +1,5 @@
 """Operators of interpreted values give the bits that Triton's own give, the second time too."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from dataclasses import replace

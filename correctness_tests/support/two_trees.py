@@ -1,7 +1,5 @@
 """Two trees of files of ops, and what the gate finds to differ between them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -30,8 +30,6 @@ The base's figures include what its own file accepts. That is not accepted again
 could then be slower by the same amount.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping

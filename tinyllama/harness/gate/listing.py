@@ -1,7 +1,5 @@
 """Which code each side runs, and which benchmarks it has, before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -12,8 +12,6 @@ all turns of a block are over, some calls are chosen, and their results are comp
 and float64's. If both sides gave the same bits before, calls in which they differ are chosen too.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
