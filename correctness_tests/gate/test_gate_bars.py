@@ -159,6 +159,8 @@ def test_what_is_found_of_a_figure_is_as_defined() -> None:
     assert found.smallest == 0.05
     assert found.at_tolerance == pytest.approx(0.6)
     assert found.detected == pytest.approx({0.01: 0.2, 0.02: 0.4, 0.05: 1.0, 0.1: 1.0})
+    enough = np.array([0.99 if one == 0.1 else 0.0 for one in every])
+    assert module._found(("a", DEVICE), (values, rule, history), enough).smallest == 0.1
     none = module._found(("a", DEVICE), (values, rule, history), 0.9 * shares)
     assert none.smallest is None
 
@@ -227,6 +229,7 @@ def test_what_a_merge_decides_on_is_certified_whole() -> None:
     figures = [(one.benchmark, one.metric, one.tolerance) for one in found.found]
     assert figures == [("a", DEVICE, 0.02), ("a", HOST, 0.05), ("b", HOST, 0.03)]
     assert (found.blocks, found.left_out, found.merges, found.seed) == (20, 2, 10, 0)
+    assert found.all_green == 1.0
     few = certify(noise, VERSIONS, rules, benchmarks=["a"], merges=10, seed=3)
     assert [one.benchmark for one in few.found] == ["a", "a"]
     assert (few.blocks, few.left_out, few.seed) == (22, 0, 3)

@@ -181,6 +181,8 @@ def test_rows_are_a_matrix_and_a_dense_axis_is_enough() -> None:
     x = torch.arange(24.0).view(2, 3, 4)
     assert as_rows(x).shape == (6, 4)
     assert as_rows(x[0, 0]).shape == (1, 4)
+    assert as_rows(x[0]).shape == (3, 4)
+    assert as_rows(x[None]).shape == (6, 4)
     assert as_rows(x).data_ptr() == x.data_ptr()
     for dense in (x, x.transpose(0, 1), x[..., :3], x[..., 1:2], x[..., ::4]):
         assert dense_rows(dense) is dense
