@@ -181,8 +181,8 @@ class Timed:
     [
         ((1e-3, 2e-3), {"v1": [25] * 40, "v2": [25] * 40}),
         ((1e-3, 0.02), {"v1": [25] * 40, "v2": [5] * 40}),
-        # A round takes 0.027 + (1 + 2) * 1.2 seconds, and 40 seconds are to be filled.
-        ((1e-3, 1.2), {"v1": [25] * 11, "v2": [1] * 11}),
+        # A round takes 0.027 + (1 + 2) * 1.2 seconds, and 60 seconds are to be filled.
+        ((1e-3, 1.2), {"v1": [25] * 16, "v2": [1] * 16}),
         ((1e-3, 9.0), {"v1": [25] * 8, "v2": [1] * 8}),
     ],
 )
