@@ -217,15 +217,19 @@ def current(device: torch.device | None) -> contextlib.AbstractContextManager[An
     return torch.cuda.device(device)
 
 
-def described(tensor: torch.Tensor, block: Sequence[int]) -> Any:
-    """A tensor as a descriptor for kernels, whose loads take this block of it.
+def described(tensor: torch.Tensor, block: Sequence[int], *, to_tf32: bool = False) -> Any:
+    """A tensor as a descriptor for kernels, whose loads take this block of it. to_tf32: they round
+    float32 to that, at no cost; only where `tinyllama.harness.kernels.tf32.descriptors_round`.
 
     Its rows must begin at multiples of 16 bytes (`triton.tools.tensor_descriptor`). On chips with a
     copy engine for tiles (sm_90 and later) such a load takes no registers.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor.from_tensor(tensor, list(block))
+    found = TensorDescriptor.from_tensor(tensor, list(block))
+    if to_tf32:
+        found.round_f32_to_tf32 = True  # a field from triton 3.7 on
+    return found
 
 
 def cdiv(a: int, b: int) -> int:

@@ -6,8 +6,9 @@ dq) or a block of keys of one key/value head, for all query heads that read it (
 is added through memory, and equal inputs give equal bits.
 
 Exponentials have base 2: with slope = log2(e) / sqrt(K), softmax(q k / sqrt(K)) = 2^(slope q k -
-lse), lse = log2(sum(2^(slope q k))). Operands of products are in the inputs' dtype (P and dS are
-rounded to it), sums in float32. Strides are in elements, of batch, token and head; K is the head
+lse), lse = log2(sum(2^(slope q k))). Operands of products are in the inputs' dtype, sums in
+float32. P and dS are rounded to that dtype, or to tf32 where products are in it; q, k, v and do are
+read as they are. Strides are in elements, of batch, token and head; K is the head
 dimension, D the next power of two. EVEN: all blocks divide T. SPLIT: blocks off the diagonal go
 through a loop of their own, without a mask. TURN: where an operand of a product is read along its
 outer axis it comes from a copy of its transpose (H K, B T), whose rows are ``tokens`` apart: the
@@ -19,6 +20,7 @@ None: the memory for the transposes of o, and of dq, dk and dv below each other.
 """
 
 from tinyllama.harness.kernels import begin, jit, tl
+from tinyllama.harness.kernels.tf32 import to_tf32
 
 
 @jit
@@ -127,6 +129,8 @@ def _attend_to(
         p = tl.exp2(s * slope - raised[:, None])
         shrink = tl.exp2(highest - raised)
         total = total * shrink + tl.sum(p, 1)
+        if PRECISION == "tf32":
+            p = to_tf32(p)
         if TURN:
             v_ND = _turned(v, v_t, n, T, QN, K, D, WHOLE)
         else:
@@ -202,6 +206,8 @@ def _to_queries(
         p = _weights(s, slope, lse[:, None])
         dp = tl.dot(do, tl.trans(v_ND), input_precision=PRECISION)
         ds = p * (dp - delta[:, None])
+        if PRECISION == "tf32":
+            ds = to_tf32(ds)
         if TURN:
             k_ND = _turned(k_turned, tokens, n, T, QN, K, D, WHOLE)
         dq = tl.dot(ds.to(k_ND.dtype), k_ND, dq, input_precision=PRECISION)
@@ -235,6 +241,8 @@ def _to_keys(
     if AHEAD:
         dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
     p = _weights(s, slope, lse_M[None, :])
+    if PRECISION == "tf32":
+        p = to_tf32(p)
     if TURN:
         at = head * K * tokens
         do_ahead = _turned(do_turned + at, tokens, m, T, KM, K, D, WHOLE)
@@ -244,6 +252,8 @@ def _to_keys(
     if not AHEAD:
         dp = tl.dot(v, tl.trans(do_MD), input_precision=PRECISION)
     ds = p * (dp - delta_M[None, :])
+    if PRECISION == "tf32":
+        ds = to_tf32(ds)
     if TURN:
         q_MD = _turned(q_turned + at, tokens, m, T, KM, K, D, WHOLE)
     dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)

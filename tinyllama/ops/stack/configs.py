@@ -10,6 +10,7 @@ import torch
 from tinyllama.harness.kernels import HAS_DESCRIPTORS, next_power_of_2
 from tinyllama.harness.kernels.configs import Config, Space
 from tinyllama.harness.kernels.precision import input_precision
+from tinyllama.harness.kernels.tf32 import descriptors_round
 from tinyllama.ops.attention import FARTHEST_ROW
 
 MOST_ROWS = 8192  # more rows share one choice
@@ -176,11 +177,14 @@ def is_fused(space: Space, a_NI: torch.Tensor, columns: int) -> bool:
 
 
 def fitting(config: Config, *matrices: torch.Tensor) -> Config:
-    """The configuration, without descriptors if a matrix cannot have one: because it is empty, or
-    because a row does not begin at a multiple of 16 bytes."""
+    """The configuration, without descriptors if a matrix cannot have one: because it is empty,
+    because a row does not begin at a multiple of 16 bytes, or because descriptors do not round."""
     if not config["DESCRIBED"]:
         return config
-    if HAS_DESCRIPTORS and all(
+    there = HAS_DESCRIPTORS
+    if any(input_precision(m) == "tf32" for m in matrices):
+        there = descriptors_round()
+    if there and all(
         m.numel() and not (m.data_ptr() | m.stride(-2) * m.element_size()) % 16 for m in matrices
     ):
         return config

@@ -22,6 +22,7 @@ dX = dY W, and dY^T and X^T for dW = dY^T X.
 from __future__ import annotations
 
 from tinyllama.harness.kernels import begin, jit, let_next_start, tl, wait_for_last
+from tinyllama.harness.kernels.tf32 import to_tf32
 from tinyllama.ops.silu_mul import sigmoids
 from tinyllama.ops.stack.tile_kernels import (
     halves,
@@ -115,6 +116,8 @@ def qkv_kernel(
         even, odd = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
         turned = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
         acc = tl.reshape(turned, (BM, BN))
+    if PRECISION == "tf32":  # attention reads it as it is
+        acc = to_tf32(acc)
     store_tile(qkv, acc, row, column, n_columns, n_rows, n_columns, BM, BN, EVEN)
     if qkv_turned is not None:
         store_turned(qkv_turned, acc, row, column, n_rows, n_columns, BM, BN, EVEN)
@@ -331,6 +334,8 @@ def product_kernel(
         dy, w, row, column, n_rows, width, inner, inner, inner if TURNED else width,
         TURNED, False, BM, BN, BK, EVEN, PRECISION, DESCRIBED,
     )  # fmt: skip
+    if PRECISION == "tf32":  # attention reads it as it is
+        acc = to_tf32(acc)
     store_tile(dx, acc, row, column, width, n_rows, width, BM, BN, EVEN)
     if dx_turned is not None:
         store_turned(dx_turned, acc, row, column, n_rows, width, BM, BN, EVEN)
@@ -402,6 +407,8 @@ def weight_gradients_kernel(
                 there = k < n_rows - first
                 left_tile = tl.load(left_at, mask=there & (i < n_out - row), other=0.0)
                 right_tile = tl.load(right_at, mask=there & (j < n_in - column), other=0.0)
+            if PRECISION == "tf32":
+                left_tile, right_tile = to_tf32(left_tile), to_tf32(right_tile)
             acc = tl.dot(tl.trans(left_tile), right_tile, acc, input_precision=PRECISION)
             left_at += BK * tl.cast(n_out, tl.int64)
             right_at += BK * tl.cast(n_in, tl.int64)

@@ -35,8 +35,11 @@ def _chosen(
 
 
 def operand(config: Config, matrix: torch.Tensor, *block: int) -> Any:
-    """A matrix as kernels of the configuration take it: a descriptor with this block, or itself."""
-    return described(matrix, block) if config["DESCRIBED"] else matrix
+    """A matrix as kernels of the configuration take it: a descriptor with this block, which rounds
+    where products are in tf32, or itself."""
+    if not config["DESCRIBED"]:
+        return matrix
+    return described(matrix, block, to_tf32=input_precision(matrix) == "tf32")
 
 
 def _operands(config: Config, a: torch.Tensor, w: torch.Tensor, by_out: bool) -> tuple[Any, Any]:

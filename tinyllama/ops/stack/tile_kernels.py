@@ -2,12 +2,14 @@
 
 Shape suffixes as in `tinyllama.ops`. A tile is (BM BN), a step of a product takes BK of the inner
 axis. EVEN: the tiles divide the sizes, and nothing is masked. DESCRIBED: the operands of products
-are tensor descriptors, which read zeros outside a tensor.
+are tensor descriptors, which read zeros outside a tensor. In tf32 operands are rounded as they are
+read: by descriptors, or in registers (`tinyllama.harness.kernels.tf32`).
 """
 
 from __future__ import annotations
 
 from tinyllama.harness.kernels import fetch, jit, tl
+from tinyllama.harness.kernels.tf32 import to_tf32
 
 
 @jit
@@ -128,6 +130,8 @@ def tile_product(
                 left = k < inner - first
                 a_tile = tl.load(a_at, mask=(i < n_rows - row) & left[None, :], other=0.0)
                 b_tile = tl.load(b_at, mask=left[:, None] & inside[None, :], other=0.0)
+            if PRECISION == "tf32":
+                a_tile, b_tile = to_tf32(a_tile), to_tf32(b_tile)
             acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
             a_at += BK
             if OUT_BY_IN:

@@ -1,0 +1,130 @@
+"""In tf32 no gradient of V4's step has a scale error, though matrix units cut their operands.
+
+A stand-in for a GPU cuts what kernels multiply. They round it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from correctness_tests.support.cut_operands import cut_operands
+from correctness_tests.support.steps import SHAPE
+from tinyllama.harness.declare.registry import providers_restored
+from tinyllama.harness.kernels import HAS_DESCRIPTORS
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.model.config import TrainConfig
+from tinyllama.model.llama import TinyLlama
+from tinyllama.model.tiers import V4
+from tinyllama.ops.stack import configs, launches, stack
+from tinyllama.ops.stack.configs import PRODUCTS
+from tinyllama.ops.stack.fused import InSeveral
+from tinyllama.training.step import TrainStep
+
+MODEL = replace(SHAPE, num_layers=4, ffn_dim=128, num_heads=2, num_kv_heads=1)
+ROWS, TOKENS = 4, 16
+BOUND = 5e-4  # of the share of an error that points along the gradient
+KERNELS = ["stack.tile_kernels", "stack.kernels", "attention.kernels"]
+TILES = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
+
+ROUND = False
+if HAS_DESCRIPTORS:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    ROUND = "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
+described = pytest.mark.skipif(not ROUND, reason="this triton interprets no rounding descriptors")
+
+
+@pytest.fixture(autouse=True)
+def plans_forgotten() -> Iterator[None]:
+    with providers_restored([stack]):
+        yield
+
+
+def batch() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(MODEL.vocab_size, (ROWS, TOKENS + 1), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def exact() -> dict[str, torch.Tensor]:
+    model = TinyLlama(MODEL, "v1").double()
+    model.loss(batch()[:, :-1], batch()[:, 1:]).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+class Errors:
+    """The scale error of each parameter's gradient in a step."""
+
+    def __init__(self, exact: dict[str, torch.Tensor], patched: pytest.MonkeyPatch) -> None:
+        self.exact, self.patched = exact, patched
+
+    def largest(self, plan: str = "all", turn: int = 0, described: bool = False) -> float:
+        config = TrainConfig(batch_size=ROWS, seq_len=TOKENS, precision="fp32")
+        self.patched.setattr(InSeveral, "turns", lambda x, dtype: turn)
+        self.patched.setattr("tinyllama.model.optim.turns", lambda x, dtype: turn)
+        with cut_operands(), ExitStack() as forced:
+            step = TrainStep(TinyLlama(MODEL, V4.with_plan(plan)), config)
+            if described:
+                with asked() as keys:
+                    step.probe(batch()[:, :-1], batch()[:, 1:])
+                for (space, _), key in keys.items():
+                    if space.removeprefix("stack.") in PRODUCTS:
+                        forced.enter_context(SPACES[space].force(TILES, **key))
+            step.prepare(warm_up=0)
+            step(batch())
+        grads = {name: p.grad for name, p in step.model.named_parameters()}
+        return max(self._of(name, grads[name]) for name in self.exact)
+
+    def _of(self, name: str, found: Any) -> float:
+        exact = self.exact[name]
+        along = ((found.double() - exact) * exact).sum() / exact.square().sum()
+        return float(along.abs())
+
+
+@pytest.fixture
+def errors(exact: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Errors:
+    return Errors(exact, monkeypatch)
+
+
+@pytest.mark.parametrize("plan", ["all", "single"])
+def test_operands_are_rounded_in_registers(plan: str, errors: Errors) -> None:
+    assert errors.largest(plan) < BOUND
+
+
+@described
+@pytest.mark.parametrize("turn", [0, 2])
+def test_descriptors_round_operands(turn: int, errors: Errors) -> None:
+    assert errors.largest(turn=turn, described=True) < BOUND
+
+
+@pytest.mark.parametrize("module", KERNELS)
+def test_a_kernel_that_does_not_round_is_seen(module: str, errors: Errors) -> None:
+    errors.patched.setattr(f"tinyllama.ops.{module}.to_tf32", lambda x: x)
+    assert errors.largest() > BOUND
+
+
+@described
+def test_descriptors_that_do_not_round_are_seen(errors: Errors) -> None:
+    given = launches.described
+    errors.patched.setattr(launches, "described", lambda x, block, to_tf32: given(x, block))
+    assert errors.largest(described=True) > BOUND
+
+
+@pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
+def test_in_tf32_a_descriptor_that_cannot_round_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.empty(64, 64)
+    with cut_operands():
+        for can in (True, False):
+            monkeypatch.setattr(configs, "descriptors_round", lambda can=can: can)
+            assert configs.fitting(TILES, x)["DESCRIBED"] == can
+    assert configs.fitting(TILES, x)["DESCRIBED"] == 1
