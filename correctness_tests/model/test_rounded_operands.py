@@ -20,18 +20,20 @@ from correctness_tests.support.steps import SHAPE
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.tf32 import rounded_to_tf32
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
+from tinyllama.ops.attention import attend, attend_backward, attention
 from tinyllama.ops.stack import configs, launches, stack
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
 
-MODEL = replace(SHAPE, num_layers=4, ffn_dim=128, num_heads=2, num_kv_heads=1)
+MODEL = replace(SHAPE, num_layers=2, ffn_dim=128, num_heads=2, num_kv_heads=1)
 ROWS, TOKENS = 4, 16
 BOUND = 5e-4  # of the share of an error that points along the gradient
-KERNELS = ["stack.tile_kernels", "stack.kernels", "attention.kernels"]
+KERNELS = ["stack.tile_kernels", "stack.kernels"]
 TILES = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=1, num_warps=4, num_stages=2)
 
 ROUND = False
@@ -60,6 +62,11 @@ def exact() -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def scale_error(found: Any, exact: torch.Tensor) -> float:
+    along = ((found.double() - exact) * exact).sum() / exact.square().sum()
+    return float(along.abs())
+
+
 class Errors:
     """The scale error of each parameter's gradient in a step."""
 
@@ -81,12 +88,7 @@ class Errors:
             step.prepare(warm_up=0)
             step(batch())
         grads = {name: p.grad for name, p in step.model.named_parameters()}
-        return max(self._of(name, grads[name]) for name in self.exact)
-
-    def _of(self, name: str, found: Any) -> float:
-        exact = self.exact[name]
-        along = ((found.double() - exact) * exact).sum() / exact.square().sum()
-        return float(along.abs())
+        return max(scale_error(grads[name], one) for name, one in self.exact.items())
 
 
 @pytest.fixture
@@ -128,3 +130,31 @@ def test_in_tf32_a_descriptor_that_cannot_round_is_not_used(
             monkeypatch.setattr(configs, "descriptors_round", lambda can=can: can)
             assert configs.fitting(TILES, x)["DESCRIBED"] == can
     assert configs.fitting(TILES, x)["DESCRIBED"] == 1
+
+
+@pytest.mark.parametrize("tokens", [48, 300])
+@pytest.mark.parametrize("rounds", [True, False])
+def test_attention_rounds_weights_and_their_gradients(
+    rounds: bool, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With operands in tf32 the four results have no scale error; without rounding three have."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (
+        rounded_to_tf32(torch.randn(2, tokens, heads, 32, generator=generator))
+        for heads in (4, 2, 2, 4)
+    )
+    wide = [one.double().requires_grad_() for one in (q, k, v)]
+    expected = attention["eager"].call(*wide)
+    grads = torch.autograd.grad(expected, wide, do.double())
+    exact = (expected.detach(), *grads)
+    if not rounds:
+        monkeypatch.setattr("tinyllama.ops.attention.kernels.to_tf32", lambda x: x)
+    with cut_operands():
+        o, lse = attend(q, k, v)
+        found = [torch.empty_like(one) for one in (q, k, v)]
+        attend_backward(do, q, k, v, o, lse, *found)
+    errors = [scale_error(*both) for both in zip((o, *found), exact, strict=True)]
+    if rounds:
+        assert max(errors) < 5e-5, errors
+    else:
+        assert min(errors) > 1e-4, errors

@@ -32,6 +32,7 @@ from tinyllama.ops.block import sliced
 from tinyllama.ops.block.matrices import Matrices, Places, narrowed, places_of
 from tinyllama.ops.block.terms import weight_terms
 from tinyllama.ops.linear import input_gradient, weight_gradient
+from tinyllama.ops.linear.rounding_kernels import round_operand
 from tinyllama.ops.qkv import qkv
 from tinyllama.ops.rms_norm import norm_backward, norm_forward, partial_rows, rms_norm, sum_rows
 from tinyllama.ops.rope import COS, SIN, rope, rotate
@@ -259,7 +260,7 @@ class Triton:
         dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
         dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide, places.out)
         o_BTHK = saved["o"].unflatten(-1, (-1, width))
-        do_BTHK = input_gradient(dsum_low_ND, matrices.out).view_as(o_BTHK)
+        do_BTHK = round_operand(input_gradient(dsum_low_ND, matrices.out)).view_as(o_BTHK)
 
         dqkv_BTE = torch.empty_like(qkv_BTE)
         dq, dk, dv = heads_of(dqkv_BTE, rows_q, width)
@@ -360,7 +361,7 @@ def _before_attention(given: Inputs, matrices: Matrices, eps: float) -> tuple[to
     qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
     q, k, _ = heads_of(qkv_BTE, given.w_q.shape[0], 2 * cos.shape[-1])
     rotate(q, k, cos, sin, q, k)
-    return n1_ND, rstd1_N, qkv_BTE
+    return n1_ND, rstd1_N, round_operand(qkv_BTE)
 
 
 def _after_attention(

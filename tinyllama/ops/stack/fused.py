@@ -17,6 +17,7 @@ from tinyllama.harness.kernels.configs import Space
 from tinyllama.ops.attention import attend, attend_backward
 from tinyllama.ops.block import heads_of
 from tinyllama.ops.linear import input_gradient, weight_gradient
+from tinyllama.ops.linear.rounding_kernels import round_operand
 from tinyllama.ops.rms_norm import partial_rows
 from tinyllama.ops.rms_norm.kernels import launch_backward
 from tinyllama.ops.rope import rotate
@@ -96,6 +97,7 @@ class InSeveral:
         if block.squares is None:
             torch.mm(block.low_1, w.qkv.T, out=qkv.flatten(0, 1))
             rotate(q, k, block.cos, block.sin, q, k)
+            round_operand(qkv)
             if qkv_turned is not None:
                 transposed(qkv.flatten(0, 1), qkv_turned)
         else:
@@ -182,7 +184,7 @@ class InSeveral:
         if self._fused(OUT_GRADIENT, dout, rows_q):
             do_NQ = launches.input_product(dout, w.out, to_out, do_QN)
         else:
-            do_NQ = _multiply(dout, w.out, to_out)
+            do_NQ = round_operand(_multiply(dout, w.out, to_out))
             if do_QN is not None:
                 transposed(do_NQ, do_QN)
         do_BTHK = do_NQ.view(*o.shape[:2], -1, width)
