@@ -78,9 +78,9 @@ def test_descriptors_read_what_pointers_read(
     begin at 16 bytes, which no descriptor describes."""
     made, describe = [], launches.described
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
         made.append(args)
-        return describe(*args)
+        return describe(*args, **options)
 
     monkeypatch.setattr(launches, "described", noted)
     given, found = inputs(*shape, device), []
