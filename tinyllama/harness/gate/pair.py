@@ -30,6 +30,7 @@ from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import roots
+from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.turns import Block
 from tinyllama.harness.machine.worker import (
@@ -95,6 +96,15 @@ class Effort:
         return self.repeated if HOST in benchmark.slowdowns else self.pairs
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Turns of both sides. seeds: of the values of each pair of turns, drawn when it began. took:
+    by side, the seconds of its turns."""
+
+    seeds: Sequence[int]
+    took: Mapping[str, Sequence[Mapping[str, float]]]
+
+
 class SideError(RuntimeError):
     """What went wrong on one side with one benchmark."""
 
@@ -110,7 +120,7 @@ class Pair:
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
     asked first, which the session alternates. preload: further modules that the workers import
-    before they are asked.
+    before they are asked. seconds: of parts of blocks.
     """
 
     def __init__(
@@ -127,6 +137,7 @@ class Pair:
         self.failed = False
         self.processor: int | None = None
         self.leading = BASE
+        self.seconds = Stages()
         self._start()
 
     def _start(self) -> None:
@@ -231,29 +242,28 @@ class Pair:
 
         self._both(expect)
 
-    def block(
-        self,
-        benchmark: Benchmark,
-        pairs: int,
-        paces: Mapping[str, float],
-        *,
-        alike: bool = False,
-    ) -> Block:
-        """The turns of a benchmark on both sides, which must be ready. Some of their results are
-        compared with eager's and float64's.
+    def take(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
+        """The turns of a benchmark on both sides, which must be ready.
 
-        pairs: an even number. paces: by side, what `pace` said. alike: both sides gave the same
-        bits when they were verified. Raises SideError, or ValueError where a side does not give a
-        time of every metric.
+        pairs: an even number. paces: by side, what `pace` said. Raises SideError, or ValueError
+        where a side does not give a time of every metric.
         """
-        with self._held():
-            seeds, took = self._turns(benchmark, pairs, paces)
-        if not benchmark.factory:
-            self._hold(benchmark, seeds, alike)
-        self.end(benchmark)
-        return turns.block(took[BASE], took[CANDIDATE], benchmark.slowdowns)
+        with self.seconds.of("turns"), self._held():
+            return self._turns(benchmark, pairs, paces)
 
-    def _hold(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
+    def compared(self, benchmark: Benchmark, taken: Taken, *, alike: bool) -> Block:
+        """The block of these turns, once some of their results are compared with eager's and
+        float64's. Other pairs may work meanwhile.
+
+        alike: both sides gave the same bits when they were verified. Raises SideError.
+        """
+        if not benchmark.factory:
+            with self.seconds.of("compare"):
+                self._compare(benchmark, taken.seeds, alike)
+        self.end(benchmark)
+        return turns.block(taken.took[BASE], taken.took[CANDIDATE], benchmark.slowdowns)
+
+    def _compare(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
         """Choose calls of these turns, and compare their results with eager's and float64's."""
         notes = self.each("notes", benchmark.name, list(seeds))
         for side, place, call, exact in turns.held(notes[BASE], notes[CANDIDATE], alike):
@@ -326,10 +336,7 @@ class Pair:
             if not self.failed:
                 self.each("pin", None)
 
-    def _turns(
-        self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
-    ) -> tuple[list[int], dict[str, list[dict[str, float]]]]:
-        """The seed of each pair of turns, drawn when it begins; by side, what its turns took."""
+    def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
         found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
         first, seeds = turns.new_seed(), list[int]()
         for name in reversed(self.order):  # a process's first turn is colder and does not count
@@ -342,7 +349,7 @@ class Pair:
             for name in self.order[:: 1 if index % 2 == 0 else -1]:
                 took = self._turn(name, benchmark, seeds[-1], paces.get(name, 0.0))
                 found[name].append(took)
-        return seeds, found
+        return Taken(seeds, found)
 
     def _turn(
         self, name: str, benchmark: Benchmark, seed: int, pace: float = 0.0

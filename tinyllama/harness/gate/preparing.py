@@ -18,7 +18,7 @@ from tinyllama.harness.gate.exact import (
     layout_figures,
     new_figures,
 )
-from tinyllama.harness.gate.identity import Differs
+from tinyllama.harness.gate.identity import Differs, is_table
 from tinyllama.harness.gate.judged import Change, changed_declarations
 from tinyllama.harness.gate.listing import check_identities, matched
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
@@ -33,6 +33,11 @@ from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 def list_benchmarks(run: Run, pair: Pair) -> None:
     """The benchmarks of both sides. Raises Stopped where they cannot be compared."""
+    with run.part("list benchmarks"):
+        _list(run, pair)
+
+
+def _list(run: Run, pair: Pair) -> None:
     who = pair.each("identity")
     run.versions = who[CANDIDATE]["versions"]
     check_identities(run.setting, pair.trees, who)
@@ -67,15 +72,27 @@ def nearest(run: Run) -> list[BenchmarkState]:
     return [] if every or 2 * len(own) > len(differ) else own
 
 
+def _tables_differ(run: Run) -> bool:
+    """Whether a chip's table of any op does. If not, nobody waits to be told whose."""
+    return any(is_table(name) for one in run.found.values() for name in _differing(run, one))
+
+
+def _differing(run: Run, one: BenchmarkState) -> list[str]:
+    """The files of a benchmark's source that differ."""
+    if one.name not in run.differing:
+        base, candidate = (run.setting.sources(tree, one.benchmark)[0] for tree in run.trees)
+        found = [n for n in {**base, **candidate} if base.get(n) != candidate.get(n)]
+        run.differing[one.name] = found
+    return run.differing[one.name]
+
+
 def _own_differs(run: Run, one: BenchmarkState) -> bool:
-    base, candidate = (run.setting.sources(tree, one.benchmark)[0] for tree in run.trees)
     own: list[str] = []
     for tree in run.trees:
         if path := module_file(tree.root, one.benchmark.module):
             name = path.relative_to(tree.root).as_posix()
             own.append(name.removesuffix("__init__.py"))
-    differ = (name for name in {**base, **candidate} if base.get(name) != candidate.get(name))
-    return any(name.startswith(tuple(own)) for name in differ)
+    return any(name.startswith(tuple(own)) for name in _differing(run, one))
 
 
 def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
@@ -85,7 +102,14 @@ def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
     with _observing(run) as observed:
         differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
-        _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
+        names = {one.name for one in open_}
+        others = [one for one in run.undecided() if one.name not in names]
+        others = [one for one in others if _unready(one, differs)]
+        with run.part("compile and verify"):
+            now = [one for one in open_ if _unready(one, differs)]
+            _prepare_all(run, pair, now, observed, others)
+        with run.part("wait for observers"):
+            observed()
         for one in run.undecided():
             if one.name not in observed().whole:
                 run.settle(one, Outcome.IDENTICAL, _APART if one.name in differs else _ALIKE)
@@ -167,11 +191,17 @@ def _alike(run: Run, one: BenchmarkState, *, whole: bool) -> bool:
 
 
 def _prepare_all(
-    run: Run, pair: Pair, benchmarks: Sequence[BenchmarkState], observed: Observed
+    run: Run,
+    pair: Pair,
+    benchmarks: Sequence[BenchmarkState],
+    observed: Observed,
+    meanwhile: Sequence[BenchmarkState] = (),
 ) -> None:
-    groups, verifying = _groups(benchmarks), Lock()
-    with _beside(run, pair, len(groups)) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
-        waiting = iter(groups)
+    """meanwhile: benchmarks that are prepared only while others still are, or are observed."""
+    groups, further, verifying = _groups(benchmarks), _groups(meanwhile), Lock()
+    many = len(groups) + len(further)
+    with _beside(run, pair, many) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
+        waiting = _Waiting(groups, further, observed)
         asked = [
             pool.submit(_prepare_some, run, each, waiting, verifying, observed) for each in pairs
         ]
@@ -216,14 +246,34 @@ def _beside(run: Run, pair: Pair, groups: int) -> Iterator[list[Pair]]:
             other.merge_caches(run.trees)
 
 
+class _Waiting:
+    """What is to be prepared: groups, then further ones while one of the first is not ready, or it
+    is not known what is IDENTICAL. Threads that prepare iterate over it at once; each takes other
+    groups."""
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[BenchmarkState]],
+        further: Sequence[Sequence[BenchmarkState]],
+        observed: Observed,
+    ) -> None:
+        self.first = [one for group in groups for one in group]
+        self.groups, self.further = iter(groups), iter(further)
+        self.observed = observed
+
+    def __iter__(self) -> Iterator[BenchmarkState]:
+        for group in self.groups:
+            yield from group
+        for one in (each for group in self.further for each in group):
+            if self.observed.done and all(each.proofs or each.verdict for each in self.first):
+                return
+            yield one
+
+
 def _prepare_some(
-    run: Run,
-    pair: Pair,
-    waiting: Iterator[Sequence[BenchmarkState]],
-    verifying: Lock,
-    observed: Observed,
+    run: Run, pair: Pair, waiting: Iterable[BenchmarkState], verifying: Lock, observed: Observed
 ) -> None:
-    for one in (each for group in waiting for each in group):
+    for one in waiting:
         if observed.done and one.name not in observed().whole:
             run.settle(one, Outcome.IDENTICAL, _APART)
             continue
@@ -263,12 +313,12 @@ def _prepare_one(
     if alike and _same_code(one, compiled, observed):
         text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
         return run.settle(one, Outcome.IDENTICAL, text)
-    if alike and one.name in observed().tables:
+    if alike and _tables_differ(run) and one.name in observed().tables:
         choices = pair.each("choices")
         if choices[BASE] == choices[CANDIDATE] != {}:
             text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"
             return run.settle(one, Outcome.IDENTICAL, text)
-    with verifying:  # one side of one benchmark: float64 may take much of the memory
+    with verifying, one.takes("verify"):  # of one side: float64 may take much of the memory
         for side in (BASE, CANDIDATE):
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
     if not one.benchmark.factory:
