@@ -23,7 +23,7 @@ from tinyllama.harness.gate.interrupted import Interruption
 from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
-from tinyllama.harness.gate.stages import Stages, began
+from tinyllama.harness.gate.stages import Stages, age, began
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, replace_text
@@ -283,6 +283,7 @@ class Gating:
         self.registered = self._registered()
         self.judged = tree_digest(self.root, self.json)
         self.stages["start"] = time.monotonic() - began()
+        self.stages["start: the judge's process"] = age()
         limit = self.config.option.time_limit
         left = None if limit is None else limit - self.stages["start"]
         self.interruption.open(left, limit)
