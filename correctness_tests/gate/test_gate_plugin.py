@@ -4,6 +4,8 @@ there is no green that was not measured."""
 from __future__ import annotations
 
 import json
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -119,8 +121,64 @@ def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(
     status, cases = gated.cases("--against=other", "--gate-json", "out.json")
     assert status == 2
     assert "the run did not end" in str(cases.pop("gate gate"))
+    assert "NOT DECIDED" in str(cases.pop("other a"))
     assert cases == {"main~1 a": None, "main~1 b": None}
     assert gated.report()["status"] == 2
+
+
+@pytest.mark.parametrize("way", ["Ctrl-C", "SIGTERM", "the time limit of 600 s"])
+def test_what_was_settled_before_an_interruption_is_in_the_report(
+    gated: GatedSuite, way: str
+) -> None:
+    def interrupted(name: str) -> None:
+        if way == "SIGTERM":
+            signal.raise_signal(signal.SIGTERM)
+        if way == "Ctrl-C":
+            signal.raise_signal(signal.SIGINT)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # the time is over
+        time.sleep(30)
+
+    before = signal.getsignal(signal.SIGTERM)
+    gated.script.alike("b")
+    gated.script.on(CANDIDATE, "turn", interrupted, "a", launch=4)
+    limit = ["--time-limit=600"] if "limit" in way else []
+    status, cases = gated.cases("--gate-json", "out.json", *limit)
+    assert status == 2
+    assert cases.pop("main~1 b") is None
+    assert f"NOT DECIDED a: {way} ended the gate; so far device_seconds" in str(cases["main~1 a"])
+    assert f"the run did not end: {way}" in str(cases["gate gate"])
+    report = gated.report()
+    (comparison,) = report["comparisons"]
+    assert (report["status"], comparison["ended"]) == (2, False)
+    assert comparison["benchmarks"]["b"]["outcome"] == "IDENTICAL"
+    with pytest.raises(UsageError, match="not green: status 2"):
+        verify(gated.path / "out.json", gated.path)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert gated.run().ret in (0, 2), "the next gate starts processes again"
+
+
+def test_a_signal_while_an_interrupted_gate_reports_is_ignored(gated: GatedSuite) -> None:
+    gated.script.on(CANDIDATE, "turn", lambda name: signal.raise_signal(signal.SIGINT), "a")
+    plain = plugin.Gating._write
+
+    def write(self: plugin.Gating, status: int | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+        plain(self, status)
+
+    gated.monkeypatch.setattr(plugin.Gating, "_write", write)
+    assert gated.cases("--gate-json", "out.json")[0] == 2
+    assert gated.report()["status"] == 2
+
+
+def test_a_slowdown_that_was_not_confirmed_before_an_interruption_is_not_decided(
+    gated: GatedSuite,
+) -> None:
+    gated.script.slower("a", **SLOWER)
+    confirming = lambda: bool(gated.script.session.found["a"].verdict)  # noqa: E731
+    gated.script.on(CANDIDATE, "turn", KeyboardInterrupt(), "a", when=confirming)
+    status, cases = gated.cases()
+    assert status == 2
+    assert "which was not confirmed" in str(cases["main~1 a"])
 
 
 @pytest.mark.parametrize("args", [[], ["--continue-on-collection-errors"]], ids=" ".join)

@@ -176,8 +176,13 @@ def _instrumented(base: Path, candidate: Path, registered: Registered) -> None:
     compiling = [
         subprocess.Popen([*compile_all, str(tree / "tinyllama")]) for tree in (base, candidate)
     ]
-    for one in compiling:
-        one.wait()  # a file that cannot be compiled fails where it is imported
+    try:
+        for one in compiling:
+            one.wait()  # a file that cannot be compiled fails where it is imported
+    finally:
+        for one in compiling:
+            one.kill()
+            one.wait()
 
 
 def contents(root: Path, registered: Registered) -> str:
