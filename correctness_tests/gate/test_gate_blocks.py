@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.harness.gate import waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
-from tinyllama.harness.gate.preparing import _groups
+from tinyllama.harness.gate.identity import Differs
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
+from tinyllama.harness.gate.preparing import Observed, _groups, _Waiting
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.machine import worker
 from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
@@ -342,3 +345,44 @@ def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
     assert calls[CANDIDATE] == [8]
     assert len(calls[BASE]) == 2
     assert 40 < calls[BASE][1] <= 80, "0.2 s at 2.5 ms for a call, and the asking"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_others_are_prepared_only_while_the_first_are_or_are_observed(known: bool) -> None:
+    first, *others = (BenchmarkState(Benchmark(name, None, "m", {})) for name in "abcd")
+    seen: Future[Differs] = Future()
+    if known:
+        seen.set_result(Differs({}, {}))
+    waiting = iter(_Waiting([[first]], [others[:2], others[2:]], Observed(seen)))
+    assert [next(waiting).name, next(waiting).name] == ["a", "b"]
+    first.proofs = {BASE: 1}
+    assert [one.name for one in waiting] == ([] if known else ["c", "d"])
+
+
+def test_steps_are_made_ready_by_all_pairs_at_once() -> None:
+    script = Script("a", "b", "step", noise=2e-4)
+    script.factories.add("step")
+    script.run(at_once=4)
+    expected = [
+        (at, args[0]) for at, side, m, args in script.asked if (side, m) == (BASE, "expect")
+    ]
+    assert [name for _, name in expected[-4:]] == ["step"] * 4
+    assert len({at for at, _ in expected[-4:]}) == 4
+    compared = next(n for n, one in enumerate(script.asked) if one[2] == "hold")
+    assert sum(one[2] == "turn" for one in script.asked[:compared]) > 4, "all were timed before"
+
+
+def test_what_no_process_answered_after_all_were_ended_is_no_verdict() -> None:
+    script = Script("a")
+
+    def ended(name: str) -> None:
+        worker.end_all()
+        raise died()
+
+    script.on(BASE, "turn", ended, "a")
+    try:
+        with pytest.raises(SideError):
+            script.run()
+        assert script.session.found["a"].verdict is None
+    finally:
+        worker.end_all(False)

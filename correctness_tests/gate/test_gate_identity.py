@@ -18,7 +18,7 @@ import numpy
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT
+from correctness_tests.support.commands import ROOT, python
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.two_trees import (
     judged,
@@ -241,3 +241,16 @@ def test_native_code_of_python_and_of_known_libraries_may_run() -> None:
     for file in (here / "_C.so", Path(numpy.__file__).parent / "core/x.so", "/elsewhere/x.so"):
         opened._Events._foreign(events, str(file), f"it loads {file}")
     assert noted == ["it loads /elsewhere/x.so"]
+
+
+def test_a_group_with_a_kernel_is_observed_once() -> None:
+    program = (
+        "from tinyllama.harness.gate.opened import Group, Observer\n"
+        "observer = Observer('cpu')\n"
+        "each, times = observer._each, []\n"
+        "observer._each = lambda groups: (times.append(len(groups)), each(groups))[1]\n"
+        "group = Group(('tinyllama.ops.silu_mul',), (('silu_mul', 'triton'),))\n"
+        "(seen,) = observer.seen([group])\n"
+        "print(times, seen.changed, seen.unidentified, bool(seen.reached))\n"
+    )
+    assert python("-c", program, cwd=ROOT).stdout.strip() == "[1] {}  True"

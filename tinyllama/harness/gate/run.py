@@ -142,6 +142,8 @@ class Run:
                 starting.close()
                 yield pairs
         except SideError as error:
+            if all_ended():
+                raise
             harness = any(one.name.startswith("tinyllama/harness/") for one in self.changed)
             unread = error.side == CANDIDATE and harness
             outcome = Outcome.JUDGE_CHANGED if unread else unable(error.side)
