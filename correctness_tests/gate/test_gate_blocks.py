@@ -31,6 +31,7 @@ from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.machine import worker
+from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
@@ -314,7 +315,7 @@ def test_cases_and_layouts_of_a_provider_are_prepared_by_one_pair_and_steps_firs
         ["step-v3-0"],
         ["step-v4-0"],
         ["x-own-0", "x-own-1", "x-own-1-strided"],
-        ["y-own-0", "y-own-1", "y-own-0-strided"],
+        ["y-own-0-strided", "y-own-1", "y-own-0"],
         ["x-torch-0", "x-torch-1"],
     ]
 
@@ -335,14 +336,14 @@ def sleeping(*seconds: float) -> Callable[[str], float]:
 
 def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
     script = Script("a")
-    script.on(BASE, "paced", sleeping(0.02, 0.3))
-    script.on(CANDIDATE, "paced", sleeping(0.3))
+    script.on(BASE, "paced", sleeping(0.005, 0.3))
+    script.on(CANDIDATE, "paced", sleeping(0.3, 0.3))
     script.run()
     calls = {
         side: [args[1] for _, s, method, args in script.asked if (s, method) == (side, "paced")]
         for side in SIDES
     }
-    assert calls[CANDIDATE] == [8]
+    assert calls[CANDIDATE] == [2, 8], "one interruption does not decide"
     assert len(calls[BASE]) == 2
     assert 40 < calls[BASE][1] <= 80, "0.2 s at 2.5 ms for a call, and the asking"
 
@@ -386,3 +387,20 @@ def test_what_no_process_answered_after_all_were_ended_is_no_verdict() -> None:
         assert script.session.found["a"].verdict is None
     finally:
         worker.end_all(False)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_found_no_memory_beside_others_is_prepared_again_alone(alone: bool) -> None:
+    script = Script(*"abc", noise=2e-4)
+    full = WorkerError("the device's memory is full", types=["torch.OutOfMemoryError"])
+    failed: list[str] = []
+
+    def without_memory(name: str) -> None:
+        failed.append(name)
+        raise full
+
+    script.on(CANDIDATE, "verify", without_memory, "b", when=lambda: alone or not failed)
+    found = script.run(at_once=3)
+    expected = Outcome.WORKER_DIED if alone else Outcome.SAME
+    assert outcomes(found) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
+    assert failed == ["b"] * (2 if alone else 1)

@@ -18,6 +18,7 @@ from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
+from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.plugins import gate as plugin
 from tinyllama.harness.records.verdict import Outcome, Verdict
@@ -405,3 +406,16 @@ def test_each_change_of_what_judges_is_named() -> None:
     assert plugin._changed(report) == [
         f"changed, and the base's judged: {name} (0{name})" for name in "abc"
     ]
+
+
+def test_an_interruption_in_pinned_turns_is_not_hidden_by_processes_that_were_ended(
+    gated: GatedSuite,
+) -> None:
+    gated.script.on(CANDIDATE, "turn", lambda name: signal.raise_signal(signal.SIGTERM), "a")
+    for side in (BASE, CANDIDATE):
+        gated.script.on(side, "pin", died(), when=worker.all_ended)
+        gated.script.on(side, "end", died(), when=worker.all_ended)
+    status, cases = gated.cases("--gate-json", "out.json")
+    assert status == 2
+    assert "NOT DECIDED a: SIGTERM ended the gate" in str(cases["main~1 a"])
+    assert not gated.report()["comparisons"][0]["ended"]

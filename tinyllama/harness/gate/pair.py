@@ -37,6 +37,7 @@ from tinyllama.harness.machine.worker import (
     KEEPS_FREED_MEMORY,
     Worker,
     WorkerError,
+    all_ended,
     caches_in,
     close_all,
 )
@@ -52,7 +53,7 @@ FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
-PACES, PACED = 6, 0.2  # readings at most; seconds of calls that are enough
+PACES, PACED, PACED_CALLS = 6, 0.2, 8  # readings at most; seconds, and calls, that are enough
 CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
 
 
@@ -106,10 +107,12 @@ class Taken:
 
 
 class SideError(RuntimeError):
-    """What went wrong on one side with one benchmark."""
+    """What went wrong on one side with one benchmark. memory: the device's was full, which may be
+    due to other pairs."""
 
     def __init__(self, side: str, error: WorkerError) -> None:
         super().__init__(f"{side}: {error}")
+        self.memory = error.raised(torch.OutOfMemoryError)
         self.side = side
         self.wrong = error.raised(WrongResultError)
         self.details = error.details
@@ -275,7 +278,7 @@ class Pair:
 
         Raises ValueError for a side whose own clock says much less.
         """
-        calls, fastest = 8, math.inf
+        calls, fastest = 2, math.inf  # two of them tell how many are long enough
         for _ in range(PACES):
             self.ask(name, "ready", benchmark.name)
             start = time.perf_counter()
@@ -287,9 +290,10 @@ class Pair:
                     f"the {name} says that {calls} calls took {said!r} s, and {took:.3g} s passed: "
                     "its clock is wrong"
                 )
-            if took >= PACED:
+            if took >= PACED and calls >= PACED_CALLS:
                 break
-            calls = max(2 * calls, math.ceil(PACED * calls / took))  # this took all of the asking
+            more = 1 if calls < PACED_CALLS else 2 * calls  # a reading has all of the asking in it
+            calls = max(more, PACED_CALLS, math.ceil(PACED * calls / took))
         return fastest
 
     def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
@@ -325,7 +329,7 @@ class Pair:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Pin both sides to one processor for their turns; preparation needs several."""
+        """Pin both sides to one processor for their turns."""
         if self.processor is None:
             yield
             return
@@ -333,7 +337,7 @@ class Pair:
         try:
             yield
         finally:
-            if not self.failed:
+            if not (self.failed or all_ended()):  # an error here would hide an interruption
                 self.each("pin", None)
 
     def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:

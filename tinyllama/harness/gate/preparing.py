@@ -203,10 +203,13 @@ def _prepare_all(
     with _beside(run, pair, many) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
         waiting = _Waiting(groups, further, observed)
         asked = [
-            pool.submit(_prepare_some, run, each, waiting, verifying, observed) for each in pairs
+            pool.submit(_prepare_some, run, each, waiting, waiting, verifying, observed)
+            for each in pairs
         ]
         for done in asked:
             done.result()
+    # Several at once may fill the device's memory: what found none is prepared again alone.
+    _prepare_some(run, pair, waiting.again, waiting, verifying, observed, alone=True)
 
 
 def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
@@ -223,7 +226,9 @@ def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
         kernels = any(one.layouts for one in each)
         return not any(one.factory for one in each), not kernels, -len(each)
 
-    return sorted(found.values(), key=takes_less)
+    groups = sorted(found.values(), key=takes_less)
+    # The largest case is the first of a group; those of all groups may not fit into the memory.
+    return [group[::-1] if place % 2 else group for place, group in enumerate(groups)]
 
 
 @contextmanager
@@ -260,6 +265,7 @@ class _Waiting:
         self.first = [one for group in groups for one in group]
         self.groups, self.further = iter(groups), iter(further)
         self.observed = observed
+        self.again: list[BenchmarkState] = []
 
     def __iter__(self) -> Iterator[BenchmarkState]:
         for group in self.groups:
@@ -271,18 +277,32 @@ class _Waiting:
 
 
 def _prepare_some(
-    run: Run, pair: Pair, waiting: Iterable[BenchmarkState], verifying: Lock, observed: Observed
+    run: Run,
+    pair: Pair,
+    some: Iterable[BenchmarkState],
+    waiting: _Waiting,
+    verifying: Lock,
+    observed: Observed,
+    *,
+    alone: bool = False,
 ) -> None:
-    for one in waiting:
+    """alone: no other pair works, so an error for want of memory is the verdict."""
+    for one in some:
         if observed.done and one.name not in observed().whole:
             run.settle(one, Outcome.IDENTICAL, _APART)
             continue
         with run.errors_as_verdict(one), one.takes("prepare"):
             pair = run.working(pair)
-            pair.each("warm_up_blas")  # a pair may be new
-            seconds = pair.begin(one.benchmark)
-            _prepare_one(run, pair, one, seconds, verifying, observed)
-            pair.end(one.benchmark)  # the next one has the memory
+            try:
+                pair.each("warm_up_blas")  # a pair may be new
+                seconds = pair.begin(one.benchmark)
+                _prepare_one(run, pair, one, seconds, verifying, observed)
+                pair.end(one.benchmark)  # the next one has the memory
+            except SideError as error:
+                if alone or not error.memory:
+                    raise
+                one.figures, one.proofs = [], {}
+                waiting.again.append(one)
 
 
 def _may_be_apart(one: BenchmarkState) -> bool:

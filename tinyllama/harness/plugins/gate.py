@@ -353,10 +353,12 @@ class Gating:
                 try:
                     verdicts = session.run()
                     ended = True
-                except KeyboardInterrupt:
-                    why = self.interruption.ended or "Ctrl-C"
-                    self.verdicts += [(label, one) for one in session.interrupted(why)]
-                    raise
+                except BaseException as error:
+                    why = self.interruption.ended
+                    if not (why or isinstance(error, KeyboardInterrupt)):
+                        raise
+                    self.verdicts += [(label, one) for one in session.interrupted(why or "Ctrl-C")]
+                    raise KeyboardInterrupt(why) from error  # what killed processes led to is none
                 finally:  # keep what was measured until an error
                     self.reports.append({"against": label, "ended": ended, **session.report()})
         except UnreadableError as error:
