@@ -37,7 +37,6 @@ from tinyllama.harness.machine.worker import (
     KEEPS_FREED_MEMORY,
     Worker,
     WorkerError,
-    all_ended,
     caches_in,
     close_all,
 )
@@ -236,8 +235,7 @@ class Pair:
         self.each("end", benchmark.name)
 
     def make_ready(self, benchmark: Benchmark, proofs: Mapping[str, Any], warm_up: float) -> None:
-        """Prepare a benchmark on both sides for its turns: hold it to its proofs, warm up for some
-        seconds. Raises SideError."""
+        """Prepare a benchmark on both sides for its turns, and warm up. Raises SideError."""
         self.begin(benchmark)
 
         def expect(side: str) -> None:
@@ -337,7 +335,7 @@ class Pair:
         try:
             yield
         finally:
-            if not (self.failed or all_ended()):  # an error here would hide an interruption
+            if not self.failed:
                 self.each("pin", None)
 
     def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
