@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from correctness_tests.support.gate_fakes import (
 )
 from tinyllama.harness.gate import waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
-from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
-from tinyllama.harness.gate.preparing import Observed, _groups, _Waiting
+from tinyllama.harness.gate.preparing import _groups
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
@@ -346,18 +344,6 @@ def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
     assert calls[CANDIDATE] == [2, 8], "one interruption does not decide"
     assert len(calls[BASE]) == 2
     assert 40 < calls[BASE][1] <= 80, "0.2 s at 2.5 ms for a call, and the asking"
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_others_are_prepared_only_while_the_first_are_or_are_observed(known: bool) -> None:
-    first, *others = (BenchmarkState(Benchmark(name, None, "m", {})) for name in "abcd")
-    seen: Future[Differs] = Future()
-    if known:
-        seen.set_result(Differs({}, {}))
-    waiting = iter(_Waiting([[first]], [others[:2], others[2:]], Observed(seen)))
-    assert [next(waiting).name, next(waiting).name] == ["a", "b"]
-    first.proofs = {BASE: 1}
-    assert [one.name for one in waiting] == ([] if known else ["c", "d"])
 
 
 def test_steps_are_made_ready_by_all_pairs_at_once() -> None:

@@ -212,7 +212,7 @@ def _differing(
             yield name
 
 
-def is_table(name: str) -> bool:
+def _is_table(name: str) -> bool:
     """Whether a file is one that `tinyllama.harness.kernels.configs.Space` reads for a chip."""
     return Path(name).parent.name == "tuned" and name.endswith(".json")
 
@@ -227,7 +227,7 @@ def _apart(sides: Sequence[_Side], benchmark: Benchmark, name: str, *, tables: b
     if not all(provider in side.seen[modules].reached for side in sides):
         return False
     if any(provider in side.seen[modules].launched for side in sides) and (
-        name.startswith(HARNESS) or (tables and is_table(name))
+        name.startswith(HARNESS) or (tables and _is_table(name))
     ):
         return False
     if not name.endswith(".py"):

@@ -18,7 +18,7 @@ from tinyllama.harness.gate.exact import (
     layout_figures,
     new_figures,
 )
-from tinyllama.harness.gate.identity import Differs, is_table
+from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change, changed_declarations
 from tinyllama.harness.gate.listing import check_identities, matched
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
@@ -72,27 +72,15 @@ def nearest(run: Run) -> list[BenchmarkState]:
     return [] if every or 2 * len(own) > len(differ) else own
 
 
-def _tables_differ(run: Run) -> bool:
-    """Whether a chip's table of any op does. If not, nobody waits to be told whose."""
-    return any(is_table(name) for one in run.found.values() for name in _differing(run, one))
-
-
-def _differing(run: Run, one: BenchmarkState) -> list[str]:
-    """The files of a benchmark's source that differ."""
-    if one.name not in run.differing:
-        base, candidate = (run.setting.sources(tree, one.benchmark)[0] for tree in run.trees)
-        found = [n for n in {**base, **candidate} if base.get(n) != candidate.get(n)]
-        run.differing[one.name] = found
-    return run.differing[one.name]
-
-
 def _own_differs(run: Run, one: BenchmarkState) -> bool:
+    base, candidate = (run.setting.sources(tree, one.benchmark)[0] for tree in run.trees)
     own: list[str] = []
     for tree in run.trees:
         if path := module_file(tree.root, one.benchmark.module):
             name = path.relative_to(tree.root).as_posix()
             own.append(name.removesuffix("__init__.py"))
-    return any(name.startswith(tuple(own)) for name in _differing(run, one))
+    differ = (name for name in {**base, **candidate} if base.get(name) != candidate.get(name))
+    return any(name.startswith(tuple(own)) for name in differ)
 
 
 def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
@@ -102,12 +90,8 @@ def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
     with _observing(run) as observed:
         differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
-        names = {one.name for one in open_}
-        others = [one for one in run.undecided() if one.name not in names]
-        others = [one for one in others if _unready(one, differs)]
         with run.part("compile and verify"):
-            now = [one for one in open_ if _unready(one, differs)]
-            _prepare_all(run, pair, now, observed, others)
+            _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
         with run.part("wait for observers"):
             observed()
         for one in run.undecided():
@@ -191,25 +175,20 @@ def _alike(run: Run, one: BenchmarkState, *, whole: bool) -> bool:
 
 
 def _prepare_all(
-    run: Run,
-    pair: Pair,
-    benchmarks: Sequence[BenchmarkState],
-    observed: Observed,
-    meanwhile: Sequence[BenchmarkState] = (),
+    run: Run, pair: Pair, benchmarks: Sequence[BenchmarkState], observed: Observed
 ) -> None:
-    """meanwhile: benchmarks that are prepared only while others still are, or are observed."""
-    groups, further, verifying = _groups(benchmarks), _groups(meanwhile), Lock()
-    many = len(groups) + len(further)
-    with _beside(run, pair, many) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
-        waiting = _Waiting(groups, further, observed)
+    groups, verifying = _groups(benchmarks), Lock()
+    again: list[BenchmarkState] = []
+    with _beside(run, pair, len(groups)) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
+        waiting = iter(groups)
         asked = [
-            pool.submit(_prepare_some, run, each, waiting, waiting, verifying, observed)
+            pool.submit(_prepare_some, run, each, waiting, verifying, observed, again)
             for each in pairs
         ]
         for done in asked:
             done.result()
     # Several at once may fill the device's memory: what found none is prepared again alone.
-    _prepare_some(run, pair, waiting.again, waiting, verifying, observed, alone=True)
+    _prepare_some(run, pair, iter([again]), verifying, observed, None)
 
 
 def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
@@ -251,43 +230,17 @@ def _beside(run: Run, pair: Pair, groups: int) -> Iterator[list[Pair]]:
             other.merge_caches(run.trees)
 
 
-class _Waiting:
-    """What is to be prepared: groups, then further ones while one of the first is not ready, or it
-    is not known what is IDENTICAL. Threads that prepare iterate over it at once; each takes other
-    groups."""
-
-    def __init__(
-        self,
-        groups: Sequence[Sequence[BenchmarkState]],
-        further: Sequence[Sequence[BenchmarkState]],
-        observed: Observed,
-    ) -> None:
-        self.first = [one for group in groups for one in group]
-        self.groups, self.further = iter(groups), iter(further)
-        self.observed = observed
-        self.again: list[BenchmarkState] = []
-
-    def __iter__(self) -> Iterator[BenchmarkState]:
-        for group in self.groups:
-            yield from group
-        for one in (each for group in self.further for each in group):
-            if self.observed.done and all(each.proofs or each.verdict for each in self.first):
-                return
-            yield one
-
-
 def _prepare_some(
     run: Run,
     pair: Pair,
-    some: Iterable[BenchmarkState],
-    waiting: _Waiting,
+    waiting: Iterator[Sequence[BenchmarkState]],
     verifying: Lock,
     observed: Observed,
-    *,
-    alone: bool = False,
+    again: list[BenchmarkState] | None,
 ) -> None:
-    """alone: no other pair works, so an error for want of memory is the verdict."""
-    for one in some:
+    """again: takes what found no memory beside other pairs; None: no other works, so that is the
+    verdict."""
+    for one in (each for group in waiting for each in group):
         if observed.done and one.name not in observed().whole:
             run.settle(one, Outcome.IDENTICAL, _APART)
             continue
@@ -299,10 +252,10 @@ def _prepare_some(
                 _prepare_one(run, pair, one, seconds, verifying, observed)
                 pair.end(one.benchmark)  # the next one has the memory
             except SideError as error:
-                if alone or not error.memory:
+                if again is None or not error.memory:
                     raise
                 one.figures, one.proofs = [], {}
-                waiting.again.append(one)
+                again.append(one)
 
 
 def _may_be_apart(one: BenchmarkState) -> bool:
@@ -333,7 +286,7 @@ def _prepare_one(
     if alike and _same_code(one, compiled, observed):
         text = f"the same host code, and the same kernels in {len(compiled[BASE])} launches"
         return run.settle(one, Outcome.IDENTICAL, text)
-    if alike and _tables_differ(run) and one.name in observed().tables:
+    if alike and one.name in observed().tables:
         choices = pair.each("choices")
         if choices[BASE] == choices[CANDIDATE] != {}:
             text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"

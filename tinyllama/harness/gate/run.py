@@ -35,7 +35,6 @@ class Run:
         self.launches = self.disturbed = self.discarded = 0  # blocks, waves, blocks
         self.changed = list(setting.changed)  # of what judges
         self.unidentified: Mapping[str, str] = {}  # by benchmark, why it is no IDENTICAL
-        self.differing: dict[str, list[str]] = {}  # by benchmark, files of its source that differ
         self.differs: Differs | None = None  # once it was observed
         self.seconds = Stages(setting.seconds)  # those before the session too
         self.stage = ""
