@@ -60,7 +60,7 @@ def block(pair: Pair, name: str) -> dict[str, float]:
 
 def timed(pair: Pair, benchmark: Benchmark, proofs: dict[str, Any], pairs: int) -> dict[str, float]:
     pair.make_ready(benchmark, proofs, 0.0)
-    return pair.block(benchmark, pairs, {}).statistics
+    return pair.compared(benchmark, pair.take(benchmark, pairs, {}), alike=False).statistics
 
 
 def failed(pair: Pair) -> bool:

@@ -40,7 +40,14 @@ from tinyllama.harness.machine.device import cannot
 
 HARNESS = os.path.join("tinyllama", "harness", "")
 SECONDS = 120.0  # for one op; interpreted calls on smallest cases take a few
-_LATE = ("torch.fx.experimental.symbolic_shapes",)  # by a first backward pass; here for all forks
+_KERNELS = ("configs", "gluon", "interpreter", "libdevice", "programs", "shared_types")
+# What a first backward pass and a first interpreted kernel load, here for all forks. The latter
+# change triton: each fork that did that itself would be made again.
+_LATE = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.utils._device",
+    *(f"tinyllama.harness.kernels.{name}" for name in _KERNELS),
+)
 _KNOWN = ("torch", "triton", "numpy", "scipy")  # their native code may run: the harness needs it
 _PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen"}
 

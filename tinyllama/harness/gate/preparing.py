@@ -33,6 +33,11 @@ from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 def list_benchmarks(run: Run, pair: Pair) -> None:
     """The benchmarks of both sides. Raises Stopped where they cannot be compared."""
+    with run.part("list benchmarks"):
+        _list(run, pair)
+
+
+def _list(run: Run, pair: Pair) -> None:
     who = pair.each("identity")
     run.versions = who[CANDIDATE]["versions"]
     check_identities(run.setting, pair.trees, who)
@@ -85,7 +90,10 @@ def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
     with _observing(run) as observed:
         differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
-        _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
+        with run.part("compile and verify"):
+            _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
+        with run.part("wait for observers"):
+            observed()
         for one in run.undecided():
             if one.name not in observed().whole:
                 run.settle(one, Outcome.IDENTICAL, _APART if one.name in differs else _ALIKE)
@@ -170,13 +178,17 @@ def _prepare_all(
     run: Run, pair: Pair, benchmarks: Sequence[BenchmarkState], observed: Observed
 ) -> None:
     groups, verifying = _groups(benchmarks), Lock()
+    again: list[BenchmarkState] = []
     with _beside(run, pair, len(groups)) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
         waiting = iter(groups)
         asked = [
-            pool.submit(_prepare_some, run, each, waiting, verifying, observed) for each in pairs
+            pool.submit(_prepare_some, run, each, waiting, verifying, observed, again)
+            for each in pairs
         ]
         for done in asked:
             done.result()
+    # Several at once may fill the device's memory: what found none is prepared again alone.
+    _prepare_some(run, pair, iter([again]), verifying, observed, None)
 
 
 def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
@@ -193,7 +205,9 @@ def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
         kernels = any(one.layouts for one in each)
         return not any(one.factory for one in each), not kernels, -len(each)
 
-    return sorted(found.values(), key=takes_less)
+    groups = sorted(found.values(), key=takes_less)
+    # The largest case is the first of a group; those of all groups may not fit into the memory.
+    return [group[::-1] if place % 2 else group for place, group in enumerate(groups)]
 
 
 @contextmanager
@@ -222,17 +236,26 @@ def _prepare_some(
     waiting: Iterator[Sequence[BenchmarkState]],
     verifying: Lock,
     observed: Observed,
+    again: list[BenchmarkState] | None,
 ) -> None:
+    """again: takes what found no memory beside other pairs; None: no other works, so that is the
+    verdict."""
     for one in (each for group in waiting for each in group):
         if observed.done and one.name not in observed().whole:
             run.settle(one, Outcome.IDENTICAL, _APART)
             continue
         with run.errors_as_verdict(one), one.takes("prepare"):
             pair = run.working(pair)
-            pair.each("warm_up_blas")  # a pair may be new
-            seconds = pair.begin(one.benchmark)
-            _prepare_one(run, pair, one, seconds, verifying, observed)
-            pair.end(one.benchmark)  # the next one has the memory
+            try:
+                pair.each("warm_up_blas")  # a pair may be new
+                seconds = pair.begin(one.benchmark)
+                _prepare_one(run, pair, one, seconds, verifying, observed)
+                pair.end(one.benchmark)  # the next one has the memory
+            except SideError as error:
+                if again is None or not error.memory:
+                    raise
+                one.figures, one.proofs = [], {}
+                again.append(one)
 
 
 def _may_be_apart(one: BenchmarkState) -> bool:
@@ -268,7 +291,7 @@ def _prepare_one(
         if choices[BASE] == choices[CANDIDATE] != {}:
             text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"
             return run.settle(one, Outcome.IDENTICAL, text)
-    with verifying:  # one side of one benchmark: float64 may take much of the memory
+    with verifying, one.takes("verify"):  # of one side: float64 may take much of the memory
         for side in (BASE, CANDIDATE):
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
     if not one.benchmark.factory:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from tinyllama.harness.gate import blocks, preparing
+from tinyllama.harness.gate import blocks, preparing, waves
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped
@@ -62,7 +62,7 @@ class Session(Run):
         self._prepare()
         while self.undecided():
             name = secrets.token_hex(8)
-            taken = blocks.wave(self, self.undecided(), self.setting.at_once, _statistics)
+            taken = waves.wave(self, self.undecided(), self.setting.at_once, _statistics)
             for place in range(-taken, 0) if self.undecided() else ():  # discarded blocks have none
                 yield (
                     name,
@@ -79,7 +79,7 @@ class Session(Run):
             preparing.list_benchmarks(self, pair)
             nearest = preparing.nearest(self)
             preparing.prepare(self, pair, nearest)
-        if nearest and not blocks.decide(self, nearest=True) and self.unsettled():
+        if nearest and not blocks.decide(self, nearest) and self.unsettled():
             with self.timed("prepare"), self.pairs() as (pair,):
                 preparing.prepare(self, pair)
         blocks.decide(self)

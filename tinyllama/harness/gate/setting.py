@@ -44,8 +44,8 @@ class Setting:
     are compared; empty: all benchmarks. processor: both
     sides are pinned to it in their turns. at_once: how many pairs prepare benchmarks at the same
     time; one at a time is timed. changed: files of the candidate that would judge, and
-    differ from the base's. contents: a digest of all that is in a tree. say: prints a line;
-    doing: is told what takes time now.
+    differ from the base's. seconds: by stage, what came before. contents: a digest of all that is
+    in a tree. say: prints a line; doing: is told what takes time now.
     """
 
     base: Tree
@@ -65,6 +65,7 @@ class Setting:
     processor: int | None = None
     at_once: int = 1
     changed: tuple[Change, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
     contents: Callable[[Tree], str] | None = None
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None

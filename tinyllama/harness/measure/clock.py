@@ -158,8 +158,9 @@ class Stamp:
 class Clock:
     """Stamps of one device: ``start = clock(); ...; reading = clock().since(start)``."""
 
-    def __init__(self, queue: Queue, spin_seconds: float = 1e-4) -> None:
-        self.queue = queue
+    def __init__(self, queue: Queue, spin_seconds: float = 1e-4, longer: float = 2.0) -> None:
+        """longer: how many times as long as the last enqueueing the next spin is at least."""
+        self.queue, self.longer = queue, longer
         self.spin_seconds = self._shortest = spin_seconds
         self._overhead: float | None = None
 
@@ -201,7 +202,7 @@ class Clock:
             call()
             reading = Stamp(self.queue, 0.0).since(start)
             if reading.queued:
-                needed = max(self._shortest, 2 * reading.host)
+                needed = max(self._shortest, self.longer * reading.host)
                 self.spin_seconds = min(LONGEST_SPIN, max(needed, SHORTENED * self.spin_seconds))
                 return replace(reading, device=max(0.0, reading.device - self.overhead))
             if self.spin_seconds >= LONGEST_SPIN:
