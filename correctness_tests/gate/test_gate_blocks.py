@@ -21,7 +21,7 @@ from correctness_tests.support.gate_fakes import (
     history,
     outcomes,
 )
-from tinyllama.harness.gate import waves
+from tinyllama.harness.gate import run, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
 from tinyllama.harness.gate.preparing import _groups
@@ -163,7 +163,7 @@ def test_others_are_prepared_where_the_nearest_decide_nothing(
         "e": Outcome.IDENTICAL,
         "new": Outcome.NEW,
     }
-    assert asked_of(script, "turn")[0] == "a"
+    assert next(one for one in asked_of(script, "turn") if one != "new") == "a"
     verified = [args[0] for _, _, m, args in script.asked if m == "verify"]
     assert sorted(verified) == [*sorted("aabbccdd"), "new"], "each once a side"
     for one in script.session.found.values():
@@ -280,12 +280,13 @@ def test_what_fails_in_one_block_of_a_wave_is_not_timed_in_the_others() -> None:
 
 def test_a_wave_looks_for_other_work_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = {}
+    monkeypatch.setattr(run, "share_of", lambda device: math.inf)
     for seconds in (0.0, 60.0):
         monkeypatch.setattr(waves, "LOOKED", seconds)
         script = Script("a", "b", "c", noise=2e-4)
         script.run(at_once=4)
         looks[seconds] = len(script.watch.pids)
-    assert looks == {0.0: 3, 60.0: 1}
+    assert looks == {0.0: 4, 60.0: 1}, "after each, and at the end"
 
 
 # -- what is prepared by one pair -----------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_cases_and_layouts_of_a_provider_are_prepared_by_one_pair_and_steps_firs
         ["step-v3-0"],
         ["step-v4-0"],
         ["x-own-0", "x-own-1", "x-own-1-strided"],
-        ["y-own-0-strided", "y-own-1", "y-own-0"],
+        ["y-own-0", "y-own-1", "y-own-0-strided"],
         ["x-torch-0", "x-torch-1"],
     ]
 
@@ -343,7 +344,7 @@ def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
     }
     assert calls[CANDIDATE] == [2, 8], "one interruption does not decide"
     assert len(calls[BASE]) == 2
-    assert 40 < calls[BASE][1] <= 80, "0.2 s at 2.5 ms for a call, and the asking"
+    assert 50 < calls[BASE][1] <= 100, "0.25 s at 2.5 ms for a call, and the asking"
 
 
 def test_steps_are_made_ready_by_all_pairs_at_once() -> None:

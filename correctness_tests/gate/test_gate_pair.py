@@ -367,8 +367,8 @@ def test_the_sides_take_turns_as_a_b_b_a() -> None:
         return {}
 
     turned: Any = SimpleNamespace(order=(BASE, CANDIDATE), _turn=turn)
-    seeds, found = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
+    taken = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
     assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]
-    assert len(set(seeds)) == 4
-    assert [len(each) for each in found.values()] == [4, 4]
+    assert len(set(taken.seeds)) == 4
+    assert [len(each) for each in taken.took.values()] == [4, 4]

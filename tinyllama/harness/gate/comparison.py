@@ -113,6 +113,7 @@ def prepared(request: Request) -> Iterator[Session]:
             request.label,
             folder / "base-caches",
             usual=of_base.slowdowns,
+            kernels=folder / "base-kernels",
         )
         candidate = Tree(
             CANDIDATE,
@@ -121,6 +122,7 @@ def prepared(request: Request) -> Iterator[Session]:
             request.candidate_label,
             folder / "candidate-caches",
             usual=team.load(request.root).slowdowns,
+            kernels=folder / "candidate-kernels",
         )
         threading.Thread(target=_read_ahead, args=([base_root, root], registered)).start()
         yield Session(
@@ -172,7 +174,9 @@ def _instrumented(base: Path, candidate: Path, registered: Registered) -> None:
         raise UnreadableError(str(error)) from error
     for tree in (base, candidate):
         overlay(HARNESS, tree, files)
-    compile_all = (sys.executable, "-I", "-S", "-m", "compileall", "-qq")  # nothing of a tree runs
+    each = str(max(1, len(os.sched_getaffinity(0)) // 4))  # processes
+    # Nothing of a tree runs.
+    compile_all = (sys.executable, "-I", "-S", "-m", "compileall", "-qq", "-j", each)
     compiling = [
         subprocess.Popen([*compile_all, str(tree / "tinyllama")]) for tree in (base, candidate)
     ]

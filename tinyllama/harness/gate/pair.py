@@ -53,6 +53,7 @@ READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
 PACES, PACED, PACED_CALLS = 6, 0.2, 8  # readings at most; seconds, and calls, that are enough
+PACE_MORE = 1.25
 CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
 
 
@@ -60,8 +61,9 @@ CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
 class Tree:
     """A side before it runs.
 
-    label: the user's name for it. caches: the folder of its compiled code. slowed, usual: see
-    `Side`.
+    label: the user's name for it. caches: the folder of its compiled code. kernels: that of
+    Triton's, which all its processes share (`gate.once`); None: that of ``caches``. slowed, usual:
+    see `Side`.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Tree:
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
+    kernels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Pair:
         self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
-        self.failed = False
+        self.failed = self.is_open = False
         self.processor: int | None = None
         self.leading = BASE
         self.seconds = Stages()
@@ -182,27 +185,33 @@ class Pair:
     def restart(self) -> None:
         """Replace the processes of both sides after one failed."""
         self.close()
-        self.workers, self.unstarted, self.failed = {}, None, False
+        self.workers, self.unstarted, self.failed, self.is_open = {}, None, False, False
         self._start()
         self.open()
 
     def open(self) -> None:
-        """Make the `Side` of both workers. Raises SideError."""
+        """Make the `Side` of both workers, if there is none yet. Raises SideError."""
+        if self.is_open:
+            return
         if self.unstarted is not None:
             self.failed = True
             raise self.unstarted
 
         def make(name: str) -> None:
-            tree = self.trees[name]
+            tree, base = self.trees[name], self.trees[BASE]
+            shared = name == CANDIDATE and base.kernels and base.python == tree.python
             make_side(
                 self.workers[name],
                 self.device,
                 self.registered,
                 slowed=dict(tree.slowed),
                 usual=dict(tree.usual),
+                kernels=str(tree.kernels or ""),
+                base_kernels=str(base.kernels if shared else ""),
             )
 
         self._both(make)
+        self.is_open = True
 
     def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
         try:
@@ -290,8 +299,8 @@ class Pair:
                 )
             if took >= PACED and calls >= PACED_CALLS:
                 break
-            more = 1 if calls < PACED_CALLS else 2 * calls  # a reading has all of the asking in it
-            calls = max(more, PACED_CALLS, math.ceil(PACED * calls / took))
+            # A reading has all of the asking in it, so the next one has more calls than this says.
+            calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
         return fastest
 
     def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
@@ -381,7 +390,7 @@ class Pair:
 
 
 def make_side(
-    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float]
+    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float] | str
 ) -> None:
     """Make a worker's `Side`, under the key ``side``; more: its further arguments."""
     worker.make(

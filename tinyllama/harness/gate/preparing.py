@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 from tinyllama.harness.gate.accepted import FILE
@@ -21,6 +20,7 @@ from tinyllama.harness.gate.exact import (
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change, changed_declarations
 from tinyllama.harness.gate.listing import check_identities, matched
+from tinyllama.harness.gate.memory import exact_bytes, ready_bytes
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
@@ -177,18 +177,15 @@ def _alike(run: Run, one: BenchmarkState, *, whole: bool) -> bool:
 def _prepare_all(
     run: Run, pair: Pair, benchmarks: Sequence[BenchmarkState], observed: Observed
 ) -> None:
-    groups, verifying = _groups(benchmarks), Lock()
+    groups = _groups(benchmarks)
     again: list[BenchmarkState] = []
     with _beside(run, pair, len(groups)) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
         waiting = iter(groups)
-        asked = [
-            pool.submit(_prepare_some, run, each, waiting, verifying, observed, again)
-            for each in pairs
-        ]
+        asked = [pool.submit(_prepare_some, run, each, waiting, observed, again) for each in pairs]
         for done in asked:
             done.result()
-    # Several at once may fill the device's memory: what found none is prepared again alone.
-    _prepare_some(run, pair, iter([again]), verifying, observed, None)
+    # What found no memory beside others is prepared again alone.
+    _prepare_some(run, pair, iter([again]), observed, None)
 
 
 def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
@@ -205,9 +202,7 @@ def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
         kernels = any(one.layouts for one in each)
         return not any(one.factory for one in each), not kernels, -len(each)
 
-    groups = sorted(found.values(), key=takes_less)
-    # The largest case is the first of a group; those of all groups may not fit into the memory.
-    return [group[::-1] if place % 2 else group for place, group in enumerate(groups)]
+    return sorted(found.values(), key=takes_less)
 
 
 @contextmanager
@@ -215,8 +210,9 @@ def _beside(run: Run, pair: Pair, groups: int) -> Iterator[list[Pair]]:
     """The pair, and more of them that prepare benchmarks at the same time: one more than may give
     blocks at once, since all of those started ahead.
 
-    Each compiles into a cache of its own: code that another pair compiled meanwhile, perhaps
-    for one side only, would change the seconds of a first call. Blocks find all of it.
+    Each compiles into a cache of its own, but for Triton's kernels: code that another pair compiled
+    meanwhile, perhaps for one side only, would change the seconds of a first call. Blocks find all
+    of it.
     """
     more = min(run.setting.at_once, groups - 1)
     if more < 1 or run.setting.at_once == 1:
@@ -225,7 +221,8 @@ def _beside(run: Run, pair: Pair, groups: int) -> Iterator[list[Pair]]:
     with run.pairs(more) as others:
         for number, other in enumerate(others):
             other.compile_apart(str(number))
-        yield [pair, *others]
+        with run.setting.ahead():
+            yield [pair, *others]
         for other in others:
             other.merge_caches(run.trees)
 
@@ -234,7 +231,6 @@ def _prepare_some(
     run: Run,
     pair: Pair,
     waiting: Iterator[Sequence[BenchmarkState]],
-    verifying: Lock,
     observed: Observed,
     again: list[BenchmarkState] | None,
 ) -> None:
@@ -244,12 +240,16 @@ def _prepare_some(
         if observed.done and one.name not in observed().whole:
             run.settle(one, Outcome.IDENTICAL, _APART)
             continue
-        with run.errors_as_verdict(one), one.takes("prepare"):
+        with (
+            run.ready.held(2 * ready_bytes(one.benchmark)),
+            run.errors_as_verdict(one),
+            one.takes("prepare"),
+        ):
             pair = run.working(pair)
             try:
                 pair.each("warm_up_blas")  # a pair may be new
                 seconds = pair.begin(one.benchmark)
-                _prepare_one(run, pair, one, seconds, verifying, observed)
+                _prepare_one(run, pair, one, seconds, observed)
                 pair.end(one.benchmark)  # the next one has the memory
             except SideError as error:
                 if again is None or not error.memory:
@@ -269,7 +269,6 @@ def _prepare_one(
     pair: Pair,
     one: BenchmarkState,
     seconds: Mapping[str, float],
-    verifying: Lock,
     observed: Observed,
 ) -> None:
     inputs = pair.each("inputs", one.name)
@@ -291,9 +290,9 @@ def _prepare_one(
         if choices[BASE] == choices[CANDIDATE] != {}:
             text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"
             return run.settle(one, Outcome.IDENTICAL, text)
-    with verifying, one.takes("verify"):  # of one side: float64 may take much of the memory
+    with run.exact.held(exact_bytes(one.benchmark)), one.takes("verify"):  # by one side at a time
         for side in (BASE, CANDIDATE):
-            one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
+            one.proofs[side] = pair.ask(side, "verify", one.name, timeout=READY)
     if not one.benchmark.factory:
         one.proofs[CANDIDATE] = _held(one.proofs)
     if layouts := tuple(one.benchmark.layouts):

@@ -78,8 +78,11 @@ class Session(Run):
         with self.timed("prepare"), self.pairs() as (pair,):
             preparing.list_benchmarks(self, pair)
             nearest = preparing.nearest(self)
-            preparing.prepare(self, pair, nearest)
-        if nearest and not blocks.decide(self, nearest) and self.unsettled():
+            apart = nearest if self.setting.at_once == 1 else []  # else all at the same time
+            preparing.prepare(self, pair, apart)
+        if nearest and blocks.decide(self, nearest):
+            return
+        if apart and self.unsettled():
             with self.timed("prepare"), self.pairs() as (pair,):
                 preparing.prepare(self, pair)
         blocks.decide(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
-from tinyllama.harness.gate.pool import opened
+from tinyllama.harness.gate.pool import PairPool, opened
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
@@ -71,6 +71,11 @@ class Setting:
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None
     pairs: Callable[..., AbstractContextManager[list[Pair]]] = opened
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """While others are prepared, and nothing is timed, pairs that were started ahead make their
+        first use of the device."""
+        return self.pairs.opening() if isinstance(self.pairs, PairPool) else nullcontext()
 
 
 @dataclass

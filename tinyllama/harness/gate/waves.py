@@ -1,23 +1,27 @@
 """Blocks of benchmarks, taken in waves: as many fresh pairs as may work at the same time each give
 one block of every benchmark that is undecided. So a look costs one start of processes, not four.
 
-Each pair makes a benchmark ready; then, with nothing else at work, one after the other is timed.
-Then all compare results of their timed calls, and make the next benchmark ready at once.
+All pairs make ready at once what fits into the device's memory. Then, with nothing else at work,
+one after the other is timed. Then all compare results of their timed calls, and make the next
+ready.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from tinyllama.harness.gate.exact import layout_figures
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, WARM_UP, Pair, Taken
+from tinyllama.harness.gate.memory import exact_bytes, ready_bytes
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, WARM_UP, Pair, SideError, Taken
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.turns import Block
@@ -69,31 +73,54 @@ def _keep(run: Run, one: BenchmarkState, timed: Timed, of: Callable[[Series], li
 
 
 class _Place:
-    """A pair in a wave. blocks: by benchmark, what it gave. taken: the turns whose results were not
-    compared yet, and of what."""
+    """A pair in a wave. blocks: by benchmark, what it gave. some: of the batch. ready: what of
+    these is ready to be timed. taken: turns whose results were not compared yet, and of what."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.blocks: dict[str, Timed] = {}
-        self.taken: tuple[BenchmarkState, Taken, list[Figure]] | None = None
+        self.some: Sequence[BenchmarkState] = []
+        self.ready: list[BenchmarkState] = []
+        self.taken: list[tuple[BenchmarkState, Taken, list[Figure]]] = []
+
+
+Batch = list[list[BenchmarkState]]  # of each pair, what it makes ready before any of it is timed
+
+
+def batches(which: Sequence[BenchmarkState], count: int, total: float) -> list[Batch]:
+    """What ``count`` pairs make ready at the same time, in ``total`` bytes of the device's memory.
+    A training step has a batch of its own, which is one of the last: it may change what a process
+    does by default."""
+    found: list[Batch] = []
+    free: list[float] = []
+    ops = [one for one in which if not one.benchmark.factory]
+    # Neighbours of the list are made ready at the same time: cases of an op take about as long.
+    for step, number in itertools.product(range(len(ops)), range(count)):
+        one = ops[(step + number) % len(ops)]
+        needed = 2 * ready_bytes(one.benchmark)
+        place = next((at for at, left in enumerate(free) if needed <= left), len(free))
+        if place == len(free):
+            found.append([[] for _ in range(count)])
+            free.append(total)
+        found[place][number].append(one)
+        free[place] -= needed
+    return found + [[[one]] * count for one in which if one.benchmark.factory]
 
 
 class _Wave:
     """Blocks of some benchmarks, each by a pair of its own."""
 
     def __init__(self, run: Run, which: Sequence[BenchmarkState], count: int) -> None:
-        self.run, self.count = run, count
-        # Steps take longest to be made ready: all pairs do that at the same time.
-        self.ops = [one for one in which if not one.benchmark.factory]
-        self.steps = [one for one in which if one.benchmark.factory]
+        self.run, self.which, self.count = run, which, count
         self.blocks: list[dict[str, Timed]] = []
         self.verdicts = {one.name: one.verdict for one in which}
         self.paces: dict[str, dict[str, float]] = {}
-        self.holding = Lock()  # a comparison with float64 may take much of the device's memory
+        self.looked = time.monotonic()
+        self.crowded = False  # several benchmarks are in hand, and have the memory
 
     def take(self) -> str | None:
         """Take the blocks; returns what disturbed the device meanwhile."""
-        run, count, disturbed = self.run, self.count, None
+        run, count = self.run, self.count
         with run.pairs(count) as pairs, ThreadPoolExecutor(count) as pool:
             for pair in pairs:
                 pair.processor = run.setting.processor
@@ -101,63 +128,96 @@ class _Wave:
                 run.launches += 1
             places = [_Place(pair) for pair in pairs]
             self.blocks = [place.blocks for place in places]
-            looked, steps = time.monotonic(), self._order()
-            for number, some in enumerate(steps):
-                warm_up = WARM_UP if number else max(WARM_UP, run.effort.first)
+            # Where one pair works at a time, so does one benchmark: there is nothing to gain.
+            total = run.ready.total if run.setting.at_once > 1 else 0.0
+            disturbed, warm_up = None, max(WARM_UP, run.effort.first)
+            waiting = deque(batches(self.which, count, total))
+            while not disturbed and (waiting or any(place.some for place in places)):
+                batch = waiting.popleft() if waiting else [[]] * count
+                self.crowded = sum(map(len, [*batch, *(place.some for place in places)])) > 1
                 with run.part("compare and make ready"):
-                    ready = list(pool.map(self._between, places, some, [warm_up] * count))
-                for place, one, is_ready in zip(places, some, ready, strict=True):
-                    if is_ready and self._goes_on(one):
-                        with run.errors_as_verdict(one), one.takes("time"):
-                            place.taken = one, *self._timed(place.pair, one)
-                if number + 1 < len(steps) and time.monotonic() - looked < LOOKED:
-                    continue
-                looked = time.monotonic()
-                with run.part("watch"):
-                    disturbed = run.setting.watch.during([id for p in pairs for id in p.pids()])
-                if disturbed:
-                    break
-            else:
-                with run.part("compare and make ready"):
-                    list(pool.map(self._compared, places))
+                    left = pool.map(self._between, places, batch, [warm_up] * count)
+                    waiting += self._alone(left)
+                disturbed = self._time(places)
+                waiting += self._alone(map(self._left, places))
+                warm_up = WARM_UP
             self._add_seconds(pairs)
-        return disturbed
+            return disturbed or self._disturbed(places)
 
-    def _order(self) -> list[list[BenchmarkState]]:
-        """In each step, the benchmark of each pair. Neighbours of the list are made ready at the
-        same time, since cases of an op take about as long."""
-        many = len(self.ops)
-        by_op = [
-            [self.ops[(step + number) % many] for number in range(self.count)]
-            for step in range(many)
+    @contextmanager
+    def _in_hand(self, one: BenchmarkState, what: str) -> Iterator[None]:
+        """An error in a `with` block is a benchmark's verdict, but for want of memory where several
+        have it: then it is left."""
+        with self.run.errors_as_verdict(one), one.takes(what):
+            try:
+                yield
+            except SideError as error:
+                if not (error.memory and self.crowded):
+                    raise
+
+    def _left(self, place: _Place) -> list[BenchmarkState]:
+        """Of a pair that failed, what it had in hand but for what has its verdict now."""
+        if not place.pair.failed:
+            return []
+        left = [one for one in place.some if one.name not in place.blocks and self._goes_on(one)]
+        place.some, place.ready, place.taken = [], [], []
+        return left
+
+    def _alone(self, left: Iterable[Sequence[BenchmarkState]]) -> list[Batch]:
+        """Batches in which a pair has one benchmark alone. left: of each pair."""
+        each = list(left)
+        return [
+            [[one] if number == mine else [] for number in range(self.count)]
+            for mine, some in enumerate(each)
+            for one in some
         ]
-        return [*by_op, *([one] * self.count for one in self.steps)]
+
+    def _time(self, places: Sequence[_Place]) -> str | None:
+        """Time what is ready, with nothing else at work; returns what disturbed the device."""
+        for step in itertools.zip_longest(*(place.ready for place in places)):
+            for place, one in zip(places, step, strict=True):
+                if one is not None and self._goes_on(one) and not place.pair.failed:
+                    with self._in_hand(one, "time"):
+                        place.taken.append((one, *self._timed(place.pair, one)))
+            if time.monotonic() - self.looked >= LOOKED and (found := self._disturbed(places)):
+                return found
+        return None
+
+    def _disturbed(self, places: Sequence[_Place]) -> str | None:
+        self.looked = time.monotonic()
+        with self.run.part("watch"):
+            return self.run.setting.watch.during([id for one in places for id in one.pair.pids()])
 
     def _goes_on(self, one: BenchmarkState) -> bool:
         """Whether a benchmark had no error meanwhile."""
         return one.verdict is self.verdicts[one.name]
 
-    def _between(self, place: _Place, one: BenchmarkState, warm_up: float) -> bool:
-        """Compare the results of the last turns, then make a benchmark ready. Returns whether it
-        is; an error is its verdict."""
+    def _between(
+        self, place: _Place, some: Sequence[BenchmarkState], warm_up: float
+    ) -> list[BenchmarkState]:
+        """Compare the results of the last turns, then make benchmarks ready; an error is a verdict.
+        Returns what is left of a pair that failed."""
         self._compared(place)
-        if not self._goes_on(one):
-            return False
-        ready = False
-        with self.run.errors_as_verdict(one), one.takes("make ready"):
-            self.run.working(place.pair).make_ready(one.benchmark, one.proofs, warm_up)
-            ready = True
-        return ready
+        left = self._left(place)
+        place.some, place.ready = some, []
+        for one in filter(self._goes_on, some):
+            with self._in_hand(one, "make ready"):
+                self.run.working(place.pair).make_ready(one.benchmark, one.proofs, warm_up)
+                place.ready.append(one)
+                warm_up = WARM_UP
+            if place.pair.failed:
+                break
+        return left + self._left(place)
 
     def _compared(self, place: _Place) -> None:
-        taken, place.taken = place.taken, None
-        if taken is None:
-            return
-        one, turns, layouts = taken
-        with self.run.errors_as_verdict(one), one.takes("compare"):
-            with self.holding:
-                block = place.pair.compared(one.benchmark, turns, alike=_same_bits(one))
-            place.blocks[one.name] = Timed(block, self.paces[one.name], layouts)
+        for one, turns, layouts in place.taken:
+            with self._in_hand(one, "compare"):
+                with self.run.exact.held(exact_bytes(one.benchmark)):
+                    block = place.pair.compared(one.benchmark, turns, alike=_same_bits(one))
+                place.blocks[one.name] = Timed(block, self.paces[one.name], layouts)
+            if place.pair.failed:
+                break
+        place.taken = []
 
     def _timed(self, pair: Pair, one: BenchmarkState) -> tuple[Taken, list[Figure]]:
         """The turns of a benchmark that is ready. In its first block also the seconds of a call by
