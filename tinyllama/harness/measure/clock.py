@@ -168,10 +168,11 @@ class Clock:
     def overhead(self) -> float:
         """Device seconds between two marks with nothing between them: about 2 us on a GPU.
 
-        The minimum of several readings, so that no more is subtracted than marks cost.
+        The minimum of several readings, so that no more is subtracted than marks cost. The spin
+        need not outlast a call: with that of a call of 10 ms these readings took half a second.
         """
         if self._overhead is None:
-            spin = max(self.spin_seconds, OVERHEAD_SPIN)
+            spin = max(self._shortest, OVERHEAD_SPIN)
             readings = []
             for _ in range(OVERHEAD_READINGS):
                 self.queue.synchronize()
