@@ -15,6 +15,7 @@ from correctness_tests.support.queues import DELAY, KERNEL, US, SimulatedQueue
 from tinyllama.harness.measure.clock import (
     LONGEST_SPIN,
     OVERHEAD_READINGS,
+    OVERHEAD_SPIN,
     Clock,
     HostQueue,
     NotQueuedError,
@@ -118,6 +119,15 @@ def test_what_marks_cost_is_taken_off() -> None:
     queue.call(delay=0.0)()
     assert clock() - start == pytest.approx(KERNEL + 2 * US), "a bare pair of stamps has it"
     assert clock.read(queue.call()).device == pytest.approx(KERNEL)
+
+
+def test_what_marks_cost_is_read_behind_short_spins_though_calls_take_long() -> None:
+    queue = SimulatedQueue(marking=2 * US)
+    clock = Clock(queue)
+    reading = clock.read(queue.call(delay=100 * DELAY))
+    assert reading.device == pytest.approx(KERNEL)
+    assert clock.spin_seconds > 100 * DELAY
+    assert sum(queue.spins[-2 * OVERHEAD_READINGS :]) < 2 * OVERHEAD_READINGS * 2 * OVERHEAD_SPIN
 
 
 def test_a_mark_that_was_slow_once_is_not_what_marks_cost() -> None:
