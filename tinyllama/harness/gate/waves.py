@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from tinyllama.harness.gate.exact import layout_figures
@@ -135,7 +135,8 @@ class _Wave:
             while not disturbed and (waiting or any(place.some for place in places)):
                 batch = waiting.popleft() if waiting else [[]] * count
                 self.crowded = sum(map(len, [*batch, *(place.some for place in places)])) > 1
-                with run.part("compare and make ready"):
+                ahead = run.setting.ahead() if self._another_follows(batch) else nullcontext()
+                with run.part("compare and make ready"), ahead:
                     left = pool.map(self._between, places, batch, [warm_up] * count)
                     waiting += self._alone(left)
                 disturbed = self._time(places)
@@ -143,6 +144,11 @@ class _Wave:
                 warm_up = WARM_UP
             self._add_seconds(pairs)
             return disturbed or self._disturbed(places)
+
+    def _another_follows(self, batch: Batch) -> bool:
+        """Whether this wave ends with a batch, and others wait for theirs: their pairs may use the
+        device for the first time now."""
+        return not any(batch) and len(self.run.undecided()) > len(self.which)
 
     @contextmanager
     def _in_hand(self, one: BenchmarkState, what: str) -> Iterator[None]:
