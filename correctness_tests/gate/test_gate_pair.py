@@ -173,6 +173,34 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
         ahead.close()
 
 
+def test_pairs_that_start_ahead_are_opened_while_others_prepare(trees: list[Tree]) -> None:
+    ahead = PairPool(max(os.sched_getaffinity(0)), 1)
+    try:
+        with ahead(trees, CPU, REGISTERED), ahead.opening():
+            (following,) = ahead._next
+            asked = following.workers[BASE].pid
+        assert following.is_open
+        with ahead(trees, CPU, REGISTERED) as (pair,):
+            assert pair is following
+            assert pair.pids()[0] == asked
+            pair.each("begin", "a")
+    finally:
+        ahead.close()
+
+
+def test_what_fails_to_open_ahead_is_said_when_it_is_asked_for(trees: list[Tree]) -> None:
+    ahead = PairPool(max(os.sched_getaffinity(0)), 1)
+    try:
+        with ahead(trees, CPU, REGISTERED):
+            ahead._next[0].workers[CANDIDATE].kill()
+            with ahead.opening():
+                pass
+        with pytest.raises(SideError, match="candidate"), ahead(trees, CPU, REGISTERED):
+            pytest.fail("it opened")
+    finally:
+        ahead.close()
+
+
 # -- processes that fail ----------------------------------------------------------------------
 
 
