@@ -164,6 +164,11 @@ def test_others_are_prepared_where_the_nearest_decide_nothing(
         "new": Outcome.NEW,
     }
     assert next(one for one in asked_of(script, "turn") if one != "new") == "a"
+    steps = [
+        m for _, _, m, args in script.asked if args[:1] != ("new",) and m in ("verify", "turn")
+    ]
+    together = "turn" not in steps[: steps.count("verify")]
+    assert together is (at_once > 1), "where several pairs work, all are prepared at once"
     verified = [args[0] for _, _, m, args in script.asked if m == "verify"]
     assert sorted(verified) == [*sorted("aabbccdd"), "new"], "each once a side"
     for one in script.session.found.values():

@@ -173,7 +173,13 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
         ahead.close()
 
 
-def test_pairs_that_start_ahead_are_opened_while_others_prepare(trees: list[Tree]) -> None:
+def test_pairs_that_start_ahead_are_opened_while_others_prepare(
+    trees: list[Tree], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = list[Any](), module.make_side
+    monkeypatch.setattr(
+        module, "make_side", lambda one, *args, **more: (made.append(one), make(one, *args, **more))
+    )
     ahead = PairPool(max(os.sched_getaffinity(0)), 1)
     try:
         with ahead(trees, CPU, REGISTERED), ahead.opening():
@@ -183,6 +189,7 @@ def test_pairs_that_start_ahead_are_opened_while_others_prepare(trees: list[Tree
         with ahead(trees, CPU, REGISTERED) as (pair,):
             assert pair is following
             assert pair.pids()[0] == asked
+            assert all(made.count(one) == 1 for one in pair.workers.values())
             pair.each("begin", "a")
     finally:
         ahead.close()
