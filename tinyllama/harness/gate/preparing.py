@@ -4,8 +4,8 @@ rest what is compiled, counted and held to float64.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,11 @@ from tinyllama.harness.gate.exact import (
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change, changed_declarations
 from tinyllama.harness.gate.listing import check_identities, matched
-from tinyllama.harness.gate.memory import exact_bytes, ready_bytes
+from tinyllama.harness.gate.memory import ready_bytes
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
+from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import module_file
 from tinyllama.harness.gate.verified import held_to_base
 from tinyllama.harness.machine.worker import WorkerError
@@ -177,30 +178,35 @@ def _alike(run: Run, one: BenchmarkState, *, whole: bool) -> bool:
 def _prepare_all(
     run: Run, pair: Pair, benchmarks: Sequence[BenchmarkState], observed: Observed
 ) -> None:
-    groups = _groups(benchmarks)
+    groups = _groups(benchmarks, lambda one: len(run.setting.sources(run.trees[0], one)[0]))
     again: list[BenchmarkState] = []
     with _beside(run, pair, len(groups)) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
         waiting = iter(groups)
         asked = [pool.submit(_prepare_some, run, each, waiting, observed, again) for each in pairs]
-        for done in asked:
-            done.result()
+        wait(asked, return_when=FIRST_COMPLETED)  # processors and the device have less to do
+        with run.setting.ahead():
+            for done in asked:
+                done.result()
     # What found no memory beside others is prepared again alone.
     _prepare_some(run, pair, iter([again]), observed, None)
 
 
-def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
+def _groups(
+    benchmarks: Iterable[BenchmarkState], files: Callable[[Benchmark], int]
+) -> list[list[BenchmarkState]]:
     """What one pair prepares, one after the other: the cases and layouts of a provider, which share
-    compiled code. First what takes longest: steps, then what has kernels of its own."""
+    compiled code. First what takes longest: steps, then what has kernels of its own, and of these
+    what imports most. files: of the source of a benchmark."""
     found: dict[Any, list[BenchmarkState]] = {}
     for one in benchmarks:
         timed = one.benchmark.timed
         shared = isinstance(timed, Timed) and not one.benchmark.factory
         found.setdefault((timed.op, timed.provider) if shared else one.name, []).append(one)
 
-    def takes_less(group: list[BenchmarkState]) -> tuple[bool, bool, int]:
+    def takes_less(group: list[BenchmarkState]) -> tuple[bool, bool, int, int]:
         each = [one.benchmark for one in group]
         kernels = any(one.layouts for one in each)
-        return not any(one.factory for one in each), not kernels, -len(each)
+        return not any(one.factory for one in each), not kernels, -files(each[0]), -len(each)
 
     return sorted(found.values(), key=takes_less)
 
@@ -221,8 +227,7 @@ def _beside(run: Run, pair: Pair, groups: int) -> Iterator[list[Pair]]:
     with run.pairs(more) as others:
         for number, other in enumerate(others):
             other.compile_apart(str(number))
-        with run.setting.ahead():
-            yield [pair, *others]
+        yield [pair, *others]
         for other in others:
             other.merge_caches(run.trees)
 
@@ -290,9 +295,10 @@ def _prepare_one(
         if choices[BASE] == choices[CANDIDATE] != {}:
             text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"
             return run.settle(one, Outcome.IDENTICAL, text)
-    with run.exact.held(exact_bytes(one.benchmark)), one.takes("verify"):  # by one side at a time
+    with run.exact.held(one.exact_bytes), one.takes("verify"):  # by one side at a time
         for side in (BASE, CANDIDATE):
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=READY)
+            one.exact = max(one.exact, pair.ask(side, "most_bytes") or 0)
     if not one.benchmark.factory:
         one.proofs[CANDIDATE] = _held(one.proofs)
     if layouts := tuple(one.benchmark.layouts):

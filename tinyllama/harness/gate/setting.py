@@ -14,6 +14,7 @@ from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change
+from tinyllama.harness.gate.memory import exact_bytes
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
 from tinyllama.harness.gate.pool import PairPool, opened
@@ -90,6 +91,12 @@ class BenchmarkState:
     seconds: dict[str, float] = field(default_factory=dict)  # that it took, by what was done
     moved: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
+    exact: int = 0  # bytes of the device that a side held most while it was verified; 0: unknown
+
+    @property
+    def exact_bytes(self) -> float:
+        """That a side needs to compare results with float64."""
+        return 1.1 * self.exact or exact_bytes(self.benchmark)
 
     @property
     def name(self) -> str:

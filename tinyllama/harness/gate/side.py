@@ -244,6 +244,7 @@ class Side:
         self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
+        self.most = 0
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what."""
@@ -324,9 +325,24 @@ class Side:
 
     def verify(self, name: str) -> Any:
         """Hold a benchmark's results to float64; returns what later calls are held to."""
+        self._give_back()
+        before = self._reserved()
+        if self.device.type != "cpu":
+            torch.cuda.reset_peak_memory_stats(self.device)
         proofs = self.subjects[name].verify()
+        self.most = self._reserved(most=True) - before
         self._give_back()
         return proofs
+
+    def most_bytes(self) -> int:
+        """The most bytes of the device that the last `verify` took; 0 on a CPU."""
+        return self.most
+
+    def _reserved(self, *, most: bool = False) -> int:
+        if self.device.type == "cpu":
+            return 0
+        read = torch.cuda.max_memory_reserved if most else torch.cuda.memory_reserved
+        return read(self.device)
 
     def _give_back(self) -> None:
         """Give back the memory that nothing here holds: others compare with float64, too."""
@@ -337,6 +353,7 @@ class Side:
         """Hold it to what was verified, then warm up for some seconds."""
         subject = self.subjects[name]
         subject.expect(proofs)
+        self._give_back()
         subject.warm_up(warm_up)
         if isinstance(subject, Subject):
             subject.rehearse()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tinyllama.harness.gate.exact import layout_figures
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped
-from tinyllama.harness.gate.memory import exact_bytes, ready_bytes
+from tinyllama.harness.gate.memory import ready_bytes
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, WARM_UP, Pair, SideError, Taken
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
@@ -134,11 +134,13 @@ class _Wave:
             waiting = deque(batches(self.which, count, total))
             while not disturbed and (waiting or any(place.some for place in places)):
                 batch = waiting.popleft() if waiting else [[]] * count
-                self.crowded = sum(map(len, [*batch, *(place.some for place in places)])) > 1
                 ahead = run.setting.ahead() if self._another_follows(batch) else nullcontext()
-                with run.part("compare and make ready"), ahead:
-                    left = pool.map(self._between, places, batch, [warm_up] * count)
-                    waiting += self._alone(left)
+                with run.part("compare"), ahead:  # all of it: the next batch needs the memory
+                    waiting += self._alone(list(pool.map(self._compared, places)))
+                self.crowded = sum(map(len, batch)) > 1
+                with run.part("make ready"):
+                    left = pool.map(self._make_ready, places, batch, [warm_up] * count)
+                    waiting += self._alone(list(left))
                 disturbed = self._time(places)
                 waiting += self._alone(map(self._left, places))
                 warm_up = WARM_UP
@@ -198,13 +200,11 @@ class _Wave:
         """Whether a benchmark had no error meanwhile."""
         return one.verdict is self.verdicts[one.name]
 
-    def _between(
+    def _make_ready(
         self, place: _Place, some: Sequence[BenchmarkState], warm_up: float
     ) -> list[BenchmarkState]:
-        """Compare the results of the last turns, then make benchmarks ready; an error is a verdict.
-        Returns what is left of a pair that failed."""
-        self._compared(place)
-        left = self._left(place)
+        """Make benchmarks ready; an error is a verdict. Returns what is left of a pair that
+        failed."""
         place.some, place.ready = some, []
         for one in filter(self._goes_on, some):
             with self._in_hand(one, "make ready"):
@@ -213,17 +213,18 @@ class _Wave:
                 warm_up = WARM_UP
             if place.pair.failed:
                 break
-        return left + self._left(place)
+        return self._left(place)
 
-    def _compared(self, place: _Place) -> None:
+    def _compared(self, place: _Place) -> list[BenchmarkState]:
+        """Compare the results of the last turns; as `_make_ready`."""
         for one, turns, layouts in place.taken:
-            with self._in_hand(one, "compare"):
-                with self.run.exact.held(exact_bytes(one.benchmark)):
-                    block = place.pair.compared(one.benchmark, turns, alike=_same_bits(one))
+            with self._in_hand(one, "compare"), self.run.exact.held(one.exact_bytes):
+                block = place.pair.compared(one.benchmark, turns, alike=_same_bits(one))
                 place.blocks[one.name] = Timed(block, self.paces[one.name], layouts)
             if place.pair.failed:
                 break
         place.taken = []
+        return self._left(place)
 
     def _timed(self, pair: Pair, one: BenchmarkState) -> tuple[Taken, list[Figure]]:
         """The turns of a benchmark that is ready. In its first block also the seconds of a call by
