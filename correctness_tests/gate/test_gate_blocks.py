@@ -311,15 +311,15 @@ def test_cases_and_layouts_of_a_provider_are_prepared_by_one_pair_and_steps_firs
         state("x", "own", 1, "-strided"),
         state("step", "v3", factory="m:Step"),
         state("step", "v4", factory="m:Step"),
-        *(state("y", "own", case) for case in (0, 1)),
-        state("y", "own", 0, "-strided"),
+        *(state("long", "own", case) for case in (0, 1)),
+        state("long", "own", 0, "-strided"),
     ]
     found = [[one.name for one in group] for group in _groups(each, lambda one: len(one.timed.op))]
     assert found == [
         ["step-v3-0"],
         ["step-v4-0"],
+        ["long-own-0", "long-own-1", "long-own-0-strided"],
         ["x-own-0", "x-own-1", "x-own-1-strided"],
-        ["y-own-0", "y-own-1", "y-own-0-strided"],
         ["x-torch-0", "x-torch-1"],
     ]
 

@@ -158,3 +158,36 @@ def test_float64_of_what_fits_is_computed_at_the_same_time(monkeypatch: pytest.M
         most[total] = seen[0]
     assert most[2.2e10] == 1
     assert most[1e12] > 1
+
+
+def test_what_float64_took_once_is_what_it_takes_later() -> None:
+    script = Script("a", "b", noise=2e-4)
+    for side, most in ((BASE, 3 * 10**9), (CANDIDATE, 2 * 10**9)):
+        script.on(side, "most_bytes", most, "a")
+    script.run()
+    a, b = (script.session.found[name] for name in "ab")
+    assert a.exact_bytes == pytest.approx(3.3e9), "of the side that took more, and a tenth"
+    assert b.exact_bytes == exact_bytes(b.benchmark), "unknown"
+
+
+def test_nothing_is_made_ready_before_the_results_of_the_last_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "share_of", lambda device: 4e9)  # of two in one batch
+    script, comparing, overlapping = Script(*"abcd", noise=2e-4), [0], list[str]()
+
+    def hold(name: str) -> None:
+        comparing[0] += 1
+        time.sleep(0.02)
+        comparing[0] -= 1
+
+    def begin(name: str) -> float:
+        if comparing[0]:
+            overlapping.append(name)
+        return 3.0
+
+    for side in SIDES:
+        script.on(side, "hold", hold)
+        script.on(side, "begin", begin)
+    script.run(at_once=4)
+    assert not overlapping

@@ -298,7 +298,7 @@ def _prepare_one(
     with run.exact.held(one.exact_bytes), one.takes("verify"):  # by one side at a time
         for side in (BASE, CANDIDATE):
             one.proofs[side] = pair.ask(side, "verify", one.name, timeout=READY)
-            one.exact = max(one.exact, pair.ask(side, "most_bytes") or 0)
+            one.exact = max(one.exact, pair.ask(side, "most_bytes", one.name) or 0)
     if not one.benchmark.factory:
         one.proofs[CANDIDATE] = _held(one.proofs)
     if layouts := tuple(one.benchmark.layouts):

@@ -244,7 +244,7 @@ class Side:
         self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
-        self.most = 0
+        self.most: dict[str, int] = {}
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what."""
@@ -330,13 +330,13 @@ class Side:
         if self.device.type != "cpu":
             torch.cuda.reset_peak_memory_stats(self.device)
         proofs = self.subjects[name].verify()
-        self.most = self._reserved(most=True) - before
+        self.most[name] = self._reserved(most=True) - before
         self._give_back()
         return proofs
 
-    def most_bytes(self) -> int:
-        """The most bytes of the device that the last `verify` took; 0 on a CPU."""
-        return self.most
+    def most_bytes(self, name: str) -> int:
+        """The most bytes of the device that `verify` took of a benchmark; 0 on a CPU."""
+        return self.most.get(name, 0)
 
     def _reserved(self, *, most: bool = False) -> int:
         if self.device.type == "cpu":
