@@ -285,7 +285,7 @@ def test_what_fails_in_one_block_of_a_wave_is_not_timed_in_the_others() -> None:
 
 def test_a_wave_looks_for_other_work_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = {}
-    monkeypatch.setattr(run, "share_of", lambda device: math.inf)
+    monkeypatch.setattr(run, "bytes_of", lambda device: math.inf)
     for seconds in (0.0, 60.0):
         monkeypatch.setattr(waves, "LOOKED", seconds)
         script = Script("a", "b", "c", noise=2e-4)

@@ -141,8 +141,8 @@ def test_a_process_that_ends_takes_no_other_benchmark_with_it(method: str) -> No
 
 def test_float64_of_what_fits_is_computed_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     most = {}
-    for total in (2.2e10, 1e12):  # several are prepared in either
-        monkeypatch.setattr(run, "share_of", lambda device, total=total: total)
+    for total in (4e10, 1e12):  # several are prepared in either
+        monkeypatch.setattr(run, "bytes_of", lambda device, total=total: total)
         script, now, seen = Script(*"abcdef", noise=2e-4), [0], [0]
 
         def verify(name: str, now: list[int] = now, seen: list[int] = seen) -> list[Any]:
@@ -156,7 +156,7 @@ def test_float64_of_what_fits_is_computed_at_the_same_time(monkeypatch: pytest.M
             script.on(side, "verify", verify)
         script.run(at_once=4)
         most[total] = seen[0]
-    assert most[2.2e10] == 1
+    assert most[4e10] == 1
     assert most[1e12] > 1
 
 
@@ -173,7 +173,7 @@ def test_what_float64_took_once_is_what_it_takes_later() -> None:
 def test_nothing_is_made_ready_before_the_results_of_the_last_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "share_of", lambda device: 4e9)  # of two in one batch
+    monkeypatch.setattr(run, "bytes_of", lambda device: 8e9)  # of two in one batch
     script, comparing, overlapping = Script(*"abcd", noise=2e-4), [0], list[str]()
 
     def hold(name: str) -> None:
@@ -191,3 +191,36 @@ def test_nothing_is_made_ready_before_the_results_of_the_last_are_compared(
         script.on(side, "begin", begin)
     script.run(at_once=4)
     assert not overlapping
+
+
+def test_inputs_with_gaps_and_other_layouts_take_more() -> None:
+    usual, laid_out = (
+        Benchmark("x", None, "m", moved=1e9, layouts=bars) for bars in ({}, {"s": 2})
+    )
+    assert ready_bytes(laid_out) == memory.LAID_OUT * ready_bytes(usual)
+
+
+def test_what_another_pair_failed_with_does_not_stay_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "bytes_of", lambda device: 1e12)
+    script = Script("a", "b", noise=2e-4)
+    script.on(BASE, "turn", died(), "a", launch=5)
+    script.run(at_once=4)
+    for launch in (3, 4, 6):  # of one wave
+        asked = [(m, *args[:1]) for at, _, m, args in script.asked if at == launch]
+        assert asked.count(("begin", "a")) == asked.count(("end", "a")) == 2, launch
+
+
+def test_a_pair_that_failed_gives_its_memory_back_before_others_are_made_ready() -> None:
+    script = Script("a", "b", "c", noise=2e-4)
+    failed: list[int] = []
+
+    def without_memory(name: str) -> Any:
+        failed.append(script.asked[-1][0])
+        raise FULL
+
+    script.on(CANDIDATE, "expect", without_memory, "b", when=lambda: not failed)
+    script.run(at_once=4)
+    where = next(n for n, one in enumerate(script.asked) if one[2] == "turn")
+    assert (failed[0], CANDIDATE, "close", ()) in script.asked[:where]

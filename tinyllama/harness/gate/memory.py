@@ -16,18 +16,19 @@ import torch
 
 from tinyllama.harness.gate.side import Benchmark
 
-# On an H100, silu_mul on 16384 x 11008 bf16, which moves 2.9e9 bytes: 8.5 GiB with its inputs and
-# results for timing, 22 GiB more while it is compared with float64.
-READY = 3.4  # times the bytes moved: inputs of two seeds, those of timed calls, and results
+# On an H100, silu_mul on 16384 x 11008 bf16, which moves 2.9e9 bytes: up to 11 GiB while it is made
+# ready, 22 GiB more while it is compared with float64.
+READY = 4.0  # times the bytes moved: inputs of two seeds, those of timed calls, and results
+LAID_OUT = 2.0  # times as much: strided inputs have gaps, and other layouts are timed, too
 EXACT, SCORES = 10.0, 2**34  # the same while it is compared with float64; and bytes
 MOST_EXACT = 100.0  # times at most: scores of attention are far larger than what is moved
 UNKNOWN = 2**28  # bytes moved by a benchmark that says none: a training step on small
-SHARE = 0.5  # of the device's memory for what is ready, and as much for float64
+READY_SHARE, EXACT_SHARE = 0.6, 0.5  # of the device's memory; estimates are above what is taken
 
 
 def ready_bytes(benchmark: Benchmark) -> float:
     """Of one side that is ready to be timed."""
-    return READY * (benchmark.moved or UNKNOWN)
+    return READY * (LAID_OUT if benchmark.layouts else 1.0) * (benchmark.moved or UNKNOWN)
 
 
 def exact_bytes(benchmark: Benchmark) -> float:
@@ -36,11 +37,11 @@ def exact_bytes(benchmark: Benchmark) -> float:
     return min(MOST_EXACT * moved, EXACT * moved + SCORES)
 
 
-def share_of(device: torch.device) -> float:
-    """Bytes of a device, or of the host, for one purpose."""
+def bytes_of(device: torch.device) -> float:
+    """All memory of a device, or of the host."""
     if device.type == "cpu" or not torch.cuda.is_available():
-        return SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return SHARE * torch.cuda.get_device_properties(device).total_memory
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return float(torch.cuda.get_device_properties(device).total_memory)
 
 
 class Memory:

@@ -13,7 +13,7 @@ from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Rule
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.listing import Stopped, unable
-from tinyllama.harness.gate.memory import Memory, share_of
+from tinyllama.harness.gate.memory import EXACT_SHARE, READY_SHARE, Memory, bytes_of
 from tinyllama.harness.gate.pair import CANDIDATE, Effort, Pair, SideError, Tree
 from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of
 from tinyllama.harness.gate.stages import Stages
@@ -39,8 +39,9 @@ class Run:
         self.differs: Differs | None = None  # once it was observed
         self.seconds = Stages(setting.seconds)  # those before the session too
         self.stage = ""
-        self.ready = Memory(share_of(setting.device))  # for what is prepared, or ready to be timed
-        self.exact = Memory(share_of(setting.device))  # for comparing with float64
+        memory = bytes_of(setting.device)
+        self.ready = Memory(READY_SHARE * memory)  # for what is prepared, or ready to be timed
+        self.exact = Memory(EXACT_SHARE * memory)  # for comparing with float64
         with self.seconds.of("trees"):
             self.contents = {tree.name: self._contents(tree) for tree in self.trees}
 

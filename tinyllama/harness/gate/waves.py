@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
 from tinyllama.harness.gate.exact import layout_figures
@@ -135,7 +135,10 @@ class _Wave:
             while not disturbed and (waiting or any(place.some for place in places)):
                 batch = waiting.popleft() if waiting else [[]] * count
                 ahead = run.setting.ahead() if self._another_follows(batch) else nullcontext()
-                with run.part("compare"), ahead:  # all of it: the next batch needs the memory
+                with (
+                    run.part("compare results"),
+                    ahead,
+                ):  # all of it: the next batch needs the memory
                     waiting += self._alone(list(pool.map(self._compared, places)))
                 self.crowded = sum(map(len, batch)) > 1
                 with run.part("make ready"):
@@ -165,8 +168,9 @@ class _Wave:
 
     def _left(self, place: _Place) -> list[BenchmarkState]:
         """Of a pair that failed, what it had in hand but for what has its verdict now."""
-        if not place.pair.failed:
+        if not (place.pair.failed and place.some):
             return []
+        place.pair.close()  # it may hold much memory; others take its place when it works again
         left = [one for one in place.some if one.name not in place.blocks and self._goes_on(one)]
         place.some, place.ready, place.taken = [], [], []
         return left
@@ -217,6 +221,12 @@ class _Wave:
 
     def _compared(self, place: _Place) -> list[BenchmarkState]:
         """Compare the results of the last turns; as `_make_ready`."""
+        taken = [one.name for one, *_ in place.taken]
+        for one in place.ready:
+            if one.name not in taken and not place.pair.failed:  # another pair failed with it
+                with suppress(SideError):
+                    place.pair.end(one.benchmark)
+        place.ready = []
         for one, turns, layouts in place.taken:
             with self._in_hand(one, "compare"), self.run.exact.held(one.exact_bytes):
                 block = place.pair.compared(one.benchmark, turns, alike=_same_bits(one))
