@@ -292,7 +292,7 @@ def test_the_report_says_how_long_each_stage_and_each_benchmark_took() -> None:
     seconds, took = report["seconds"], report["benchmarks"]["a"]["seconds"]
     stages = [name for name in seconds if ": " not in name]
     assert stages == ["trees", "prepare", "time", "confirm", "attribute"]
-    parts = ("start processes", "compare and make ready", "turns")
+    parts = ("start processes", "compare results", "make ready", "turns")
     assert sum(seconds[f"time: {part}"] for part in parts) <= seconds["time"]
     assert 0.02 <= took["prepare"] <= seconds["prepare"]
     assert script.session.launches * 0.02 <= took["make ready"]
