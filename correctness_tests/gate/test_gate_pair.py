@@ -177,9 +177,12 @@ def test_pairs_that_start_ahead_are_opened_while_others_prepare(
     trees: list[Tree], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, make = list[Any](), module.make_side
-    monkeypatch.setattr(
-        module, "make_side", lambda one, *args, **more: (made.append(one), make(one, *args, **more))
-    )
+
+    def counted(one: Any, *args: Any, **more: Any) -> None:
+        made.append(one)
+        make(one, *args, **more)
+
+    monkeypatch.setattr(module, "make_side", counted)
     ahead = PairPool(max(os.sched_getaffinity(0)), 1)
     try:
         with ahead(trees, CPU, REGISTERED), ahead.opening():
