@@ -260,7 +260,7 @@ def _operators(node: ast.AST) -> Iterator[ast.AST]:
     yield from _swapped(node, SWAPPED)
     if isinstance(node, ast.Constant):
         value: Any = node.value
-        if type(value) in (int, float):
+        if type(value) in (int, float) and value + 1 != value:  # which large floats are
             yield ast.Constant(value + 1)
 
 

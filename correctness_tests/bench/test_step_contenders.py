@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -124,6 +124,81 @@ def test_where_v1_unlearns_nobody_has_a_time() -> None:
     assert set(measured.failed) == {"v1", "v2"}
 
 
+class Ticking:
+    """A clock that only the parts of a step move on: what finds the batch, the step, and what keeps
+    its loss."""
+
+    def __init__(self, step: TierStep) -> None:
+        self.ticks, self.seen = 0.0, [0.0]
+        self._batches, self._step = step.batches, step.step
+        step.queue = self  # type: ignore[assignment]
+        step.batches = self  # type: ignore[assignment]
+        step.step = self.step
+
+    def now(self) -> float:
+        return self.ticks
+
+    def synchronize(self) -> None:
+        pass
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.ticks += 100
+        return self._batches[index]
+
+    def step(self, batch: torch.Tensor) -> Any:
+        self.ticks += len(self.seen)  # each step takes a second longer than the one before
+        self.seen.append(self.ticks)
+        loss = self._step(batch)
+        return SimpleNamespace(detach=lambda: SimpleNamespace(clone=lambda: self._kept(loss)))
+
+    def _kept(self, loss: torch.Tensor) -> torch.Tensor:
+        self.ticks += 1000
+        return loss.detach().clone()
+
+
+def test_a_turn_times_steps_without_what_the_harness_does_around_them() -> None:
+    step = TierStep(tier="v1", **WHERE)
+    before = len(step.losses)
+    Ticking(step)
+    assert step.turn(3) == steps.UNTIMED + 2  # the second of three
+    assert len(step.loss_series()) == before + steps.UNTIMED + 3
+
+
+class Timed:
+    """A worker whose step takes so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.turns = seconds, list[int]()
+
+    def call(self, key: str, method: str, given: Any) -> float:
+        if method == "turn":
+            self.turns.append(given)
+        return self.seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((1e-3, 2e-3), {"v1": [25] * 40, "v2": [25] * 40}),
+        ((1e-3, 0.02), {"v1": [25] * 40, "v2": [5] * 40}),
+        # A round takes 0.027 + (1 + 2) * 1.2 seconds, and 40 seconds are to be filled.
+        ((1e-3, 1.2), {"v1": [25] * 11, "v2": [1] * 11}),
+        ((1e-3, 9.0), {"v1": [25] * 8, "v2": [1] * 8}),
+    ],
+)
+def test_many_rounds_of_few_steps_fill_the_time(
+    seconds: tuple[float, float], expected: dict[str, list[int]]
+) -> None:
+    measured = Measured(Group("small", "bf16"))
+    workers: dict[str, Any] = {}
+    for name, step in zip(("v1", "v2"), seconds, strict=True):
+        measured.entries[name] = empty_entry(contender(name), measured.group)
+        workers[name] = Timed(step)
+    _Run(measured.group, torch.device("cuda"), workers, measured).time()
+    assert {name: worker.turns for name, worker in workers.items()} == expected
+    assert [len(found) for found in measured.seconds.values()] == [len(expected["v1"])] * 2
+
+
 def test_both_clocks_of_a_step_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([Reading(2.0, 30.0, True), Reading(1.0, 10.0, True), Reading(3.0, 20.0, True)])
     clock = SimpleNamespace(read=lambda call: next(readings))
@@ -142,6 +217,23 @@ def test_the_energy_of_a_step_is_shared_by_its_samples(monkeypatch: pytest.Monke
     monkeypatch.setattr(steps, "sensor", lambda device: object())
     monkeypatch.setattr(steps, "energy", lambda *args: Energy(6.0, 400.0, "counter"))
     assert step.used(0.1) == {"joules_per_sample": 3.0, "watts": 400.0, "energy_source": "counter"}
+
+
+def test_of_the_floor_the_energy_alone_is_measured(
+    monkeypatch: pytest.MonkeyPatch, floor: Floor
+) -> None:
+    monkeypatch.setattr(steps, "sensor", lambda device: object())
+    found = Energy(6.0, 400.0, "counter")
+    monkeypatch.setattr(steps, "energy", lambda call, *_: (call(), found)[1])
+    measured = Measured(Group.parse(WHERE["group"]))
+    measured.entries[FLOOR.name] = empty_entry(FLOOR, measured.group)
+    measured.seconds[FLOOR.name] = [0.1] * 8
+    asked = SimpleNamespace(call=lambda _, question, *rest: getattr(floor, question)(*rest))
+    run = _Run(measured.group, torch.device("cpu"), cast(Any, {FLOOR.name: asked}), measured)
+    run.look_closer()
+    assert measured.failed == {}
+    entry = entry_of(FLOOR, measured, 1e9)
+    assert (entry.joules_per_sample, entry.watts, entry.kernels) == (1.5, 400.0, None)
 
 
 # -- what an entry holds ----------------------------------------------------------------------

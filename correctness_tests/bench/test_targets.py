@@ -15,7 +15,7 @@ from tinyllama.bench.targets import OF_OPS, OF_STEPS
 from tinyllama.bench.workloads import ALL, SHORT, Group
 from tinyllama.harness.measure.op_contender import passes_of
 from tinyllama.harness.records.entries import Ratio, StepEntry
-from tinyllama.harness.records.targets import OpTarget, Standing, Target, judged, load
+from tinyllama.harness.records.targets import OpTarget, Standing, Target, covered, judged, load
 from tinyllama.model.config import PRESETS
 from tinyllama.ops import OPS
 
@@ -252,6 +252,31 @@ def test_the_fastest_peer_is_the_fastest_that_ran() -> None:
     swifter = {**ENTRIES, "slow": step("slow", "peer", 0.25)}
     assert peer.measured(swifter) == (0.25,) * 3
     assert peer.measured({n: e for n, e in ENTRIES.items() if e.role != "peer"}) is None
+
+
+def test_the_fastest_of_those_that_are_named_counts() -> None:
+    every = {n: seconds for seconds, n in enumerate("abcd", 1)}
+    entries = {n: replace(bare_step("small-fp32", n), seconds=float(s)) for n, s in every.items()}
+    for over, expected in (
+        (("c", "b"), 2 / 4),
+        (("c",), 3 / 4),
+        (("a", "d"), 1 / 4),
+        (("e",), None),
+    ):
+        found = target(tier="d", over=over).measured(entries)
+        assert found == (None if expected is None else Ratio(*[expected] * 3))
+    entries["b"] = replace(entries["b"], seconds=None)
+    assert target(tier="d", over=("c", "b")).measured(entries) == Ratio(*[3 / 4] * 3)
+
+
+def test_each_target_comes_with_each_call_that_it_covers() -> None:
+    groups = ("small-fp32", "small-tf32", "large-fp32")
+    entries = [bare_step(group, name) for group in groups for name in ("v1", "v3")]
+    some = [target(), target(workload=(), precision=("fp32",))]
+    found = [(one, call, sorted(own)) for one, call, own in covered(some, entries)]
+    calls = [(some[0], "small", "fp32"), (some[0], "small", "tf32")]
+    calls += [(some[1], "small", "fp32"), (some[1], "large", "fp32")]
+    assert found == [(one, tuple(call), ["v1", "v3"]) for one, *call in calls]
 
 
 def test_what_was_not_measured_is_none() -> None:

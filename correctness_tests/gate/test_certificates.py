@@ -1,7 +1,5 @@
 """Certificates as they are read again: on the page, in the report, in documents."""
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import json

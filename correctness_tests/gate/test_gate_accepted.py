@@ -1,8 +1,6 @@
 """What a committed file accepts is accepted until its release; a file with an error accepts
 nothing, and says which entry it is."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate.accepted import FILE, METRICS
+from tinyllama.harness.gate.judged import Change
 
 REST = 'reason = "sums are compensated now"\nrelease = "0.3.0"\n'
 NORM = f'[[accepted]]\nbenchmark = "norm"\namount = 0.03\n{REST}'
@@ -254,3 +253,39 @@ def test_what_is_removed_may_be_unknown_once_the_base_says_so_too(path: Path) ->
     merged = load(path, "0.2.0", path)
     merged.check(["norm"])
     assert not merged.is_removed("rope")
+
+
+def test_an_entry_of_one_benchmark_says_nothing_of_another(path: Path) -> None:
+    path.write_text(NORM + GONE)
+    found = load(path, "0.2.0")
+    assert [found.is_removed(name) for name in ("rope", "norm", "other")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("", ": changed is None: use a text"),
+        ('changed = "a.py"\ndigest = "1"\n', ": reason is None: use a text"),
+        ('changed = "a.py"\nreason = " "\ndigest = "1"\n', ": reason is ' ': use a text"),
+        ('changed = "a.py"\nreason = 3\ndigest = "1"\n', ": reason is 3: use a text"),
+        ('more = "1"\n', ": unknown key 'more': use changed, digest, reason"),
+    ],
+)
+def test_a_change_of_what_judges_has_three_texts(path: Path, table: str, message: str) -> None:
+    right = '[[judge]]\nchanged = "b.py"\ndigest = "2"\nreason = "a clock"\n'
+    whole = 'changed = "a.py"\ndigest = "1"\nreason = "faster"\n'
+    path.write_text(right + "[[judge]]\n" + whole)
+    changes = {Change("b.py", "2"), Change("a.py", "1")}
+    assert load(path, "0.2.0").changes == changes
+    filled = table if "more" not in table else whole + table
+    path.write_text(right + "[[judge]]\n" + filled)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}, judge 2{message}')}$"):
+        load(path, "0.2.0")
+
+
+@pytest.mark.parametrize("text", ["judge = 3\n", "judge = [3]\n", "[judge]\n"])
+def test_a_judge_that_is_no_list_of_tables_is_an_error(path: Path, text: str) -> None:
+    path.write_text(text)
+    message = re.escape(f"{path}: use [[accepted]] and [[judge]] tables and nothing else")
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        load(path, "0.2.0")

@@ -1,7 +1,5 @@
 """Several pairs prepare benchmarks at the same time, and one at a time is timed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

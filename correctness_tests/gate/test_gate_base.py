@@ -1,8 +1,6 @@
 """A base that cannot take the judge's instrument is no base, before anything runs; one whose
 ops are files, where the candidate's are folders, is one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

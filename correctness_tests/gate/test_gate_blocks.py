@@ -1,7 +1,5 @@
 """Blocks are taken in waves, and end once the merge is decided."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

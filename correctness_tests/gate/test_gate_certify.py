@@ -1,7 +1,5 @@
 """The error rates that are estimated from A/A blocks, and the bars that they must hold."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """``tinyllama certify``, on sides that answer from a script: blocks are added one by one and kept,
 and a certificate is written where there are enough."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The judge's own clock bounds what a worker says that its calls took."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

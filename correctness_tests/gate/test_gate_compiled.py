@@ -1,8 +1,6 @@
 """Equal code is told from what triton compiles, here for two chips without one: comments move its
 lines and nothing else; what is changed in a kernel or its launch is seen."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import re

@@ -3,8 +3,6 @@
 A block's statistic is the median of the log ratios of pairs measured A B B A; all seeds are fixed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

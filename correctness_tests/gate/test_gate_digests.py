@@ -1,8 +1,6 @@
 """By what results and inputs are known again: digests of bits, projections, and what is added to a
 call to see the gate find it."""
 
-from __future__ import annotations
-
 import statistics
 import time
 

@@ -6,8 +6,6 @@ ends the judge (test_gate_own.py); whose harness judges, and which files do (tes
 that all benchmarks of the tree are listed (test_gate_side.py).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

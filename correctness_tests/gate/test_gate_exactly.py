@@ -1,8 +1,6 @@
 """What is compared without noise, and what is allowed: counts, compile times, accepted slowdowns,
 tolerances that a change widens, and the device's own noise."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,8 +1,6 @@
 """Nothing that keeps a benchmark from being compared is green: sides that answer from a script go
 wrong in each way there is, and the outcome and the exit status say which."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

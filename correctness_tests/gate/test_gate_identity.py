@@ -3,8 +3,6 @@
 The observer is a real one, in a process of its own; the trees are folders of files of ops.
 """
 
-from __future__ import annotations
-
 import py_compile
 import sys
 import threading

@@ -1,7 +1,5 @@
 """What a timed call is given and asked for, what it must leave alone, and what it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 The observers are real ones, in processes of their own; the trees are folders of files of ops.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Inputs that are not contiguous, in the gate: which calls are timed on them, what their bars
 decide, and that it finds who copies such inputs alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,12 +1,11 @@
 """A/A blocks as a file: whole, checked, and apart from the records."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +182,15 @@ def test_a_file_is_written_whole_or_not_at_all(
             noise.save(tmp_path)
     assert Noise.load(tmp_path, CARD).blocks == [block()]
     assert os.listdir(path.parent) == ["noise.json"]
+
+
+def test_a_file_is_what_people_and_git_can_read(tmp_path: Path) -> None:
+    """A line for each field; whole numbers stay whole."""
+    noise = Noise(CARD, [block(0, statistics={"copy": {DEVICE: 0.5}}, versions={"torch": "3"})])
+    text = noise.save(tmp_path).read_text()
+    assert json.loads(text) == {"schema": SCHEMA, **asdict(noise)}
+    lines = text.splitlines()
+    assert lines[:4] == ["{", f' "schema": {SCHEMA},', f' "device": "{CARD}",', ' "blocks": [']
+    assert '    "copy": {' in lines
+    assert f'     "{DEVICE}": 0.5' in lines
+    assert text.endswith(" ]\n}\n")

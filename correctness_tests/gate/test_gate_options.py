@@ -1,7 +1,5 @@
 """What a gate is asked for: every base by its name, and no option under which less is compared."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

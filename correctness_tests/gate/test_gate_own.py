@@ -1,7 +1,5 @@
 """The gate of another repository: the installed harness judges the ops of its files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two processes, one of each side: what a block measures in them, and how they fail."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,8 +1,6 @@
 """Each verdict of the gate is a test case, the worst is the exit status, and however a run ends
 there is no green that was not measured."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """What a call can reach in a tree is never less than what it runs."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """The gate learns of benchmarks by registration; the harness names nothing that lies above it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

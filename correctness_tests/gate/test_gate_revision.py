@@ -1,7 +1,5 @@
 """A revision is found whatever its name is, unpacked whole, and the repository stays as it was."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

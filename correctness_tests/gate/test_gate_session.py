@@ -1,7 +1,5 @@
 """A comparison from its first process to its verdicts, on sides that answer from a script."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """What a side says that it has, and what it does when it is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a benchmark runs is found whole, and what does not change it changes no fingerprint."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,6 +17,7 @@ from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, closure, digest, host_digest
 
+pytestmark = pytest.mark.usefixtures("each_file_is_read_once")
 ROOT = Path(__file__).resolve().parents[2]
 NORM = "tinyllama.ops.rms_norm"
 KERNELS = "tinyllama/ops/rms_norm/kernels.py"

@@ -1,8 +1,6 @@
 """Training steps that the gate times: every gradient of one is held to float64, and each loss to
 that of the verified run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,13 +24,25 @@ NAME = "step-v1-tiny-fp32/forward+backward+update"
 SETTINGS = {"weight_decay": 1.0, "beta1": 0.8, "beta2": 0.99, "eps": 1e-4}  # none of the defaults
 
 
-@pytest.fixture
-def proven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verified]:
+@pytest.fixture(scope="module")
+def proven_once() -> Verified:
     """A verified run of some steps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "VERIFIED", 32)
+        found = StepSubject(TIMED, "cpu").verify()
+    torch.set_num_threads(threads)
+    return found
+
+
+@pytest.fixture
+def proven(proven_once: Verified, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verified]:
+    """The same; others take as many steps, in one thread too."""
     monkeypatch.setattr(module, "VERIFIED", 32)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield StepSubject(TIMED, "cpu").verify()
+    yield proven_once
     torch.set_num_threads(threads)
 
 

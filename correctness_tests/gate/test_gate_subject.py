@@ -1,7 +1,5 @@
 """What is timed inside a worker: right results, on values that are new in each timed call."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """Tables of documents about the gate: what it holds on a device, what it said of branches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One gate at a time on a device, and whatever disturbs it is said, our own workers excepted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,13 +1,9 @@
 """Branches whose worth is known: that they still are what they say, and what is made of the gate's
 words."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ import torch
 from correctness_tests.support.commands import ENVIRONMENT, ROOT
 from correctness_tests.support.gate_samples import run, told
 from tinyllama.bench.gated import REGISTERED
-from tinyllama.harness.gate import sources as gate_sources
 from tinyllama.harness.gate.comparison import benchmarks_of, sources
 from tinyllama.harness.gate.noise import noise_path
 from tinyllama.harness.gate.pair import Tree
@@ -26,6 +21,7 @@ from tinyllama.harness.machine.device import device_name
 from tools import try_gate
 from tools.try_gate import BRANCHES, Edit, EditError, branched, copied
 
+pytestmark = pytest.mark.usefixtures("each_file_is_read_once")
 CPU = torch.device("cpu")
 CHANGED = {  # by branch, an op of which benchmarks change
     "same-kernel": "cross_entropy",
@@ -49,20 +45,6 @@ def checked_out(base: Path, root: Path, name: str) -> Path:
         subprocess.run(["git", "clone", "--quiet", str(base), str(root)], check=True)
         branched(root, name)
     return root
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _a_file_that_many_trees_have_is_read_once() -> Iterator[None]:
-    known: dict[tuple[str, bytes], str] = {}
-
-    def once(plain: Callable[[Path], str], path: Path) -> str:
-        key = plain.__name__, path.read_bytes()
-        return known.get(key) or known.setdefault(key, plain(path))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for plain in (gate_sources.digest, gate_sources.host_digest):
-            patch.setattr(gate_sources, plain.__name__, partial(once, plain))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +72,7 @@ def test_a_branch_changes_what_it_says_and_nothing_else(
 
 
 RIGHT = """
-import os, sys, torch, triton
+import os, sys, torch, triton.runtime.interpreter
 for root in sys.argv[1:]:
     if not os.fork():
         sys.path.insert(0, root)

@@ -1,8 +1,6 @@
 """What fails in plain cases is worked around: other faults are found behind it, what only follows
 from it says so, and what cannot be known behind it is not called passed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

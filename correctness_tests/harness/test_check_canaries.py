@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Outcome, run
+from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, run
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 
 op = Op(
@@ -81,3 +81,24 @@ def test_a_store_beyond_a_tensor_in_one_layout_is_found(which: str, layout: str)
     assert one.outcome is Outcome.FAILED, one
     named = "a buffer" if which == "z" else f"{which}, a buffer"
     assert f"a store {4 * (BEYOND - 1)} bytes after {named} of" in one.message
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["ends", "raises"])
+def test_beside_a_store_beyond_an_input_only_what_is_a_fault_by_itself_is_told(
+    raises: bool,
+) -> None:
+    """The bytes around an input are not the input: it is not called changed. An error is told."""
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = Beyond.apply(x, y, "x", "contiguous")
+        if raises:
+            raise ArithmeticError("no result today")
+        return z
+
+    candidate = Candidate(op, Provider(op.name, "tried", call, op.dtypes))
+    findings = [
+        (one.check, one.outcome) for one in accuracy.faults(candidate, candidate.smallest())
+    ]
+    crash = [("outputs", Outcome.CRASHED)] if raises else []
+    failed = [one for one in findings if one[1] is not Outcome.BLOCKED]
+    assert failed == [("out of bounds", Outcome.FAILED), *crash]

@@ -1,8 +1,6 @@
 """What a newcomer's first file is told: code that asks for a GPU, what was not declared, what an op
 has none of."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -146,6 +146,11 @@ def test_tables_lie_beside_the_file_that_declares_the_space() -> None:
     assert made.tables == Path(__file__).parent / "tuned"
 
 
+def test_the_fewest_warps_and_stages_are_one(space: Space, write: Write) -> None:
+    write(spaces(num_warps=1, num_stages=1))
+    assert chosen(space) == Config(num_warps=1, num_stages=1, ROWS=4)
+
+
 # -- tables that are wrong --------------------------------------------------------------------
 
 
@@ -165,6 +170,9 @@ def test_tables_lie_beside_the_file_that_declares_the_space() -> None:
         (spaces(num_warps=0), r"num_warps is 0, not a power of two"),
         (spaces(num_warps=4.0), r"num_warps is 4\.0, not a whole number"),
         (spaces(num_stages=0), r"num_stages must be 1 or more"),
+        ({"spaces": {"toy": {"D=1": {"num_stages": 1}}}}, r"num_warps is 0, not a power of two"),
+        ({"spaces": {"toy": {"D=1": {"num_warps": 1}}}}, r"num_stages must be 1 or more"),
+        ({"spaces": {"toy": {"D=1": {"num_warps": -4}}}}, r"num_warps is -4, not a power of two"),
         (spaces(COLUMNS=4), r"toy, 'D=512,dtype=bf16': constants are ROWS, not COLUMNS, ROWS"),
         (spaces(key="D=512"), r"toy, 'D=512': a key has D, dtype"),
         (spaces(key="Width=512,dtype=bf16"), r"'Width=512,dtype=bf16': a key has D, dtype"),

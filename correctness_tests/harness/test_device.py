@@ -1,7 +1,5 @@
 """What a device can do, of GPUs that are stood in for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,11 +1,22 @@
 """Contiguity at the boundary: what is copied is counted, what lies side by side is not copied."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from tinyllama.harness.declare.autograd import size_of
 from tinyllama.harness.kernels import layout
-from tinyllama.harness.kernels.layout import as_one, contiguous, even_rows, joined, placed_alike
+from tinyllama.harness.kernels.layout import (
+    as_one,
+    as_rows,
+    contiguous,
+    dense_rows,
+    even_rows,
+    joined,
+    placed_alike,
+    stacked,
+)
 from tinyllama.harness.kernels.precision import compute_dtype, product
 from tinyllama.model.config import ModelConfig
 from tinyllama.model.llama import ALIGNMENT, TinyLlama
@@ -110,6 +121,74 @@ def test_zeros_lie_as_the_tensors_do() -> None:
     for others in ([a, torch.ones(3)], [a, buffer[200:220:2]], [buffer[:6], buffer[294:]]):
         apart = placed_alike(others)
         assert all(t.untyped_storage().nbytes() == 4 * t.numel() for t in apart)
+
+
+STACKED = {  # by what lies where: whether they are one view, and how far apart
+    "side by side": (lambda b: [b[0:6], b[6:12], b[12:18]], 6),
+    "a gap each": (lambda b: [b[0:6], b[8:14], b[16:22]], 8),
+    "interleaved": (lambda b: [b[0:12:2], b[1:13:2]], 1),
+    "one": (lambda b: [b[4:10]], 6),
+    "in rows": (lambda b: [b[0:6].view(2, 3), b[6:12].view(2, 3)], 6),
+    "uneven": (lambda b: [b[0:6], b[6:12], b[13:19]], None),
+    "the first twice": (lambda b: [b[0:6], b[0:6]], None),
+    "backwards": (lambda b: [b[6:12], b[0:6]], None),
+    "other strides": (lambda b: [b[0:6].view(2, 3), b[6:12].view(3, 2).T], None),
+    "other memory": (lambda b: [b[0:6], b.clone()[6:12]], None),
+}
+
+
+@pytest.mark.parametrize(("made", "apart"), STACKED.values(), ids=STACKED)
+def test_tensors_equally_far_apart_are_stacked_without_a_copy(
+    made: Callable[[torch.Tensor], list[torch.Tensor]], apart: int | None
+) -> None:
+    buffer = torch.arange(40.0)[3:]
+    tensors = made(buffer)
+    assert copies_of(stacked, tensors) == (apart is None)
+    found = stacked(tensors)
+    assert torch.equal(found, torch.stack(tensors))
+    assert not stacked([one.clone().requires_grad_() for one in tensors]).requires_grad
+    if apart is not None:
+        assert found.data_ptr() == tensors[0].data_ptr()
+        assert found.stride() == (apart, *tensors[0].stride())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [lambda b: [b[2:4]], lambda b: [b[2:4], b[6:8]], lambda b: [b[2:4], b[4:8].view(2, 2)[:1]]],
+)
+def test_zeros_for_one_memory_end_where_the_last_tensor_does(
+    tensors: Callable[[torch.Tensor], list[torch.Tensor]],
+) -> None:
+    some = tensors(torch.arange(20.0))
+    zeros = placed_alike(some)
+    between = [one.storage_offset() - some[0].storage_offset() for one in some]
+    assert [one.storage_offset() for one in zeros] == between
+    last = between[-1] + some[-1].numel()
+    assert {one.untyped_storage().nbytes() for one in zeros} == {4 * last}
+    assert all(one.dtype is torch.float32 for one in zeros)
+
+
+def test_what_lies_up_to_a_limit_apart_shares_one_memory() -> None:
+    """Together at most `MOST_BETWEEN` elements beside each tensor's own."""
+    for more, shared in ((0, True), (1, False)):
+        gap = 2 * layout.MOST_BETWEEN + more
+        buffer = torch.zeros(gap + 8)
+        found = placed_alike([buffer[:4], buffer[4 + gap :]])
+        assert (found[0].data_ptr() + 4 * (4 + gap) == found[1].data_ptr()) is shared
+
+
+def test_rows_are_a_matrix_and_a_dense_axis_is_enough() -> None:
+    x = torch.arange(24.0).view(2, 3, 4)
+    assert as_rows(x).shape == (6, 4)
+    assert as_rows(x[0, 0]).shape == (1, 4)
+    assert as_rows(x[0]).shape == (3, 4)
+    assert as_rows(x[None]).shape == (6, 4)
+    assert as_rows(x).data_ptr() == x.data_ptr()
+    for dense in (x, x.transpose(0, 1), x[..., :3], x[..., 1:2], x[..., ::4]):
+        assert dense_rows(dense) is dense
+    for other in (x[..., ::2], x.transpose(1, 2)):
+        assert copies_of(dense_rows, other) == 1
+        assert dense_rows(other).is_contiguous()
 
 
 def test_rows_that_lie_evenly_apart_are_not_copied() -> None:

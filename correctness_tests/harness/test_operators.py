@@ -1,7 +1,5 @@
 """Operators of interpreted values give the bits that Triton's own give, the second time too."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from dataclasses import replace
@@ -165,3 +163,112 @@ def test_a_conversion_is_triton_s_own_only_the_first_time() -> None:
     for _ in range(3):
         assert outcome(cast, kind, tl.float32) == outcome(own, kind, tl.float32)
     assert asked == [tl.float32]
+
+
+def counted(own: Any) -> tuple[Any, list[Any]]:
+    """A function that notes with what it is called."""
+    calls: list[Any] = []
+
+    def noted(*operands: Any) -> Any:
+        calls.append(operands)
+        return own(*operands)
+
+    return noted, calls
+
+
+def counting(name: str) -> tuple[Any, list[Any]]:
+    """What is called for an operator, and the calls that it makes of Triton's own."""
+    own, calls = counted(both(name)[0])
+    return operators.replacement(tl.tensor, name, own), calls
+
+
+@pytest.mark.parametrize("name", sorted(operators.NAMES))
+def test_each_operation_that_has_a_result_is_tritons_own_only_the_first_time(name: str) -> None:
+    """But for sums, products and remainders of bits, and for what raises."""
+    wraps = name.replace("__r", "__") in ("__add__", "__sub__", "__mul__", "__mod__")
+    for kind in (tl.int1, tl.int32, tl.uint8, tl.bfloat16, tl.float32):
+        value = block(kind, (4,), 1)
+        for other in (*DTYPES, 3, 2.5, True):
+            remembered, calls = counting(name)
+            right = block(other, (2, 4), 2) if isinstance(other, tl.dtype) else other
+            raised = isinstance(outcome(remembered, value, right)[0], type)
+            outcome(remembered, block(kind, (4,), 3), right)
+            bits = kind == tl.int1 and (other is True or other == tl.int1)
+            assert len(calls) == (2 if raised or (bits and wraps) else 1), (kind, other)
+            if not raised:
+                outcome(remembered, block(kind, (2, 4), 1), right)
+                assert len(calls) == (3 if bits and wraps else 2), "another shape"
+
+
+def test_of_pointers_sums_alone_are_remembered_and_each_element_has_its_size() -> None:
+    for element, size in ((tl.int1, 1), (tl.float16, 2), (tl.float32, 4), (tl.float64, 8)):
+        remembered, calls = counting("__add__")
+        start = pointers((4,), 1, element)
+        offsets = block(tl.int32, (4,), 2)
+        for left, right in ((start, offsets), (offsets, start)):
+            del calls[:]
+            for _ in range(2):
+                made = remembered(left, right)
+                moved = made.handle.data.astype(np.int64) - start.handle.data.astype(np.int64)
+                assert (moved == size * offsets.handle.data).all()
+            assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_conversion_and_index_is_tritons_own_only_the_first_time(dtype: Any) -> None:
+    value = block(dtype, (4,), 1)
+    for target in DTYPES:
+        own, calls = counted(both("to")[0])
+        cast = operators._cast(own)
+        for _ in range(3):
+            found = cast(value, target)
+        assert (found is value) == (target == dtype)
+        # Some are more than one call of the builder: a comparison with zero, and a way by float32.
+        several = dtype in (tl.float16, tl.bfloat16) and target != tl.float32
+        several |= target == tl.int1
+        assert len(calls) == (3 if several and target != dtype else 1)
+    remembered, calls = counting("__getitem__")
+    for slices, most in (((slice(None), None), 1), ((None, slice(None)), 1), (None, 3)):
+        del calls[:]
+        for _ in range(3):
+            remembered(value, slices)
+        assert len(calls) == most
+    del calls[:]
+    scalar = block(dtype, (), 1)
+    for _ in range(2):
+        outcome(remembered, scalar, (None,))
+    assert len(calls) == 2, "what is no block is left to Triton"
+
+
+def test_no_more_is_remembered_than_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "MOST", 2)
+    for name, others in (("__add__", (1, 2, 3)), ("__getitem__", None)):
+        remembered, calls = counting(name)
+        value = block(tl.float32, (4,), 1)
+        slices: Any = ((slice(None), None), (None, slice(None)), (None, slice(None), None))
+        first, second, third = others or slices
+        for one in (first, second, first, second):
+            remembered(value, one)
+        assert len(calls) == 2, "two have room"
+        for one in (third, third, first):
+            remembered(value, one)
+        assert len(calls) == 4, "a third one makes room for itself"
+    own, calls = counted(both("to")[0])
+    cast = operators._cast(own)
+    for target in (tl.int32, tl.float16, tl.int32, tl.float16, tl.int64, tl.int64, tl.int32):
+        cast(value, target)
+    assert len(calls) == 4
+
+
+def test_ranges_of_other_bounds_are_tritons() -> None:
+    own, calls = counted(libdevice.with_meaning(tl.arange))
+    remembered = operators.replacement(tl, "arange", own)
+    for start, end in ((0, 8), (tl.constexpr(0), tl.constexpr(8)), (0, tl.constexpr(8)), (4, 8)):
+        made = remembered(start, end)
+        expected = np.arange(getattr(start, "value", start), 8, dtype=np.int32)
+        assert made.handle.data.tolist() == expected.tolist()
+        assert (made.handle.data.dtype, str(made.type)) == (
+            np.int32,
+            f"<['{len(expected)}'], int32>",
+        )
+    assert calls == [(0, 8), (4, 8)]

@@ -1,5 +1,6 @@
 """The compile gate sees what passes a limit, and compiles what a launch on that chip would."""
 
+import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -296,6 +297,15 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "limits.toml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def test_an_edit_of_imports_leaves_every_record_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the code that compiles and reads, each other line counts."""
+    source, reader = inspect.getsource, resources._reader.__wrapped__
+    before = reader()
+    for more, same in (("import os\nfrom re import sub\n\n", True), ("WIDTH = 4\n", False)):
+        monkeypatch.setattr(inspect, "getsource", lambda part, more=more: more + source(part))
+        assert (reader() == before) is same, more
 
 
 def test_a_suggested_entry_allows_what_was_found(tmp_path: Path) -> None:

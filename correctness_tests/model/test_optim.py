@@ -1,7 +1,5 @@
 """The optimizer: which implementation updates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

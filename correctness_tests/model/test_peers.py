@@ -3,8 +3,6 @@
 `test_ranks.py` has the steps of two ranks that use them.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +34,7 @@ class Threads:
         self.count, self.memories = count, [torch.empty(0)] * count
         self._barrier, self._mine = threading.Barrier(count), threading.local()
 
-    def connected(self, like: torch.Tensor) -> tuple[torch.Tensor, Threads]:
+    def connected(self, like: torch.Tensor) -> tuple[torch.Tensor, "Threads"]:
         self.memories[self._mine.rank] = torch.zeros_like(like)
         self._barrier.wait()
         return self.memories[self._mine.rank], self

@@ -1,7 +1,5 @@
 """The transposes of weights that the optimizer keeps for a step in tf32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients of `stack` from transposes, for matrix units that read float32 along the inner axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any

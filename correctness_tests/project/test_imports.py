@@ -7,6 +7,7 @@ cli.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -103,6 +104,13 @@ def test_nothing_imports_a_test() -> None:
     for name in modules():
         tests = {one for one in imported(name) if one.rpartition(".")[2].startswith("test_")}
         assert not tests, f"{name} imports {', '.join(tests)}: move what is shared into support"
+
+
+def test_a_part_of_scipy_is_loaded_by_its_first_use() -> None:
+    """Not by an import: `scipy.stats` takes half a second of every worker that starts."""
+    at_once = re.compile(r"^\s*(from scipy\b|import scipy\.)", re.MULTILINE)
+    found = [name for name in packaged() if at_once.search(modules()[name].read_text("utf-8"))]
+    assert not found, f"{', '.join(found)}: write `import scipy`"
 
 
 def words(path: Path) -> Iterator[str]:

@@ -71,6 +71,10 @@ def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
         "TAMPERED": 20,
     }
     assert [o.status for o in Outcome] == sorted(o.status for o in Outcome)
+    green = {"IDENTICAL", "SAME", "FASTER", "NEW"}
+    assert {o.name for o in Outcome if o.green} == green
+    first = {"NO_BASELINE", "OTHER_DEVICE_OR_VERSION"}
+    assert {o.name for o in Outcome if o.may_be_baseline} == green | first
     assert worst([]) is Outcome.SAME
     assert worst([Outcome.IDENTICAL, Outcome.IDENTICAL]) is Outcome.IDENTICAL
     assert worst([Outcome.SLOWER, Outcome.MISSING, Outcome.SAME]) is Outcome.MISSING
@@ -82,6 +86,34 @@ def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
 )
 def test_times_beyond_the_tolerance_with_quartiles_apart(times: float, found: str) -> None:
     assert outcome(entry(1.0), entry(times)).name == found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ((1.0, 0.9, 1.2), (1.3, 1.2, 1.4), "INCONCLUSIVE"),  # quartiles that touch
+        ((1.0, 0.9, 1.19), (1.3, 1.2, 1.4), "SLOWER"),
+        ((1.0, 0.9, 1.1), (0.8, 0.7, 0.9), "SAME"),
+        ((1.0, 0.9, 1.1), (0.8, 0.7, 0.89), "FASTER"),
+        ((1.05, 1.05, 1.05), (1.0, 1.0, 1.0), "SAME"),  # at the tolerance, either way
+        ((1.0, 1.0, 1.0), (1.05, 1.05, 1.05), "SAME"),
+    ],
+)
+def test_each_limit_of_a_ratio_and_of_quartiles_is_on_one_side(
+    before: tuple[float, ...], after: tuple[float, ...], found: str
+) -> None:
+    def of(seconds: float, *quartiles: float) -> Entry:
+        return entry(seconds, seconds_quartiles=list(quartiles))
+
+    assert outcome(of(*before), of(*after)).name == found
+
+
+def test_a_quartile_of_a_time_is_above_zero() -> None:
+    def of(low: float) -> Entry:
+        return entry(2.0, seconds_quartiles=[low, 3.0])
+
+    assert outcome(of(5e-324), of(5e-324)) is Outcome.SAME
+    assert outcome(of(0.0), of(0.0)) is Outcome.MISSING
 
 
 def test_overlapping_quartiles_are_inconclusive_and_never_green() -> None:
@@ -268,6 +300,30 @@ def test_without_a_baseline_the_reason_is_said() -> None:
     (verdict,) = judge(now, [replace(now, device="another card")])
     assert verdict.outcome is Outcome.OTHER_DEVICE_OR_VERSION
     assert "another card; this is A Card" in verdict.text
+
+
+def test_without_a_baseline_each_figure_that_is_none_is_told() -> None:
+    bad = [entry(math.nan, "a"), entry(1.0, "b"), entry(math.inf, "c")]
+    found = judge(record(*bad), [])
+    assert [(v.name, v.outcome) for v in found[1:]] == [
+        ("a", Outcome.MISSING),
+        ("c", Outcome.MISSING),
+    ]
+
+
+def test_what_does_not_run_says_so_and_is_new_where_it_is_new() -> None:
+    (new,) = compare(record(), record(entry(None, cannot="no bf16")))
+    told = "does not run: no bf16"
+    assert (new.outcome, new.text) == (Outcome.NO_BASELINE, told)
+    empty = entry(None, cannot="no bf16")
+    (same,) = compare(record(empty), record(empty))
+    assert (same.outcome, same.text) == (Outcome.SAME, told)
+
+
+def test_a_tolerance_of_one_allows_nothing_more() -> None:
+    check_tolerances(entry(tolerances={"seconds": 1.0}))
+    strict = entry(tolerances={"seconds": 1.0})
+    assert outcome(strict, entry(1.03, tolerances={"seconds": 1.0})) is Outcome.SLOWER
 
 
 def test_a_group_that_measured_nothing_is_missing() -> None:

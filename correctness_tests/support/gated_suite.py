@@ -19,7 +19,7 @@ import pytest
 
 from correctness_tests.support.gate_fakes import CPU, REGISTERED, Script
 from correctness_tests.support.timed_suite import ROOT
-from tinyllama.harness.gate import comparison
+from tinyllama.harness.gate import comparison, judged
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.watch import Watch
@@ -96,7 +96,9 @@ class GatedSuite:
             "markers =\n    slow: left out\n"
         )
         self.judge = path_of_judge  # its instrument, which needs nothing of a tree
-        for name in comparison.instrument(ROOT, REGISTERED):
+        files = comparison.instrument(ROOT, REGISTERED)
+        one_of_each = {Path(name).parent: name for name in files}
+        for name in (*judged.INSTRUMENT_FILES, *one_of_each.values()):
             self.write(str(self.judge / name), "")
         self.write(".gitignore", "*.xml\nresults/\n.benchmarks/\n__pycache__/\nout.json\n")
         git("init", "--quiet", "--initial-branch=main")

@@ -1,20 +1,20 @@
 """Two trees of files of ops, and what the gate finds to differ between them."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from correctness_tests.support.own_repository import OP
 from tinyllama import ops
-from tinyllama.harness.gate import identity
+from tinyllama.harness.gate import identity, sources
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.own import Own
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
-from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.measure.op_contender import Timed
 
 HEAD = "import importlib.util, json, os, pathlib, runpy, subprocess, torch\n"
@@ -55,7 +55,7 @@ def differences(
         trees,
         [benchmark(name) for name in names],
         registered=Registered(ops, own=Own(("kernels/*.py",))),
-        sources=Sources,
+        sources=sources.Sources,
         observe=seen,
     )
 
@@ -64,3 +64,18 @@ def pair(folder: Path, files: dict[str, str], changed: dict[str, str]) -> None:
     """Two trees that differ in some files."""
     write(folder / BASE, files)
     write(folder / CANDIDATE, {**files, **changed})
+
+
+@pytest.fixture(scope="module")
+def each_file_is_read_once() -> Iterator[None]:
+    """A file that is the same in many trees is parsed for its digest in one of them."""
+    known: dict[tuple[str, bytes], str] = {}
+
+    def once(plain: Callable[[Path], str], path: Path) -> str:
+        key = plain.__name__, path.read_bytes()
+        return known.get(key) or known.setdefault(key, plain(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for plain in (sources.digest, sources.host_digest):
+            patch.setattr(sources, plain.__name__, partial(once, plain))
+        yield

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tinyllama.bench.steps import energy_used
 from tinyllama.bench.workloads import Group
 from tinyllama.harness.machine.device import current, synchronize
 from tinyllama.harness.measure.clock import queue_of, wall_seconds
@@ -59,6 +60,9 @@ class Floor:
         """Median wall seconds of some calls of all parts, after one that is not timed."""
         self.step()
         return statistics.median(wall_seconds(self.step, self.queue) for _ in range(calls))
+
+    def used(self, seconds: float) -> dict[str, Any]:
+        return energy_used(self.step, self.device, self.group.shape.batch_size, seconds)
 
     def facts(self) -> dict[str, Any]:
         """Seconds of each part alone, and how it ran."""

@@ -31,6 +31,9 @@ FLOOR = Contender(
 )
 BASELINE = V1.name  # over which every step's ratio is
 LONGEST = 400.0  # seconds until a contender must be ready; a group should take less than 10 min
+# Steps of one turn. The host's speed changes between turns more than within one (docs/ULTRA.md), so
+# more rounds of fewer steps give a narrower interval in the same time.
+CALLS = 25
 LEARNED = 0.9  # of what the baseline learned on the same batches: far more than embeddings alone
 
 
@@ -55,8 +58,9 @@ CONTENDERS = (
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. turn: seconds of one turn of one contender, which is at least one step.
-    total: seconds of all turns, in as many rounds as fit and at most ``rounds``."""
+    """How long to measure. turn: seconds of one turn of one contender, which is at least one step
+    and at most `CALLS`. total: seconds of all turns, in as many rounds as fit and at most
+    ``rounds``."""
 
     warm_up: float
     turn: float
@@ -69,7 +73,7 @@ class Effort:
     def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
             return Effort(warm_up=0.3, turn=0.03, rounds=15, total=20, readings=5, energy=0)
-        return Effort(warm_up=1.0, turn=0.1, rounds=20, total=40, readings=10, energy=1.5)
+        return Effort(warm_up=1.0, turn=0.1, rounds=40, total=60, readings=10, energy=1.5)
 
 
 @dataclass
@@ -155,7 +159,7 @@ class _Run:
         for name in list(self.measured.entries):
             with self._kept(name):
                 step = self._ask(name, "warm_up", self.effort.warm_up)
-                calls[name] = max(1, min(50, round(self.effort.turn / step)))
+                calls[name] = max(1, min(CALLS, round(self.effort.turn / step)))
                 one_round += (calls[name] + UNTIMED) * step
 
         def turn(name: str) -> Callable[[], float]:
@@ -179,22 +183,25 @@ class _Run:
         """What is measured of each contender alone, and whether it learned."""
         for name in list(self.measured.seconds):
             with self._kept(name):
-                if name != FLOOR.name:
-                    self._look(name)
+                self._look(name)
                 self._add(name, self._ask(name, "facts"))
         self._must_learn()
 
     def _look(self, name: str) -> None:
-        for question, argument in (
-            ("clocks", (self.effort.readings,)),
-            ("launched", ()),
-            ("used", (self.effort.energy,)),
-        ):
-            answer = self._ask(name, question, *argument)
-            known = self.measured.entries[name].unavailable or {}
-            unavailable = {**known, **answer.pop("unavailable", {})}
-            self._add(name, {**answer, "unavailable": unavailable or None})
-        self.measured.losses[name] = self._ask(name, "loss_series")
+        is_step = name != FLOOR.name
+        if is_step:
+            self._answer(name, "clocks", self.effort.readings)
+            self._answer(name, "launched")
+        self._answer(name, "used", self.effort.energy)
+        if is_step:
+            self.measured.losses[name] = self._ask(name, "loss_series")
+
+    def _answer(self, name: str, question: str, *arguments: Any) -> None:
+        """Put an answer into the entry; fields that are not known keep their reasons."""
+        answer = self._ask(name, question, *arguments)
+        known = self.measured.entries[name].unavailable or {}
+        unavailable = {**known, **answer.pop("unavailable", {})}
+        self._add(name, {**answer, "unavailable": unavailable or None})
 
     def _add(self, name: str, found: Mapping[str, Any]) -> None:
         """Put what a worker answered, fields of an entry by name, into the entry."""

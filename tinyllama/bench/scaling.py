@@ -5,8 +5,6 @@ ranks reduce share a job, which times them alternately. Weak scaling gives each 
 batch, strong scaling gives each its part of it.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess
@@ -57,7 +55,7 @@ class Part:
         return self.contender
 
     @staticmethod
-    def of(data: dict[str, Any]) -> Part:
+    def of(data: dict[str, Any]) -> "Part":
         return Part(**{**data, "without": tuple(data.get("without", ()))})
 
 
@@ -79,7 +77,7 @@ class Job:
     trace: bool = False
 
     @staticmethod
-    def read(path: Path) -> Job:
+    def read(path: Path) -> "Job":
         data = json.loads(path.read_text())
         data["parts"] = [Part.of(part) for part in data["parts"]]
         return Job(**{**data, "cases": tuple(data.get("cases", (ONE, WEAK, STRONG)))})
@@ -103,7 +101,7 @@ class Found:
         write_json(folder / FOUND, asdict(self))
 
     @staticmethod
-    def read(folder: Path) -> Found:
+    def read(folder: Path) -> "Found":
         return Found(**json.loads((folder / FOUND).read_text()))
 
 

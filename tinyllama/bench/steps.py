@@ -93,8 +93,21 @@ class StepContender:
 
     def next(self) -> None:
         """One step on the next batch; its loss is kept."""
-        batch = self.batches[len(self.losses) % BATCHES]
-        self.losses.append(self.step(batch).detach().clone())
+        self._keep(self.step(self._batch()))
+
+    def _batch(self) -> torch.Tensor:
+        return self.batches[len(self.losses) % BATCHES]
+
+    def _keep(self, loss: torch.Tensor) -> None:
+        """Keep a loss; a captured step writes the next one into the same tensor."""
+        self.losses.append(loss.detach().clone())
+
+    def waited(self) -> float:
+        """Wall seconds of the next step; neither finding its batch nor keeping its loss counts."""
+        batch, losses = self._batch(), list[torch.Tensor]()
+        seconds = wall_seconds(lambda: losses.append(self.step(batch)), self.queue)
+        self._keep(losses[0])
+        return seconds
 
     def _give_back(self) -> None:
         """Return freed memory that the allocator keeps: others use the device too."""
@@ -126,7 +139,7 @@ class StepContender:
         """Do the same, and return the error allowed for each gradient: a multiple of V1's error in
         this precision, or ``allowed``, which another process computed in this way."""
         weights = {name: self.weight_of(name).clone() for name in self.parameters}
-        batch = self.batches[len(self.losses) % BATCHES]
+        batch = self._batch()
         self.make_gradients()
         exact = self._reference_gradients(weights, batch, torch.float64)
         if allowed is None:
@@ -195,7 +208,7 @@ class StepContender:
         caches as another process left them."""
         for _ in range(UNTIMED):
             self.next()
-        return statistics.median(wall_seconds(self.next, self.queue) for _ in range(calls))
+        return statistics.median(self.waited() for _ in range(calls))
 
     def clocks(self, readings: int) -> dict[str, Any]:
         """The step's device and host time, or why they cannot be isolated."""
@@ -233,19 +246,7 @@ class StepContender:
         }
 
     def used(self, seconds: float) -> dict[str, Any]:
-        """Joules of a sample and mean watts, or why they are not known."""
-        gpu = sensor(self.device)
-        if isinstance(gpu, str):
-            return {"unavailable": {"joules_per_sample": gpu}}
-        try:
-            found = energy(self.next, self.device, gpu, seconds)
-        except NotToldError as error:
-            return {"unavailable": {"joules_per_sample": str(error)}}
-        return {
-            "joules_per_sample": found.joules / self.config.batch_size,
-            "watts": found.watts,
-            "energy_source": found.source,
-        }
+        return energy_used(self.next, self.device, self.config.batch_size, seconds)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -254,6 +255,24 @@ class StepContender:
             "left_out": self.left_out,
             "compile_seconds": self.compile_seconds,
         }
+
+
+def energy_used(
+    step: Callable[[], object], device: torch.device, samples: int, seconds: float
+) -> dict[str, Any]:
+    """Joules of a sample and mean watts as fields of an entry, or why they are not known."""
+    gpu = sensor(device)
+    if isinstance(gpu, str):
+        return {"unavailable": {"joules_per_sample": gpu}}
+    try:
+        found = energy(step, device, gpu, seconds)
+    except NotToldError as error:
+        return {"unavailable": {"joules_per_sample": str(error)}}
+    return {
+        "joules_per_sample": found.joules / samples,
+        "watts": found.watts,
+        "energy_source": found.source,
+    }
 
 
 class TierStep(StepContender):
@@ -292,7 +311,7 @@ class TierStep(StepContender):
             parameter.register_hook(partial(self._see, name))
             for name, parameter in self.parameters.items()
         ]
-        batch = self.batches[len(self.losses) % BATCHES]
+        batch = self._batch()
         self.training.probe(batch[:, :-1], batch[:, 1:])
         for hook in hooks:
             hook.remove()

@@ -12,6 +12,8 @@ from tinyllama.harness.machine.worker import WorkerError, workers
 from tinyllama.harness.measure.rounds import interleaved, summary
 from tinyllama.harness.records.entries import SweepEntry
 
+ROUNDS = 10  # of each point
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -87,7 +89,7 @@ def _point(
             except WorkerError as error:
                 entries[tier.name] = replace(entries[tier.name], cannot=str(error))
         turns = {n: lambda n=n: started[n].call("step", "turn", calls[n]) for n in calls}
-        for name, seconds in interleaved(turns, effort.rounds // 2).items():
+        for name, seconds in interleaved(turns, ROUNDS).items():
             entry = replace(entries[name], **summary("seconds", seconds), rounds=len(seconds))
             entries[name] = replace(entry, samples_per_second=batch_size / entry.time)
     return list(entries.values())

@@ -29,8 +29,6 @@ perturbed inputs. Elements of those may be off by as much as declared, but no mo
 times as many as the reference is undecided about.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,7 +76,7 @@ class Comparison:
         return all(check.passed for check in self.checks)
 
     @classmethod
-    def missing(cls, name: str) -> Comparison:
+    def missing(cls, name: str) -> "Comparison":
         """Of a result that is not there."""
         return cls(name, (Check(MISSING, math.inf, 0.0),), True, True, 0.0)
 

@@ -5,8 +5,6 @@ get the same inputs, rounded to that dtype. So rounding the inputs is no error o
 eager's error is what the dtype costs a straightforward implementation.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,20 +61,20 @@ class Inputs:
     fresh: list[Leaves] = field(default_factory=list)
     wanted: tuple[str, ...] | None = None
 
-    def dense(self) -> Inputs:
+    def dense(self) -> "Inputs":
         """The same values without gaps: torch's own product of bfloat16 on a CPU reads what lies
         in between (torch 2.13)."""
         return self._map(lambda value: value.contiguous())
 
-    def double(self) -> Inputs:
+    def double(self) -> "Inputs":
         """The same values in float64."""
         return self.to(torch.float64)
 
-    def to(self, dtype: torch.dtype) -> Inputs:
+    def to(self, dtype: torch.dtype) -> "Inputs":
         """The same values rounded to a dtype."""
         return self._map(lambda value: value.to(dtype))
 
-    def perturbed(self, seed: int) -> Inputs:
+    def perturbed(self, seed: int) -> "Inputs":
         """In float64, every value moved at random by up to half a unit of its dtype's last
         place: what rounding the inputs once more would do. Parameters move by float32's:
         that is what a kernel receives (1 - 0.999 in float32 is off by 1.3e-5)."""
@@ -95,7 +93,7 @@ class Inputs:
         }
         return replace(self._map(move), params=params)
 
-    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
         def apply(value: Any) -> Any:
             if isinstance(value, list):
                 return [apply(item) for item in value]

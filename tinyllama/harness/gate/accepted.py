@@ -30,8 +30,6 @@ The base's figures include what its own file accepts. That is not accepted again
 could then be slower by the same amount.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -199,7 +197,7 @@ def _entry(where: str, table: Mapping[str, Any]) -> Entry:
             raise ValueError(f"{where}: {name} is {table[name]!r}: use a text")
     if not _RELEASE.fullmatch(table["release"]):
         raise ValueError(f"{where}: release is {table['release']!r}: use numbers, as in '0.3.0'")
-    if table.get("device", DEVICES[0]) not in DEVICES:
+    if "device" in table and table["device"] not in DEVICES:
         raise ValueError(f"{where}: device is {table['device']!r}: use {' or '.join(DEVICES)}")
     if ("amount" in table) == ("removed" in table):
         raise ValueError(f"{where}: give either amount or removed")
@@ -207,7 +205,7 @@ def _entry(where: str, table: Mapping[str, Any]) -> Entry:
         raise ValueError(f"{where}: removed is {table['removed']!r}: use true, or an amount")
     if "removed" in table and "metric" in table:
         raise ValueError(f"{where}: what is removed has no metric any more: remove metric")
-    metric = table.get("metric", METRICS[0])
+    metric = table.get("metric", Entry.metric)
     if metric not in METRICS:
         raise ValueError(f"{where}: unknown metric {metric!r}: use {', '.join(METRICS)}")
     amount = table.get("amount", 1)

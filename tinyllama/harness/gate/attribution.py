@@ -1,7 +1,5 @@
 """Which kernels of a SLOWER benchmark changed: profiles and compiled resources of both sides."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

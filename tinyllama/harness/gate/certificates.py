@@ -1,7 +1,5 @@
 """The certificates under a folder of results, as ``tinyllama certify`` writes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ tails and modes. They do not show:
 - a side that is always slower: exchanging signs removes it. `Detection.leaning` tests for that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ the gate itself and what is registered with it replace the files of both trees. 
 the ops, and the part of the harness that they run: `harness.kernels` and `harness.declare`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -5,8 +5,6 @@ Two launches are equal when their instructions, their grids and their launch opt
 memory, clusters) are equal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

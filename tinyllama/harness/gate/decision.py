@@ -17,8 +17,6 @@ on Student's t. The variance is pooled with that of the device's own A/A blocks,
 larger than those allow (F test at 0.001). Then today's is used alone.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -75,7 +73,7 @@ class Spread:
             )
 
     @staticmethod
-    def of(statistics: Any) -> Spread:
+    def of(statistics: Any) -> "Spread":
         """The spread of A/A blocks, whose true mean is zero: both sides run the same code."""
         values = np.asarray(statistics, dtype=float)
         if values.size == 0:

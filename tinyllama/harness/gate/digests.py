@@ -1,7 +1,5 @@
 """How a verified result is recognised: a digest of its bits, and projections on random signs."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 

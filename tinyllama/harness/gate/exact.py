@@ -4,8 +4,6 @@ The time to compile from a cold cache is noisy and read once a side, so it has a
 other layouts of the inputs have a bar, which the candidate must meet by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

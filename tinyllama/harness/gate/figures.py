@@ -1,7 +1,5 @@
 """One metric of one benchmark over its blocks, and the figure that they give."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from statistics import mean

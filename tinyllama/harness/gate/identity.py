@@ -9,8 +9,6 @@ run those functions (`reach`), if no import ran them either. Data that differs d
 provider whose call did not open it, and that runs nothing that reads files.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ configuration of it. A base from before a harness could judge another tree canno
 candidate's then judges itself, which is JUDGE CHANGED and never green.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

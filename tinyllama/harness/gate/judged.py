@@ -8,8 +8,6 @@ slack and limits.
 A change of these is accepted by name in the accepted file, with a digest of what it became.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

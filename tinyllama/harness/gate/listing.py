@@ -1,7 +1,5 @@
 """Which code each side runs, and which benchmarks it has, before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +15,6 @@ class Stopped(Exception):  # noqa: N818
     """The whole comparison has one verdict: nothing more can be measured."""
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(str(verdict))
         self.verdict = verdict
 
 

@@ -4,8 +4,6 @@ Each device has one file, ``results/<device>/gate/noise.json``; it is not among 
 readers would meet it. Blocks of other versions stay in the file and do not count.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -72,7 +70,7 @@ class Noise:
             return self.save(root)
 
     @staticmethod
-    def load(root: Path, device: str) -> Noise:
+    def load(root: Path, device: str) -> "Noise":
         """The device's blocks; none where no file is. Raises ValueError, naming file and field."""
         path = noise_path(root, device)
         try:

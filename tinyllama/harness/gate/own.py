@@ -3,8 +3,6 @@
 Both sides run the installed harness: nothing of it is in these trees, and nothing is replaced.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import sys

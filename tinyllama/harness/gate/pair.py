@@ -8,8 +8,6 @@ each, host time differs between them by the other work of those processors (docs
 processor for both sides").
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -89,7 +87,7 @@ class Effort:
     first: float
 
     @staticmethod
-    def on(device: torch.device) -> Effort:
+    def on(device: torch.device) -> "Effort":
         if device.type == "cpu":
             return Effort(pairs=20, repeated=20, first=0.3)
         return Effort(pairs=10, repeated=20, first=0.5)

@@ -1,7 +1,5 @@
 """The pairs of a comparison: how many work at once, where they run, and which start ahead."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections import deque

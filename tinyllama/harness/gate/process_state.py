@@ -6,8 +6,6 @@ before = code(), settings()
 changes(before[0], code())              # name -> what it became, as a text
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

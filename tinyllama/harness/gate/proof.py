@@ -5,8 +5,6 @@ A process can end with status 0 before anything was compared: an op or a conftes
 does not prove anything against code that writes the file itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

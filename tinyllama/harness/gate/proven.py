@@ -16,8 +16,6 @@ compares the notes of both sides, and chooses which calls are compared with eage
 which with float64's (`Proven.hold`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ operators, frames. A call that reaches such code reaches everything (`UnboundedE
 reached means that there is another way, and everything counts too.
 """
 
-from __future__ import annotations
-
 import dis
 import gc
 import importlib

@@ -3,8 +3,6 @@
 A conftest returns it from the hook `pytest_tinyllama_benchmarks`; a command passes it on.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

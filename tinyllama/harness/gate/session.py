@@ -13,8 +13,6 @@
 Whatever keeps a benchmark from being compared is its verdict: nothing is left out in silence.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict

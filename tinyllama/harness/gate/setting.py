@@ -1,7 +1,5 @@
 """The input of a comparison, and the state of each benchmark in it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -3,8 +3,6 @@
 It lists its benchmarks and times them in turns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

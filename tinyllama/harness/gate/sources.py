@@ -2,8 +2,6 @@
 data beside them. Two trees in which these have equal digests run the same code.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

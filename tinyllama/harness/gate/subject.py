@@ -10,8 +10,6 @@ The backward pass runs in its caller's thread: handing it to autograd's thread f
 torch's cost, not that of the compared code.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

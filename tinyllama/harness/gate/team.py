@@ -13,8 +13,6 @@ A change cannot loosen these for itself: the gate takes the stricter of both sid
 keeps the tolerances with which it was made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -12,15 +12,13 @@ all turns of a block are over, some calls are chosen, and their results are comp
 and float64's. If both sides gave the same bits before, calls in which they differ are chosen too.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import NamedTuple
 
-from scipy import stats
+import scipy
 
 from tinyllama.harness.gate.decision import LOOKS, of_block
 from tinyllama.harness.records.results import is_number
@@ -93,7 +91,7 @@ def excess(turns: Sequence[Turn], metric: str) -> float:
 def lowest(excesses: Sequence[float], tests: int) -> float:
     """The lower bound of the mean excess over blocks. tests: figures of a merge."""
     level = ALPHA / tests / len(LOOKS)
-    return mean(excesses) - float(stats.t.isf(level, len(excesses) - 1)) * _error(excesses)
+    return mean(excesses) - float(scipy.stats.t.isf(level, len(excesses) - 1)) * _error(excesses)
 
 
 def slower(excesses: Sequence[float], tests: int, accepted: float = 0.0) -> bool:

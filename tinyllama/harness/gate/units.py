@@ -1,7 +1,5 @@
 """Which functions of a file differ between two trees, where nothing else of it does."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A lock for one gate at a time on a device, and what disturbs it: other work, throttled clocks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -98,8 +98,8 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
 def even_rows(x: torch.Tensor) -> torch.Tensor:
     """x (... D) itself where its rows are dense and equally far apart, so that `as_rows` is a view;
     else a copy, which counts."""
-    if x.dim() <= 2:
-        return dense_rows(x) if x.dim() == 2 else contiguous(x)
+    if x.dim() < 2:
+        return contiguous(x)
     if x.is_contiguous():
         return x
     axes = [axis for axis in zip(x.shape[:-1], x.stride()[:-1], strict=True) if axis[0] != 1]

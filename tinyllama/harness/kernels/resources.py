@@ -278,8 +278,12 @@ def _surroundings(folder: str | None = None) -> Iterator[None]:
 
 @functools.cache
 def _reader() -> str:
-    files = (__file__, assembly.__file__, instructions.__file__)
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+    """A digest of the code that compiles and reads. Imports do not count, nor the rest of this
+    file: an edit of these would make every record stale."""
+    parts = (Compilation, _surroundings, assembly, instructions)
+    lines = [line for part in parts for line in inspect.getsource(part).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("import ", "from "))]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
 
 
 @functools.cache

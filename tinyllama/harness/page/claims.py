@@ -55,7 +55,8 @@ class Claim:
     @property
     def named(self) -> str:
         """The metric with its unit, or what it is divided by."""
-        name, _ = METRICS.get(self.first.metric, (self.first.metric, 1.0))
+        metric = self.first.metric
+        name = METRICS[metric][0] if metric in METRICS else metric
         if self.first.over is None:
             return name
         over = self.first.over

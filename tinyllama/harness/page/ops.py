@@ -85,9 +85,10 @@ def _largest(found: Sequence[OpEntry]) -> list[OpEntry]:
 
 
 def _mark(context: Context, entry: OpEntry, letters: dict[str, str]) -> Mark:
-    flops, count = entry.flops or 0.0, entry.bytes or 0.0
-    rate = flops / entry.time
+    assert entry.flops, entry.name
+    assert entry.bytes, entry.name
+    rate = entry.flops / entry.time
     tip = f"{entry.op} by {entry.provider}: {significant(rate / 1e12)} TFLOP/s"
     if entry.roofline_share is not None:
         tip += f", {percent(entry.roofline_share)}% of its roofline"
-    return Mark(letters[entry.op], context.key(entry), flops / count, rate, tip)
+    return Mark(letters[entry.op], context.key(entry), entry.flops / entry.bytes, rate, tip)

@@ -43,7 +43,7 @@ def lines(
         axes.set_xlim(-margin, len(x_names) - 1 + margin)
         _x_ticks(axes, list(range(len(x_names))), x_names, width=78)
     else:
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log")
         axes.set_xlim(xs[0] / 1.15, xs[-1] * 1.15)
         _x_ticks(axes, xs, [tick(x) for x in xs], width=34)
     for mark in marks:
@@ -95,7 +95,6 @@ def _x_ticks(axes: Axes, places: Sequence[float], names: Sequence[str], width: f
     for index in reversed(range(len(places))):
         if not chosen or at[chosen[-1]] - at[index] >= width:
             chosen.append(index)
-    axes.xaxis.set_major_locator(FixedLocator([places[index] for index in chosen]))
     axes.set_xticks([places[index] for index in chosen], [names[index] for index in chosen])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(FixedLocator(list(places)))

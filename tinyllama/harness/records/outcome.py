@@ -2,8 +2,6 @@
 that only starts a judge begins at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import Enum
 

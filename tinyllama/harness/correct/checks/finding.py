@@ -1,7 +1,5 @@
 """What a check is asked about, and what it answers."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import enum
@@ -101,7 +99,7 @@ class Finding:
         return {**{k: v for k, v in vars(self).items() if k != "special"}, **words}
 
     @classmethod
-    def of(cls, plain: Mapping[str, str]) -> Finding:
+    def of(cls, plain: Mapping[str, str]) -> "Finding":
         """From what `as_dict` returns.
 
         Raises ValueError, TypeError or AttributeError for anything else.
@@ -249,18 +247,18 @@ class Candidate:
         """Whether its kernels are interpreted on this device."""
         return self.device.type == "cpu" and "triton" in self.provider.requires
 
-    def forward_only(self) -> Candidate:
+    def forward_only(self) -> "Candidate":
         """The same, of which no gradient is asked."""
         op = copy.copy(self.op)
         op.inputs = {name: replace(one, grad=False) for name, one in op.inputs.items()}
         return replace(self, op=op)
 
-    def without_gradients(self, names: Iterable[str]) -> Candidate:
+    def without_gradients(self, names: Iterable[str]) -> "Candidate":
         """The same, of which no gradients of these inputs are asked."""
         frozen = (*self.provider.frozen, *names)
         return replace(self, provider=replace(self.provider, frozen=frozen))
 
-    def shielded(self) -> Candidate:
+    def shielded(self) -> "Candidate":
         """The same on copies of inputs and upstream gradients, which it may change unseen. The
         copies have the same strides."""
         call, names, mutated = self.provider.call, list(self.op.inputs), self.op.mutated

@@ -1,0 +1,330 @@
+"""What the derived cases cannot ask of the loss's kernels in chunks.
+
+Every case in chunks; who owns memory; targets that are ignored, and the reduction.
+"""
+
+import copy
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness.correct.cases import OpCase, op_cases
+from tinyllama.harness.correct.checks import Candidate, Outcome, run
+from tinyllama.harness.kernels.launch import recorded
+from tinyllama.ops import linear_cross_entropy as linear_file
+from tinyllama.ops.cross_entropy import (
+    REDUCTIONS,
+    cross_entropy,
+)
+from tinyllama.ops.linear_cross_entropy import CHUNKS, chunk_rows, in_chunks, linear_cross_entropy
+
+pytest.importorskip("triton")
+
+KERNELS = linear_cross_entropy["triton"].call
+IN_CHUNKS = [
+    case
+    for case in op_cases([linear_cross_entropy], providers=["triton"])
+    if case.dtype is not torch.float16 and case.case.params.get("reduction") != "none"
+]
+
+
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Chunks at every size; for each loss in chunks, the gradients that were asked for."""
+    calls: list[tuple[str, ...]] = []
+    known = linear_file.chunked_loss
+
+    def noted(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        wanted: tuple[str, ...] = (),
+        *params: Any,
+        **named: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        calls.append(wanted)
+        return known(x, weight, targets, wanted, *params, **named)
+
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", 0)
+    monkeypatch.setattr(linear_file, "chunked_loss", noted)
+    return calls
+
+
+def problem(device: torch.device, N: int = 11, D: int = 8, V: int = 40) -> list[torch.Tensor]:
+    """x (N D), weight (V D), both with gradients, and targets (N)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, D, generator=generator).to(device).requires_grad_()
+    weight = torch.randn(V, D, generator=generator).to(device).requires_grad_()
+    return [x, weight, torch.randint(V, (N,), generator=generator).to(device)]
+
+
+# -- the loss in chunks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", IN_CHUNKS, ids=str)
+def test_loss_in_chunks_is_as_accurate_as_eager(
+    case: OpCase, chunks: list, device: torch.device, seed: int
+) -> None:
+    wrong = [str(found) for found in case.compare(device, seed) if not found.passed]
+    assert not wrong, "\n".join(wrong)
+    assert chunks == [case.wanted or ("x", "weight")]
+
+
+def test_derived_cases_reach_both_ways() -> None:
+    ways = {in_chunks(**case.dims, dtype=torch.bfloat16) for case in linear_cross_entropy.cases}
+    assert ways == {False, True}
+    small, medium, large = linear_cross_entropy.timed
+    assert not in_chunks(**small.dims, dtype=torch.float32)
+    assert not in_chunks(**medium.dims, dtype=torch.float32)
+    assert in_chunks(**large.dims, dtype=torch.bfloat16)
+
+
+def test_float16_holds_its_logits_however_many_they_are() -> None:
+    many = (10**6, 4, 10**5)
+    assert in_chunks(*many, torch.bfloat16)
+    assert in_chunks(*many, torch.float32)
+    assert not in_chunks(*many, torch.float16)
+
+
+def test_float16_gradients_use_the_scale_of_the_loss(device: torch.device) -> None:
+    """1 / N of a probability of exp(-12) is less than float16 can hold; scaled as in training it
+    is not."""
+    x = torch.full((256, 1), 2.0, device=device)
+    weight = torch.zeros(100, 1, device=device)
+    weight[0] = 6.0
+    targets, scale = torch.zeros(256, dtype=torch.int64, device=device), 2.0**16
+    found = []
+    for call, dtype in ((KERNELS, torch.float16), (linear_file.eager, torch.float64)):
+        given = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
+        found.append(torch.autograd.grad(scale * call(*given, targets), given))
+    for got, exact in zip(*found, strict=True):
+        assert (got.double() - exact).norm() <= 0.01 * exact.norm()
+
+
+def test_chunks_are_few_and_whole_tiles() -> None:
+    for N in [*range(1, 300), 1000, 8191, 8192, 8193, 131072]:
+        rows = chunk_rows(N)
+        assert math.ceil(N / rows) <= CHUNKS
+        assert rows <= 128 or rows % 128 == 0
+        assert N == 1 or N % rows != 1 != rows, "a product of one row rounds more"
+    assert chunk_rows(8192) == 1024
+
+
+@pytest.mark.parametrize("wanted", [(), ("x",), ("weight",)])
+def test_only_wanted_gradients_are_computed(
+    wanted: tuple[str, ...], chunks: list, device: torch.device
+) -> None:
+    x, weight, targets = problem(device)
+    expected = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
+    chunks.clear()
+    given = [x.detach(), weight.detach()]
+    for name, tensor in zip(("x", "weight"), given, strict=True):
+        tensor.requires_grad_(name in wanted)
+    loss = KERNELS(*given, targets)
+    with torch.no_grad():
+        torch.testing.assert_close(KERNELS(x, weight, targets), loss.detach())
+    assert chunks == [wanted, ()]
+    if wanted:
+        loss.backward()
+    for name, tensor, gradient in zip(("x", "weight"), given, expected, strict=True):
+        if name in wanted:
+            assert tensor.grad is not None
+            assert torch.equal(tensor.grad, gradient)
+        else:
+            assert tensor.grad is None
+
+
+@pytest.mark.parametrize("check", ["fresh contents", "backward twice"])
+def test_the_loss_in_chunks_passes_a_check(check: str, chunks: list, device: torch.device) -> None:
+    op = copy.copy(linear_cross_entropy)
+    op.cases, op.dtypes = op.cases[:1], (torch.float32,)
+    (found,) = run(Candidate(op, op["triton"], device), only=[check])
+    assert found.outcome is Outcome.PASSED, found
+    assert chunks
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
+def test_gradients_follow_the_one_from_upstream(
+    factor: float, chunks: list, device: torch.device
+) -> None:
+    """To the bit, for powers of two: in the last backward pass, which works in place, and not."""
+    x, weight, targets = problem(device)
+    loss = KERNELS(x, weight, targets)
+    kept, last = (
+        torch.autograd.grad(loss, [x, weight], upstream, retain_graph=retain)
+        for upstream, retain in (
+            (torch.ones((), device=device), True),
+            (torch.tensor(factor, device=device), False),
+        )
+    )
+    for one, scaled in zip(kept, last, strict=True):
+        assert torch.equal(factor * one, scaled)
+
+
+def test_last_backward_takes_no_memory(
+    chunks: list, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[torch.Tensor] = []
+    counted = linear_file.chunked_loss
+
+    def noted(*args: Any, **params: Any) -> tuple[torch.Tensor, ...]:
+        held[:] = counted(*args, **params)
+        return tuple(held)
+
+    monkeypatch.setattr(linear_file, "chunked_loss", noted)
+    x, weight, targets = problem(device)
+    found = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
+    assert [gradient.data_ptr() for gradient in found] == [t.data_ptr() for t in held[1:]]
+
+
+def test_gradients_of_two_losses_add_up(chunks: list, device: torch.device) -> None:
+    x, weight, targets = problem(device)
+    once = torch.autograd.grad(KERNELS(x, weight, targets), [x, weight])
+    for _ in range(2):
+        KERNELS(x, weight, targets).backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    assert torch.equal(x.grad, 2 * once[0])
+    assert torch.equal(weight.grad, 2 * once[1])
+
+
+def test_autocast_decides_the_dtype(chunks: list, device: torch.device) -> None:
+    x, weight, targets = problem(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = KERNELS(x, weight, targets)
+    found = torch.autograd.grad(loss, [x, weight])
+    rounded = [tensor.detach().bfloat16().requires_grad_() for tensor in (x, weight)]
+    expected = torch.autograd.grad(KERNELS(*rounded, targets), rounded)
+    for gradient, want in zip(found, expected, strict=True):
+        assert gradient.dtype is torch.float32
+        assert torch.equal(gradient, want.float())
+
+
+@pytest.mark.parametrize("at_once", [0, 2**26])
+def test_targets_apart_from_each_other_give_the_loss_and_gradients_of_dense_ones(
+    at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of two rows, and as a whole."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    x, weight, dense = problem(device)
+    wide = dense.new_zeros(len(dense), 3)
+    wide[:, 0] = dense
+    results = []
+    for targets in (wide[:, 0], dense):
+        loss = KERNELS(x, weight, targets)
+        results.append((loss.detach(), *torch.autograd.grad(loss, [x, weight])))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_empty_batch(device: torch.device) -> None:
+    x, weight, targets = problem(device, N=0, V=600)
+    for call in (KERNELS, linear_cross_entropy["eager"].call):
+        loss = call(x, weight, targets)
+        found = torch.autograd.grad(loss, [x, weight])
+        assert loss.isnan()
+        assert [tuple(gradient.shape) for gradient in found] == [(0, 8), (600, 8)]
+
+
+# -- options: targets that are ignored, and the reduction -----------------------------------------
+
+
+def losses_of_torch(
+    x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, **params: Any
+) -> Any:
+    return torch.nn.functional.cross_entropy(x @ weight.T, targets, **params)
+
+
+@pytest.mark.parametrize("at_once", [0, 2**26])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_where_all_targets_are_ignored_the_result_is_that_of_torch(
+    reduction: str, at_once: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mean of NaN, and gradients of 0, in chunks and as a whole."""
+    monkeypatch.setattr(linear_file, "LOGITS_AT_ONCE", at_once)
+    found = []
+    for call in (KERNELS, losses_of_torch):
+        x, weight, targets = problem(device)
+        loss = call(x, weight, targets.fill_(-100), ignore_index=-100, reduction=reduction)
+        gradients = torch.autograd.grad(loss, [x, weight], torch.ones_like(loss))
+        found.append((loss.detach(), *gradients))
+    assert found[0][0].isnan().all() == (reduction == "mean")
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_compiled_with_options_is_torch_s_result(
+    reduction: str, chunks: list, device: torch.device
+) -> None:
+    compiled = torch.compile(KERNELS, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (compiled, losses_of_torch):
+        x, weight, targets = problem(device)
+        targets[::3] = 7
+        loss = call(x, weight, targets, ignore_index=7, reduction=reduction)
+        upstream = torch.arange(2.0, 2 + loss.numel(), device=device).view(loss.shape)
+        found.append((loss.detach(), *torch.autograd.grad(loss, [x, weight], upstream)))
+    assert bool(chunks) == (reduction != "none")
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_losses_of_tokens_hold_their_logits(chunks: list, device: torch.device) -> None:
+    """Each has an upstream gradient of its own, which is not known when a chunk is at hand."""
+    x, weight, targets = problem(device)
+    losses = KERNELS(x, weight, targets, reduction="none")
+    assert losses.shape == targets.shape
+    assert not chunks
+
+
+@pytest.mark.parametrize("layout", ["strided", "summed"])
+def test_upstream_gradients_of_tokens_lie_anywhere(layout: str, device: torch.device) -> None:
+    logits = torch.randn(5, 33, generator=torch.Generator().manual_seed(5)).to(device)
+    targets = torch.tensor([0, -100, 32, 5, 6], device=device)
+    options: dict[str, Any] = {"ignore_index": -100, "reduction": "none"}
+    wide = torch.arange(1.0, 11.0, device=device)
+    upstream = wide[::2] if layout == "strided" else wide[:1].expand(5)
+    found: list[torch.Tensor] = []
+    for call in (cross_entropy["triton"], torch.nn.functional.cross_entropy):
+        given = logits.clone().requires_grad_()
+        found += torch.autograd.grad(call(given, targets, **options), given, upstream)
+    torch.testing.assert_close(*found)
+    assert not found[0][1].any()
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_ignored_targets_keep_the_result_on_the_device(ignored: int) -> None:
+    """Tensors without data cannot be read back."""
+    for op, shapes in ((cross_entropy, [(9, 50)]), (linear_cross_entropy, [(9, 4), (300, 4)])):
+        given = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+        targets = torch.empty(9, dtype=torch.int64, device="meta")
+        with recorded("sm_90") as launches:
+            loss = op["triton"](*given, targets, ignore_index=ignored)
+            torch.autograd.grad(loss, given, torch.empty((), device="meta"))
+        assert launches
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"reduction": "average"}, "reduction is 'average': use one of mean, sum, none"),
+        ({"reduction": None}, "reduction is None: use one of mean, sum, none"),
+        ({"ignore_index": 1.0}, "ignore_index is 1.0: give an integer, such as -100, or None"),
+        ({"ignore_index": True}, "ignore_index is True: give an integer, such as -100, or None"),
+    ],
+)
+def test_options_that_are_wrong_are_refused_before_a_launch(
+    name: str, params: dict[str, Any], said: str
+) -> None:
+    op = {"cross_entropy": cross_entropy, "linear_cross_entropy": linear_cross_entropy}[name]
+    shapes = [(4, 3), (5, 3)][: len(op.differentiable)]
+    targets = torch.zeros(4, dtype=torch.int64)
+    for call in (op, op["triton"]):
+        with recorded("sm_90") as launches, pytest.raises(ValueError, match=re.escape(said)):
+            call(*map(torch.ones, shapes), targets, **params)
+        assert not launches
