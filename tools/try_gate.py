@@ -1,6 +1,6 @@
 """Gates branches whose verdicts are known, and checks the verdicts.
 
-    python -m tools.try_gate [--only slower-kernel] [--times 10] [--record] [--results-dir DIR]
+    python -m tools.try_gate [--only slower-kernel] [--times 10] [--seconds 180] [--record]
 
 Each branch changes a few lines of this tree, in a copy with a history of its own, and is gated
 against the unchanged tree. Exit status: 0 every branch got its verdict in its time, 1 one did not,
@@ -31,6 +31,7 @@ from tools.copies import BASE, commit, copied, git
 ROOT = Path(__file__).resolve().parent.parent
 FILE = "tried.json"  # beside noise.json
 SECONDS = 1200.0  # of one gate at most
+REPORTS = 60.0  # for the report of a gate that is ended
 DECLARED = ROOT / "tools/try_gate.toml"
 
 
@@ -97,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", default=",".join(BRANCHES), metavar="BRANCH,BRANCH")
     parser.add_argument("--times", type=int, default=1, help="how often each branch is gated")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="after which a gate is ended (%(default)g)"
+    )
     parser.add_argument("--record", action="store_true", help="store the runs")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args(argv)
@@ -121,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in names:
                 branched(copy, name)
                 for _ in range(args.times):
-                    runs.append(gated(copy, name, results))
+                    runs.append(gated(copy, name, results, args.seconds))
                     print(line(runs[-1]), flush=True)
                     if args.record:
                         add(path, runs[-1])
@@ -166,22 +170,24 @@ def branched(copy: Path, name: str) -> None:
 # -- what the gate says --------------------------------------------------------------------------
 
 
-def gated(copy: Path, name: str, results: Path) -> dict[str, Any]:
-    """One comparison of the branch that is checked out with the tree as it is."""
+def gated(copy: Path, name: str, results: Path, limit: float = SECONDS) -> dict[str, Any]:
+    """One comparison of the branch that is checked out with the tree as it is, which is ended after
+    so many seconds."""
     report = copy.with_name("report.json")
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "--benchmark-compare"]
-    command += ["--against", BASE, "--gate-json", str(report), "--results-dir", str(results)]
+    command = [sys.executable, "-m", "tinyllama", "gate", "perf_tests", "--against", BASE]
+    command += ["--gate-json", str(report), "--results-dir", str(results)]
+    command += ["--time-limit", f"{limit:g}"]
     path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": path}
     env.pop("TINYLLAMA_COMMIT", None)  # of this tree, not of the copy's
     began = time.monotonic()
     try:
         done = subprocess.run(
-            command, cwd=copy, env=env, timeout=SECONDS, capture_output=True, text=True
+            command, cwd=copy, env=env, timeout=limit + REPORTS, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{name}: no end after {SECONDS:.0f} s") from error
+        raise ValueError(f"{name}: no end after {limit:.0f} s, and no report") from error
     seconds = time.monotonic() - began
     if not report.is_file():
         raise ValueError(f"{name}: the gate wrote nothing: {_last(done.stdout + done.stderr)}")

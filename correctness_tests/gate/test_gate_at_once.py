@@ -81,14 +81,6 @@ def test_nothing_else_is_asked_while_one_is_timed() -> None:
     assert work.most > 2, "more than the two sides of one pair were asked at once"
 
 
-def test_float64_is_computed_by_one_side_of_one_benchmark_at_a_time() -> None:
-    script, work = Script(*NAMES), AtWork()
-    for side in SIDES:
-        script.on(side, "verify", work.asked([], seconds=0.02))
-    script.run(at_once=3)
-    assert work.most == 1
-
-
 def test_each_pair_compiles_apart_and_blocks_find_what_all_compiled(tmp_path: Path) -> None:
     script = Script(*NAMES)
     trees = {side: replace(tree, caches=tmp_path / side) for side, tree in sides(script).items()}

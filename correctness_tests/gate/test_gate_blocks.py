@@ -19,13 +19,15 @@ from correctness_tests.support.gate_fakes import (
     history,
     outcomes,
 )
-from tinyllama.harness.gate import blocks
+from tinyllama.harness.gate import run, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
-from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
+from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
 from tinyllama.harness.gate.preparing import _groups
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.side import Benchmark
+from tinyllama.harness.machine import worker
+from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
@@ -159,7 +161,12 @@ def test_others_are_prepared_where_the_nearest_decide_nothing(
         "e": Outcome.IDENTICAL,
         "new": Outcome.NEW,
     }
-    assert asked_of(script, "turn")[0] == "a"
+    assert next(one for one in asked_of(script, "turn") if one != "new") == "a"
+    steps = [
+        m for _, _, m, args in script.asked if args[:1] != ("new",) and m in ("verify", "turn")
+    ]
+    together = "turn" not in steps[: steps.count("verify")]
+    assert together is (at_once > 1), "where several pairs work, all are prepared at once"
     verified = [args[0] for _, _, m, args in script.asked if m == "verify"]
     assert sorted(verified) == [*sorted("aabbccdd"), "new"], "each once a side"
     for one in script.session.found.values():
@@ -265,22 +272,24 @@ def test_the_sides_lead_by_turns_in_a_wave() -> None:
 
 def test_what_fails_in_one_block_of_a_wave_is_not_timed_in_the_others() -> None:
     script = Script("a", "b")
-    script.on(BASE, "turn", died(), "a", launch=4)
+    script.on(BASE, "turn", died(), "a", launch=5)
     found = script.run(at_once=4)
     assert outcomes(found) == {"a": Outcome.WORKER_DIED, "b": Outcome.SAME}
-    failed = next(n for n, one in enumerate(script.asked) if one[0] == 4 and one[2] == "turn")
-    after = [one for one in script.asked[failed + 2 :] if one[2] == "turn" and one[3][0] == "a"]
-    assert {launch for launch, *_ in after} <= {4, 3, 2}, "those before it in that step"
+    turns = [(at, args[0]) for at, _, method, args in script.asked if method == "turn"]
+    ran = list(dict.fromkeys(turns))
+    assert (3, "a") in ran[: ran.index((5, "a"))], "before it in that step"
+    assert "a" not in [name for _, name in ran[ran.index((5, "a")) + 1 :]]
 
 
 def test_a_wave_looks_for_other_work_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = {}
+    monkeypatch.setattr(run, "bytes_of", lambda device: math.inf)
     for seconds in (0.0, 60.0):
-        monkeypatch.setattr(blocks, "LOOKED", seconds)
+        monkeypatch.setattr(waves, "LOOKED", seconds)
         script = Script("a", "b", "c", noise=2e-4)
         script.run(at_once=4)
         looks[seconds] = len(script.watch.pids)
-    assert looks == {0.0: 3, 60.0: 1}
+    assert looks == {0.0: 4, 60.0: 1}, "after each, and at the end"
 
 
 # -- what is prepared by one pair -----------------------------------------------------------------
@@ -300,15 +309,15 @@ def test_cases_and_layouts_of_a_provider_are_prepared_by_one_pair_and_steps_firs
         state("x", "own", 1, "-strided"),
         state("step", "v3", factory="m:Step"),
         state("step", "v4", factory="m:Step"),
-        *(state("y", "own", case) for case in (0, 1)),
-        state("y", "own", 0, "-strided"),
+        *(state("long", "own", case) for case in (0, 1)),
+        state("long", "own", 0, "-strided"),
     ]
-    found = [[one.name for one in group] for group in _groups(each)]
+    found = [[one.name for one in group] for group in _groups(each, lambda one: len(one.timed.op))]
     assert found == [
         ["step-v3-0"],
         ["step-v4-0"],
+        ["long-own-0", "long-own-1", "long-own-0-strided"],
         ["x-own-0", "x-own-1", "x-own-1-strided"],
-        ["y-own-0", "y-own-1", "y-own-0-strided"],
         ["x-torch-0", "x-torch-1"],
     ]
 
@@ -329,13 +338,59 @@ def sleeping(*seconds: float) -> Callable[[str], float]:
 
 def test_the_second_reading_of_the_judges_clock_is_long_enough() -> None:
     script = Script("a")
-    script.on(BASE, "paced", sleeping(0.02, 0.3))
-    script.on(CANDIDATE, "paced", sleeping(0.3))
+    script.on(BASE, "paced", sleeping(0.005, 0.3))
+    script.on(CANDIDATE, "paced", sleeping(0.3, 0.3))
     script.run()
     calls = {
         side: [args[1] for _, s, method, args in script.asked if (s, method) == (side, "paced")]
         for side in SIDES
     }
-    assert calls[CANDIDATE] == [8]
+    assert calls[CANDIDATE] == [2, 8], "one interruption does not decide"
     assert len(calls[BASE]) == 2
-    assert 40 < calls[BASE][1] <= 80, "0.2 s at 2.5 ms for a call, and the asking"
+    assert 20 < calls[BASE][1] <= 100, "0.25 s at 2.5 ms for a call, and the asking"
+
+
+def test_steps_are_made_ready_by_all_pairs_at_once() -> None:
+    script = Script("a", "b", "step", noise=2e-4)
+    script.factories.add("step")
+    script.run(at_once=4)
+    expected = [
+        (at, args[0]) for at, side, m, args in script.asked if (side, m) == (BASE, "expect")
+    ]
+    assert [name for _, name in expected[-4:]] == ["step"] * 4
+    assert len({at for at, _ in expected[-4:]}) == 4
+    compared = next(n for n, one in enumerate(script.asked) if one[2] == "hold")
+    assert sum(one[2] == "turn" for one in script.asked[:compared]) > 4, "all were timed before"
+
+
+def test_what_no_process_answered_after_all_were_ended_is_no_verdict() -> None:
+    script = Script("a")
+
+    def ended(name: str) -> None:
+        worker.end_all()
+        raise died()
+
+    script.on(BASE, "turn", ended, "a")
+    try:
+        with pytest.raises(SideError):
+            script.run()
+        assert script.session.found["a"].verdict is None
+    finally:
+        worker.end_all(False)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_found_no_memory_beside_others_is_prepared_again_alone(alone: bool) -> None:
+    script = Script(*"abc", noise=2e-4)
+    full = WorkerError("the device's memory is full", types=["torch.OutOfMemoryError"])
+    failed: list[str] = []
+
+    def without_memory(name: str) -> None:
+        failed.append(name)
+        raise full
+
+    script.on(CANDIDATE, "verify", without_memory, "b", when=lambda: alone or not failed)
+    found = script.run(at_once=3)
+    expected = Outcome.WORKER_DIED if alone else Outcome.SAME
+    assert outcomes(found) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
+    assert failed == ["b"] * (2 if alone else 1)

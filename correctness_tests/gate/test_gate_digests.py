@@ -11,7 +11,7 @@ from correctness_tests.support.contenders import weighed
 from correctness_tests.support.gate_subjects import Make, nudged, reads_device_time, ready, turn
 from tinyllama.harness.gate import digests
 from tinyllama.harness.gate import subject as module
-from tinyllama.harness.gate.digests import digest
+from tinyllama.harness.gate.digests import digest, digests_of_calls
 from tinyllama.harness.gate.subject import CALLS, DEVICE
 
 # -- digests ----------------------------------------------------------------------------------
@@ -33,6 +33,31 @@ def test_a_digest_tells_one_element_and_two_that_are_swapped(
     found = {digest(each.view(64, 3)) for each in (value, changed, swapped)}
     assert len(found) == 3
     assert digest(value.T.contiguous().T) == digest(value), "whatever its strides"
+
+
+@pytest.mark.parametrize("parts", [{}, {"_FEW": 4}, {"_FEW": 4, "_SOME": 9, "_PART": 32}], ids=str)
+def test_calls_are_told_by_each_bit_alone_and_together(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, parts: dict[str, int]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    call = [torch.randn(size, generator=generator) for size in ((3, 7), (4,), (40, 2), ())]
+    call = [call[0].bfloat16().to(device), *(one.to(device) for one in call[1:])]
+    whole = digests_of_calls([call])
+    for name, value in parts.items():
+        monkeypatch.setattr(digests, name, value)
+    others = []
+    for place in range(len(call)):
+        other = [one.clone() for one in call]
+        other[place].view(-1)[-1] += 1
+        others.append(other)
+    swapped = [call[0], call[2].view(-1)[:4].clone(), call[2].clone(), call[3]]
+    swapped[2].view(-1)[:4] = call[1]
+    every = [call, *others, swapped, call]
+    found = digests_of_calls(every)
+    assert found == [digests_of_calls([one])[0] for one in every]
+    assert found[0] == found[-1] == whole[0]
+    assert len(set(found)) == len(found) - 1
+    assert digests_of_calls([call, [], call[:2]])[0] == whole[0], "beside calls of other shapes"
 
 
 def test_a_digest_tells_one_bit_anywhere() -> None:

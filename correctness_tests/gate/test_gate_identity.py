@@ -16,7 +16,7 @@ import numpy
 import pytest
 import torch
 
-from correctness_tests.support.commands import ROOT
+from correctness_tests.support.commands import ROOT, python
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.two_trees import (
     judged,
@@ -250,3 +250,16 @@ def test_what_is_called_of_a_provider_are_its_passes_or_itself() -> None:
     assert own is not None
     found = opened._called(op, derived)
     assert found[4:] == [own.forward, own.backward, dict(own.reads), own.saved]
+
+
+def test_a_group_with_a_kernel_is_observed_once() -> None:
+    program = (
+        "from tinyllama.harness.gate.opened import Group, Observer\n"
+        "observer = Observer('cpu')\n"
+        "each, times = observer._each, []\n"
+        "observer._each = lambda groups: (times.append(len(groups)), each(groups))[1]\n"
+        "group = Group(('tinyllama.ops.silu_mul',), (('silu_mul', 'triton'),))\n"
+        "(seen,) = observer.seen([group])\n"
+        "print(times, seen.changed, seen.unidentified, bool(seen.reached))\n"
+    )
+    assert python("-c", program, cwd=ROOT).stdout.strip() == "[1] {}  True"

@@ -3,6 +3,10 @@ judges, and whose references and limits count."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +216,35 @@ def test_what_the_base_cannot_read_is_judged_by_both_and_is_not_green() -> None:
     found = script.run(changed=(Change(DECISION, "0123"),))
     assert found[CANDIDATE].outcome is Outcome.JUDGE_CHANGED
     assert script.status == 19
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_judge_reports_when_its_command_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    begun, report = tmp_path / "begun", tmp_path / "report"
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"pathlib.Path({str(begun)!r}).touch()\n"
+        "try:\n    time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    pathlib.Path({str(report)!r}).touch()\n"
+    )
+    monkeypatch.setattr(judge, "_PYTEST", program)
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    by = judge.Judge("a judge", tmp_path, own=False)
+    assert judge._ended(by, tmp_path, [], [], tmp_path) == 2, (
+        "0 is no status of an interrupted gate"
+    )
+    other.join()
+    assert report.exists()
 
 
 def test_the_second_verdict_is_put_into_the_report(

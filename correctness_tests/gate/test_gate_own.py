@@ -21,6 +21,7 @@ from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.pair import Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Side
+from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
 from tinyllama.harness.plugins.gate import Gating
@@ -122,6 +123,7 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
         version="0",
         watch=None,
         candidate_label="candidate",
+        seconds=Stages(),
         say=print,
         doing=print,
     )

@@ -58,7 +58,7 @@ def block(pair: Pair, name: str) -> dict[str, float]:
 
 def timed(pair: Pair, benchmark: Benchmark, proofs: dict[str, Any], pairs: int) -> dict[str, float]:
     pair.make_ready(benchmark, proofs, 0.0)
-    return pair.block(benchmark, pairs, {}).statistics
+    return pair.compared(benchmark, pair.take(benchmark, pairs, {}), alike=False).statistics
 
 
 def failed(pair: Pair) -> bool:
@@ -167,6 +167,44 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
                 pair.each("begin", "a")
                 assert pair.each("seen")[BASE]["begin"] == [beside] * 2
         assert os.sched_getaffinity(0) == before
+    finally:
+        ahead.close()
+
+
+def test_pairs_that_start_ahead_are_opened_while_others_prepare(
+    trees: list[Tree], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = list[Any](), module.make_side
+
+    def counted(one: Any, *args: Any, **more: Any) -> None:
+        made.append(one)
+        make(one, *args, **more)
+
+    monkeypatch.setattr(module, "make_side", counted)
+    ahead = PairPool(max(os.sched_getaffinity(0)), 1)
+    try:
+        with ahead(trees, CPU, REGISTERED), ahead.opening():
+            (following,) = ahead._next
+            asked = following.workers[BASE].pid
+        assert following.is_open
+        with ahead(trees, CPU, REGISTERED) as (pair,):
+            assert pair is following
+            assert pair.pids()[0] == asked
+            assert all(made.count(one) == 1 for one in pair.workers.values())
+            pair.each("begin", "a")
+    finally:
+        ahead.close()
+
+
+def test_what_fails_to_open_ahead_is_said_when_it_is_asked_for(trees: list[Tree]) -> None:
+    ahead = PairPool(max(os.sched_getaffinity(0)), 1)
+    try:
+        with ahead(trees, CPU, REGISTERED):
+            ahead._next[0].workers[CANDIDATE].kill()
+            with ahead.opening():
+                pass
+        with pytest.raises(SideError, match="candidate"), ahead(trees, CPU, REGISTERED):
+            pytest.fail("it opened")
     finally:
         ahead.close()
 
@@ -365,8 +403,8 @@ def test_the_sides_take_turns_as_a_b_b_a() -> None:
         return {}
 
     turned: Any = SimpleNamespace(order=(BASE, CANDIDATE), _turn=turn)
-    seeds, found = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
+    taken = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
     assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]
-    assert len(set(seeds)) == 4
-    assert [len(each) for each in found.values()] == [4, 4]
+    assert len(set(taken.seeds)) == 4
+    assert [len(each) for each in taken.took.values()] == [4, 4]

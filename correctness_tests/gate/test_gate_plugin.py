@@ -2,6 +2,8 @@
 there is no green that was not measured."""
 
 import json
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
+from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.plugins import gate as plugin
 from tinyllama.harness.records.verdict import Outcome, Verdict
@@ -117,8 +120,64 @@ def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(
     status, cases = gated.cases("--against=other", "--gate-json", "out.json")
     assert status == 2
     assert "the run did not end" in str(cases.pop("gate gate"))
+    assert "NOT DECIDED" in str(cases.pop("other a"))
     assert cases == {"main~1 a": None, "main~1 b": None}
     assert gated.report()["status"] == 2
+
+
+@pytest.mark.parametrize("way", ["Ctrl-C", "SIGTERM", "the time limit of 600 s"])
+def test_what_was_settled_before_an_interruption_is_in_the_report(
+    gated: GatedSuite, way: str
+) -> None:
+    def interrupted(name: str) -> None:
+        if way == "SIGTERM":
+            signal.raise_signal(signal.SIGTERM)
+        if way == "Ctrl-C":
+            signal.raise_signal(signal.SIGINT)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)  # the time is over
+        time.sleep(30)
+
+    before = signal.getsignal(signal.SIGTERM)
+    gated.script.alike("b")
+    gated.script.on(CANDIDATE, "turn", interrupted, "a", launch=4)
+    limit = ["--time-limit=600"] if "limit" in way else []
+    status, cases = gated.cases("--gate-json", "out.json", *limit)
+    assert status == 2
+    assert cases.pop("main~1 b") is None
+    assert f"NOT DECIDED a: {way} ended the gate; so far device_seconds" in str(cases["main~1 a"])
+    assert f"the run did not end: {way}" in str(cases["gate gate"])
+    report = gated.report()
+    (comparison,) = report["comparisons"]
+    assert (report["status"], comparison["ended"]) == (2, False)
+    assert comparison["benchmarks"]["b"]["outcome"] == "IDENTICAL"
+    with pytest.raises(UsageError, match="not green: status 2"):
+        verify(gated.path / "out.json", gated.path)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert gated.run().ret in (0, 2), "the next gate starts processes again"
+
+
+def test_a_signal_while_an_interrupted_gate_reports_is_ignored(gated: GatedSuite) -> None:
+    gated.script.on(CANDIDATE, "turn", lambda name: signal.raise_signal(signal.SIGINT), "a")
+    plain = plugin.Gating._write
+
+    def write(self: plugin.Gating, status: int | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+        plain(self, status)
+
+    gated.monkeypatch.setattr(plugin.Gating, "_write", write)
+    assert gated.cases("--gate-json", "out.json")[0] == 2
+    assert gated.report()["status"] == 2
+
+
+def test_a_slowdown_that_was_not_confirmed_before_an_interruption_is_not_decided(
+    gated: GatedSuite,
+) -> None:
+    gated.script.slower("a", **SLOWER)
+    confirming = lambda: bool(gated.script.session.found["a"].verdict)  # noqa: E731
+    gated.script.on(CANDIDATE, "turn", KeyboardInterrupt(), "a", when=confirming)
+    status, cases = gated.cases()
+    assert status == 2
+    assert "which was not confirmed" in str(cases["main~1 a"])
 
 
 @pytest.mark.parametrize("args", [[], ["--continue-on-collection-errors"]], ids=" ".join)
@@ -236,7 +295,9 @@ def test_the_summary_says_what_was_not_timed_and_where_the_time_went(gated: Gate
     said = gated.run("--gate-json", "out.json")
     (compared,) = gated.report()["comparisons"]
     assert compared["blocks"] > 0
-    took = ", ".join(f"{name} {took:.0f} s" for name, took in compared["seconds"].items())
+    stages = {name: took for name, took in compared["seconds"].items() if ": " not in name}
+    assert list(stages)[:3] == ["start", "wait", "trees"]
+    took = ", ".join(f"{name} {took:.0f} s" for name, took in stages.items())
     out = "14 providers not timed: triton is not installed"
     lines(said, f"against main~1: {out}; {took}; {compared['blocks']} blocks, 0 of them discarded")
     assert compared["left_out"] == {"triton is not installed": 14}
@@ -343,3 +404,16 @@ def test_each_change_of_what_judges_is_named() -> None:
     assert plugin._changed(report) == [
         f"changed, and the base's judged: {name} (0{name})" for name in "abc"
     ]
+
+
+def test_an_interruption_in_pinned_turns_is_not_hidden_by_processes_that_were_ended(
+    gated: GatedSuite,
+) -> None:
+    gated.script.on(CANDIDATE, "turn", lambda name: signal.raise_signal(signal.SIGTERM), "a")
+    for side in (BASE, CANDIDATE):
+        gated.script.on(side, "pin", died(), when=worker.all_ended)
+        gated.script.on(side, "end", died(), when=worker.all_ended)
+    status, cases = gated.cases("--gate-json", "out.json")
+    assert status == 2
+    assert "NOT DECIDED a: SIGTERM ended the gate" in str(cases["main~1 a"])
+    assert not gated.report()["comparisons"][0]["ended"]

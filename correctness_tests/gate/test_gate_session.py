@@ -22,7 +22,7 @@ from correctness_tests.support.gate_fakes import (
     history,
     outcomes,
 )
-from tinyllama.harness.gate import blocks
+from tinyllama.harness.gate import waves
 from tinyllama.harness.gate.attribution import PROFILES
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -183,7 +183,7 @@ def test_no_benchmark_stays_in_memory_while_another_is_asked() -> None:
 
 def test_disturbed_blocks_are_taken_again() -> None:
     script = Script()
-    disturbed = blocks.MAX_DISCARDED
+    disturbed = waves.MAX_DISCARDED
     script.watch = Watching(None, *["another process"] * disturbed)
     assert script.run()["a"].outcome is Outcome.SAME
     assert "blocks are discarded (1): another process" in script.said
@@ -288,11 +288,14 @@ def test_the_report_says_how_long_each_stage_and_each_benchmark_took() -> None:
     script.run()
     report = script.session.report()
     seconds, took = report["seconds"], report["benchmarks"]["a"]["seconds"]
-    assert list(seconds) == ["prepare", "time", "confirm", "attribute"]
+    stages = [name for name in seconds if ": " not in name]
+    assert stages == ["trees", "prepare", "time", "confirm", "attribute"]
+    parts = ("start processes", "compare results", "make ready", "turns")
+    assert sum(seconds[f"time: {part}"] for part in parts) <= seconds["time"]
     assert 0.02 <= took["prepare"] <= seconds["prepare"]
     assert script.session.launches * 0.02 <= took["make ready"]
     assert took["make ready"] + took["time"] <= seconds["time"]
     stopped = Script()
     stopped.on(BASE, "make", died())
     stopped.run()
-    assert list(stopped.session.report()["seconds"]) == ["prepare"]
+    assert "prepare" in stopped.session.report()["seconds"]

@@ -177,6 +177,7 @@ def test_runs_add_up_in_the_record(
     right = told("host_seconds")
     asked = answering(monkeypatch, (10, right), (10, right), (10, told()))
     arguments = ["--only", "slower-host", "--record", "--results-dir", str(tmp_path)]
+    arguments += ["--seconds", "90"]
     assert try_gate.main([*arguments, "--times", "2"]) == 0
     assert "slower-host: status 10 in 0 s: 1 SLOWER, 2 SAME" in capsys.readouterr().out
     assert try_gate.main(arguments) == 1
@@ -190,6 +191,7 @@ def test_runs_add_up_in_the_record(
     for command in asked:
         assert command[command.index("--against") + 1] == try_gate.BASE
         assert command[command.index("--results-dir") + 1] == str(tmp_path)
+        assert command[command.index("--time-limit") + 1] == "90"
 
 
 @pytest.mark.usefixtures("gpu")

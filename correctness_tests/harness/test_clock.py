@@ -15,6 +15,7 @@ from correctness_tests.support.queues import DELAY, KERNEL, US, SimulatedQueue
 from tinyllama.harness.measure.clock import (
     LONGEST_SPIN,
     OVERHEAD_READINGS,
+    OVERHEAD_SPIN,
     Clock,
     HostQueue,
     NotQueuedError,
@@ -65,10 +66,11 @@ def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> No
     assert len(tries) == before_next + 1
 
 
-def test_a_spin_that_is_much_too_long_is_shortened_to_what_calls_need() -> None:
+@pytest.mark.parametrize("longer", [2.0, 1.4])
+def test_a_spin_that_is_much_too_long_is_shortened_to_what_calls_need(longer: float) -> None:
     """One that was slow once does not make all that come after it wait."""
     queue = SimulatedQueue()
-    clock = Clock(queue)
+    clock = Clock(queue, longer=longer)
     assert clock.overhead == 0
     clock.read(queue.call(delay=400 * DELAY))
     long = clock.spin_seconds
@@ -78,7 +80,7 @@ def test_a_spin_that_is_much_too_long_is_shortened_to_what_calls_need() -> None:
         clock.read(queue.call())
     assert len(queue.spins) == 40, "each at the first try"
     assert queue.spins == sorted(queue.spins, reverse=True)
-    assert clock.spin_seconds == pytest.approx(2 * (DELAY + queue.launch))
+    assert clock.spin_seconds == pytest.approx(longer * (DELAY + queue.launch))
     for _ in range(40):
         clock.read(queue.call(delay=0.0))
     assert clock.spin_seconds == 1e-4, "and never below what it began with"
@@ -117,6 +119,15 @@ def test_what_marks_cost_is_taken_off() -> None:
     queue.call(delay=0.0)()
     assert clock() - start == pytest.approx(KERNEL + 2 * US), "a bare pair of stamps has it"
     assert clock.read(queue.call()).device == pytest.approx(KERNEL)
+
+
+def test_what_marks_cost_is_read_behind_short_spins_though_calls_take_long() -> None:
+    queue = SimulatedQueue(marking=2 * US)
+    clock = Clock(queue)
+    reading = clock.read(queue.call(delay=100 * DELAY))
+    assert reading.device == pytest.approx(KERNEL)
+    assert clock.spin_seconds > 100 * DELAY
+    assert sum(queue.spins[-2 * OVERHEAD_READINGS :]) < 2 * OVERHEAD_READINGS * 2 * OVERHEAD_SPIN
 
 
 def test_a_mark_that_was_slow_once_is_not_what_marks_cost() -> None:

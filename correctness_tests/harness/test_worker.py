@@ -1,6 +1,7 @@
 """A process for each contender: what happens in one stays in it, and comes back as an answer."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from correctness_tests.support.commands import ENVIRONMENT, ROOT, python
-from tinyllama.harness.machine.worker import Worker, WorkerError, close_all
+from tinyllama.harness.machine.worker import Worker, WorkerError, all_ended, close_all, end_all
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.records.entries import Ratio
 from tinyllama.harness.records.verdict import Outcome
@@ -251,3 +252,28 @@ def test_all_hang_up_before_any_is_waited_for() -> None:
     workers: Any = map(Noted, (1, 2))
     close_all(workers)
     assert done == [("hang up", 1), ("hang up", 2), ("close", 1), ("close", 2)]
+
+
+def test_all_are_ended_while_one_is_asked_and_none_is_started_until_they_may() -> None:
+    with Worker("slow") as worker:
+        ending = threading.Timer(0.5, end_all)
+        ending.start()
+        began = time.monotonic()
+        try:
+            with pytest.raises(WorkerError, match="ended with status -9"):
+                worker.make("never", f"{__name__}:Sleeper")
+            assert time.monotonic() - began < 20
+            assert all_ended()
+            with pytest.raises(WorkerError, match="is not started"):
+                Worker("late")
+        finally:
+            ending.join()
+            end_all(False)
+    Worker("again").close()
+
+
+class Sleeper:
+    """Takes long to be made."""
+
+    def __init__(self) -> None:
+        time.sleep(60)

@@ -93,6 +93,7 @@ class Script:
         self.sources: dict[str, dict[str, tuple[str, str]]] = {side: {} for side in SIDES}
         self.states: dict[tuple[str, str], dict[str, float]] = {}  # of one benchmark
         self.bars: dict[tuple[str, str], dict[str, float]] = {}  # on layouts, of one benchmark
+        self.factories: set[str] = set()  # benchmarks of something else than an op
         self.further: set[str] = set()  # benchmarks of cases between the smallest and the largest
         self.accepted: list[Entry] = []
         self.accepted_by_base: list[Entry] = []
@@ -229,10 +230,9 @@ class Script:
         for name in self.names[side]:
             stated = self.states.get((side, name), {**self.slowdowns[side], **worker.tree.usual})
             timed, bars = Timed(name, "eager", 0, "bf16"), self.bars.get((side, name), {})
-            further = name in self.further
-            found.append(
-                Benchmark(name, timed, f"ops.{name}", stated, layouts=bars, further=further)
-            )
+            one = Benchmark(name, timed, f"ops.{name}", stated, layouts=bars)
+            factory = "a:step" if name in self.factories else ""
+            found.append(replace(one, factory=factory, further=name in self.further))
         return found
 
     def _left_out(self, worker: "ScriptedWorker") -> dict[str, int]:

@@ -145,7 +145,8 @@ class Certifying:
 
         def tree(name: str, slowed: Mapping[str, float]) -> Tree:
             usual = team.load(ROOT).slowdowns
-            return Tree(name, ROOT, sys.executable, "itself", Path(folder) / name, slowed, usual)
+            caches, kernels = Path(folder) / name, Path(folder) / f"{name}-kernels"
+            return Tree(name, ROOT, sys.executable, "itself", caches, slowed, usual, kernels)
 
         def wait(reason: str) -> None:
             progress(f"waiting up to {WAIT:.0f} s: {reason}")

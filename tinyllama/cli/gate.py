@@ -44,6 +44,12 @@ def add(subparsers: Any) -> None:
     option("--results-dir", type=file_path, metavar="DIR", help="of A/A blocks (default results)")
     option("--gate-json", type=file_path, metavar="FILE", help="write all that was measured")
     option("--junit", type=file_path, metavar="FILE", help="write the verdicts as JUnit XML")
+    option(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="end after this time; the report has what was decided, and is not green",
+    )
     option("--unwatched", action="store_true", help="on a GPU whose load cannot be read")
     option(
         "--all-verdicts",
@@ -117,6 +123,7 @@ def command_line(args: argparse.Namespace, report: Path) -> list[str]:
     for name in ("against", "against_env", "op"):
         given += [f"--{name.replace('_', '-')}={value}" for value in getattr(args, name)]
     one = {"device": args.device, "results-dir": args.results_dir, "junitxml": args.junit}
+    one["time-limit"] = args.time_limit
     given += [f"--{option}={value}" for option, value in one.items() if value is not None]
     given += [f"--gate-json={report}", *["--unwatched"] * args.unwatched]
     given += ["--all-verdicts"] * args.all_verdicts

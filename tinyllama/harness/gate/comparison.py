@@ -10,13 +10,13 @@ import functools
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from compileall import compile_dir
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources, imports_of, module_file, modules_of
+from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.watch import Watch
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.device import device_name
@@ -53,7 +54,7 @@ class Request:
     """What to compare the tree in ``root`` with: a commit, or (``commit`` None) itself under
     another interpreter. label: the user's name for it. results: where A/A blocks are; None: in the
     base. version: of the project; accepted entries expire by it. ops: the only ones that are
-    compared; empty: all, and the steps."""
+    compared; empty: all, and the steps. seconds: of each stage so far."""
 
     registered: Registered
     root: Path
@@ -67,6 +68,7 @@ class Request:
     candidate_label: str
     all_verdicts: bool = False
     ops: tuple[str, ...] = ()
+    seconds: Stages = field(default_factory=Stages)
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None
 
@@ -81,23 +83,17 @@ def prepared(request: Request) -> Iterator[Session]:
     before = contents(request.root, registered)
     changed: list[Change] = []
     processor = timing_processor(request.device)
+    trees = request.seconds.of("trees")
     with tempfile.TemporaryDirectory(prefix="gate-") as name, launcher(processor) as pairs:
         folder = Path(name)
         base_root = root = request.root
         if request.commit is not None:
-            base_root = check_out(request.commit, request.root, folder / "base")
-            changed = changes(base_root, request.root, registered)
-            if registered.own is None:
-                root = copied(request.root, folder / "candidate")
-                files = instrument(HARNESS, registered)
-                check_tree(base_root, "base", HARNESS, files, registered)
-                try:
-                    check_tree(root, "candidate", HARNESS, files, registered)
-                except RevisionError as error:
-                    raise UnreadableError(str(error)) from error
-                for tree in (base_root, root):
-                    overlay(HARNESS, tree, files)
-                    compile_dir(tree / "tinyllama", quiet=2)  # workers write no bytecode
+            with trees:
+                base_root = check_out(request.commit, request.root, folder / "base")
+                changed = changes(base_root, request.root, registered)
+                if registered.own is None:
+                    root = copied(request.root, folder / "candidate")
+                    _instrumented(base_root, root, registered)
         of_base = team.load(base_root, of_base=True)
         if registered.own is not None:  # a pattern that the candidate dropped drops no benchmark
             patterns = dict.fromkeys([*registered.own.files, *of_base.ops])
@@ -115,6 +111,7 @@ def prepared(request: Request) -> Iterator[Session]:
             request.label,
             folder / "base-caches",
             usual=of_base.slowdowns,
+            kernels=folder / "base-kernels",
         )
         candidate = Tree(
             CANDIDATE,
@@ -123,6 +120,7 @@ def prepared(request: Request) -> Iterator[Session]:
             request.candidate_label,
             folder / "candidate-caches",
             usual=team.load(request.root).slowdowns,
+            kernels=folder / "candidate-kernels",
         )
         threading.Thread(target=_read_ahead, args=([base_root, root], registered)).start()
         yield Session(
@@ -150,6 +148,7 @@ def prepared(request: Request) -> Iterator[Session]:
                 at_once=pairs_at_once(request.device),
                 changed=tuple(changed),
                 contents=functools.partial(state, copies=folder),
+                seconds=request.seconds,
                 say=request.say,
                 doing=request.doing,
                 pairs=pairs,
@@ -157,6 +156,35 @@ def prepared(request: Request) -> Iterator[Session]:
         )
     if contents(request.root, registered) != before:
         raise ValueError(f"{request.root} was edited while it was compared: compare it again")
+
+
+def _instrumented(base: Path, candidate: Path, registered: Registered) -> None:
+    """Put the judge's instrument into both trees, and compile their bytecode: workers write none.
+
+    Raises RevisionError for a base that cannot be measured with it, UnreadableError for a
+    candidate.
+    """
+    files = instrument(HARNESS, registered)
+    check_tree(base, "base", HARNESS, files, registered)
+    try:
+        check_tree(candidate, "candidate", HARNESS, files, registered)
+    except RevisionError as error:
+        raise UnreadableError(str(error)) from error
+    for tree in (base, candidate):
+        overlay(HARNESS, tree, files)
+    each = str(max(1, len(os.sched_getaffinity(0)) // 4))  # processes
+    # Nothing of a tree runs.
+    compile_all = (sys.executable, "-I", "-S", "-m", "compileall", "-qq", "-j", each)
+    compiling = [
+        subprocess.Popen([*compile_all, str(tree / "tinyllama")]) for tree in (base, candidate)
+    ]
+    try:
+        for one in compiling:
+            one.wait()  # a file that cannot be compiled fails where it is imported
+    finally:
+        for one in compiling:
+            one.kill()
+            one.wait()
 
 
 def contents(root: Path, registered: Registered) -> str:

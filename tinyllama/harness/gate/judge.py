@@ -12,6 +12,7 @@ candidate's then judges itself, which is JUDGE CHANGED and never green.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tinyllama
+from tinyllama.harness.gate import stages
 from tinyllama.harness.gate.revision import RevisionError, check_out, resolve
 from tinyllama.harness.machine.files import replace_text
+from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 from tinyllama.harness.records.outcome import Outcome
 
 HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 ABLE = "tinyllama/harness/gate/judge.py"  # what a harness has that can judge another tree
+REPORTED = 60.0  # seconds for the report of a judge that was interrupted
+INTERRUPTED = 2  # pytest's status
 # The current folder is the candidate's: nothing is imported from it.
 _PYTEST = (
     "import sys; here, tree = sys.argv[1:3]; del sys.argv[1:3]; "
@@ -108,7 +113,7 @@ def run(
 def _ended(
     by: Judge, root: Path, arguments: Sequence[str], paths: Sequence[str], folder: Path
 ) -> int:
-    """The status of a judge. Ctrl-C and SIGTERM are passed on."""
+    """The status of a judge, which is interrupted by Ctrl-C and SIGTERM here too."""
     if by.own:
         ini = folder / "pytest.ini"
         ini.write_text("[pytest]\naddopts = -p no:cacheprovider\n")
@@ -130,14 +135,23 @@ def _ended(
             *where,  # before options that take several values
             *arguments,
         ],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, **stages.handed_on(), "PYTHONPATH": path},
     )
     try:
-        return process.wait()
+        with sigterm_as_interrupt():
+            return process.wait()
     except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
+        return _interrupted(process)
+
+
+def _interrupted(process: subprocess.Popen[bytes]) -> int:
+    """The status of a judge that is to end: first it reports what it measured. Never 0."""
+    process.send_signal(signal.SIGINT)  # Ctrl-C reached it too; it takes the first one only
+    try:
+        return process.wait(REPORTED) or INTERRUPTED
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        return process.wait() or INTERRUPTED
 
 
 def _inside(path: Path, root: Path) -> bool:

@@ -28,6 +28,7 @@ from tinyllama.harness.gate import turns
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import roots
+from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.gate.subject import HOST
 from tinyllama.harness.gate.turns import Block
 from tinyllama.harness.machine.worker import (
@@ -49,7 +50,8 @@ FEWEST, LONGEST = 8, 2.0  # pairs of a block at least; seconds after which these
 READY = 600.0  # seconds for a benchmark to be compiled
 TURN = 60.0  # seconds for anything else
 # A side's clock and that of this process: calls in a row, and how much a turn may be below these.
-PACES, PACED = 6, 0.2  # readings at most; seconds of calls that are enough
+PACES, PACED, PACED_CALLS = 6, 0.2, 8  # readings at most; seconds, and calls, that are enough
+PACE_MORE = 1.25
 CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
 
 
@@ -57,8 +59,9 @@ CLOCK_RATIO, CLOCK_SECONDS = 1.25, 0.05  # of what it says; for asking it
 class Tree:
     """A side before it runs.
 
-    label: the user's name for it. caches: the folder of its compiled code. slowed, usual: see
-    `Side`.
+    label: the user's name for it. caches: the folder of its compiled code. kernels: that of
+    Triton's, which all its processes share (`gate.once`); None: that of ``caches``. slowed, usual:
+    see `Side`.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Tree:
     caches: Path
     slowed: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
+    kernels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,22 @@ class Effort:
         return self.repeated if HOST in benchmark.slowdowns else self.pairs
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Turns of both sides. seeds: of the values of each pair of turns, drawn when it began. took:
+    by side, the seconds of its turns."""
+
+    seeds: Sequence[int]
+    took: Mapping[str, Sequence[Mapping[str, float]]]
+
+
 class SideError(RuntimeError):
-    """What went wrong on one side with one benchmark."""
+    """What went wrong on one side with one benchmark. memory: the device's was full, which may be
+    due to other pairs."""
 
     def __init__(self, side: str, error: WorkerError) -> None:
         super().__init__(f"{side}: {error}")
+        self.memory = error.raised(torch.OutOfMemoryError)
         self.side = side
         self.wrong = error.raised(WrongResultError)
         self.details = error.details
@@ -108,7 +123,7 @@ class Pair:
 
     processor: both are pinned to it in their turns, unless it is None. leading: the side that is
     asked first, which the session alternates. preload: further modules that the workers import
-    before they are asked.
+    before they are asked. seconds: of parts of blocks.
     """
 
     def __init__(
@@ -122,9 +137,10 @@ class Pair:
         self.device, self.registered, self.preload = device, registered, preload
         self.workers: dict[str, Worker] = {}
         self.unstarted: SideError | None = None
-        self.failed = False
+        self.failed = self.is_open = False
         self.processor: int | None = None
         self.leading = BASE
+        self.seconds = Stages()
         self._start()
 
     def _start(self) -> None:
@@ -167,27 +183,33 @@ class Pair:
     def restart(self) -> None:
         """Replace the processes of both sides after one failed."""
         self.close()
-        self.workers, self.unstarted, self.failed = {}, None, False
+        self.workers, self.unstarted, self.failed, self.is_open = {}, None, False, False
         self._start()
         self.open()
 
     def open(self) -> None:
-        """Make the `Side` of both workers. Raises SideError."""
+        """Make the `Side` of both workers, if there is none yet. Raises SideError."""
+        if self.is_open:
+            return
         if self.unstarted is not None:
             self.failed = True
             raise self.unstarted
 
         def make(name: str) -> None:
-            tree = self.trees[name]
+            tree, base = self.trees[name], self.trees[BASE]
+            shared = name == CANDIDATE and base.kernels and base.python == tree.python
             make_side(
                 self.workers[name],
                 self.device,
                 self.registered,
                 slowed=dict(tree.slowed),
                 usual=dict(tree.usual),
+                kernels=str(tree.kernels or ""),
+                base_kernels=str(base.kernels if shared else ""),
             )
 
         self._both(make)
+        self.is_open = True
 
     def ask(self, name: str, method: str, *args: Any, timeout: float = TURN) -> Any:
         try:
@@ -220,8 +242,7 @@ class Pair:
         self.each("end", benchmark.name)
 
     def make_ready(self, benchmark: Benchmark, proofs: Mapping[str, Any], warm_up: float) -> None:
-        """Prepare a benchmark on both sides for its turns: hold it to its proofs, warm up for some
-        seconds. Raises SideError."""
+        """Prepare a benchmark on both sides for its turns, and warm up. Raises SideError."""
         self.begin(benchmark)
 
         def expect(side: str) -> None:
@@ -229,29 +250,28 @@ class Pair:
 
         self._both(expect)
 
-    def block(
-        self,
-        benchmark: Benchmark,
-        pairs: int,
-        paces: Mapping[str, float],
-        *,
-        alike: bool = False,
-    ) -> Block:
-        """The turns of a benchmark on both sides, which must be ready. Some of their results are
-        compared with eager's and float64's.
+    def take(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
+        """The turns of a benchmark on both sides, which must be ready.
 
-        pairs: an even number. paces: by side, what `pace` said. alike: both sides gave the same
-        bits when they were verified. Raises SideError, or ValueError where a side does not give a
-        time of every metric.
+        pairs: an even number. paces: by side, what `pace` said. Raises SideError, or ValueError
+        where a side does not give a time of every metric.
         """
-        with self._held():
-            seeds, took = self._turns(benchmark, pairs, paces)
-        if not benchmark.factory:
-            self._hold(benchmark, seeds, alike)
-        self.end(benchmark)
-        return turns.block(took[BASE], took[CANDIDATE], benchmark.slowdowns)
+        with self.seconds.of("turns"), self._held():
+            return self._turns(benchmark, pairs, paces)
 
-    def _hold(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
+    def compared(self, benchmark: Benchmark, taken: Taken, *, alike: bool) -> Block:
+        """The block of these turns, once some of their results are compared with eager's and
+        float64's. Other pairs may work meanwhile.
+
+        alike: both sides gave the same bits when they were verified. Raises SideError.
+        """
+        if not benchmark.factory:
+            with self.seconds.of("compare"):
+                self._compare(benchmark, taken.seeds, alike)
+        self.end(benchmark)
+        return turns.block(taken.took[BASE], taken.took[CANDIDATE], benchmark.slowdowns)
+
+    def _compare(self, benchmark: Benchmark, seeds: Sequence[int], alike: bool) -> None:
         """Choose calls of these turns, and compare their results with eager's and float64's."""
         notes = self.each("notes", benchmark.name, list(seeds))
         for side, place, call, exact in turns.held(notes[BASE], notes[CANDIDATE], alike):
@@ -263,7 +283,7 @@ class Pair:
 
         Raises ValueError for a side whose own clock says much less.
         """
-        calls, fastest = 8, math.inf
+        calls, fastest = 2, math.inf  # two of them tell how many are long enough
         for _ in range(PACES):
             self.ask(name, "ready", benchmark.name)
             start = time.perf_counter()
@@ -275,9 +295,10 @@ class Pair:
                     f"the {name} says that {calls} calls took {said!r} s, and {took:.3g} s passed: "
                     "its clock is wrong"
                 )
-            if took >= PACED:
+            if took >= PACED and calls >= PACED_CALLS:
                 break
-            calls = max(2 * calls, math.ceil(PACED * calls / took))  # this took all of the asking
+            # A reading has all of the asking in it, so the next one has more calls than this says.
+            calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
         return fastest
 
     def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
@@ -313,7 +334,7 @@ class Pair:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Pin both sides to one processor for their turns; preparation needs several."""
+        """Pin both sides to one processor for their turns."""
         if self.processor is None:
             yield
             return
@@ -324,10 +345,7 @@ class Pair:
             if not self.failed:
                 self.each("pin", None)
 
-    def _turns(
-        self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]
-    ) -> tuple[list[int], dict[str, list[dict[str, float]]]]:
-        """The seed of each pair of turns, drawn when it begins; by side, what its turns took."""
+    def _turns(self, benchmark: Benchmark, pairs: int, paces: Mapping[str, float]) -> Taken:
         found: dict[str, list[dict[str, float]]] = {BASE: [], CANDIDATE: []}
         first, seeds = turns.new_seed(), list[int]()
         for name in reversed(self.order):  # a process's first turn is colder and does not count
@@ -340,7 +358,7 @@ class Pair:
             for name in self.order[:: 1 if index % 2 == 0 else -1]:
                 took = self._turn(name, benchmark, seeds[-1], paces.get(name, 0.0))
                 found[name].append(took)
-        return seeds, found
+        return Taken(seeds, found)
 
     def _turn(
         self, name: str, benchmark: Benchmark, seed: int, pace: float = 0.0
@@ -370,7 +388,7 @@ class Pair:
 
 
 def make_side(
-    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float]
+    worker: Worker, device: torch.device, registered: Registered, **more: Mapping[str, float] | str
 ) -> None:
     """Make a worker's `Side`, under the key ``side``; more: its further arguments."""
     worker.make(

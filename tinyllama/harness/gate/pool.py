@@ -5,11 +5,11 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 
-from tinyllama.harness.gate.pair import MOST, Pair, Tree
+from tinyllama.harness.gate.pair import MOST, Pair, SideError, Tree
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.watch import identity
 from tinyllama.harness.machine.worker import close_all
@@ -32,6 +32,13 @@ def open_all(pairs: Sequence[Pair]) -> None:
     """Open several pairs at once. Raises the SideError of the first that cannot be opened."""
     with ThreadPoolExecutor(len(pairs)) as pool:
         list(pool.map(lambda pair: pair.open(), pairs))
+
+
+def _first_use(pair: Pair) -> None:
+    """Open a pair, and have it use the device; an error is that of who asks it next."""
+    with suppress(SideError):
+        pair.open()
+        pair.each("warm_up_blas")
 
 
 def close_pairs(pairs: Sequence[Pair]) -> None:
@@ -72,6 +79,15 @@ class PairPool:
         finally:
             self._wait()
             self._ending = self._pool.submit(close_pairs, pairs)
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Open the pairs that start ahead during a `with` block, in which nothing is timed."""
+        with ThreadPoolExecutor(max(1, len(self._next))) as pool:
+            asked = [pool.submit(_first_use, pair) for pair in self._next]
+            yield
+        for done in asked:
+            done.result()
 
     def _wait(self) -> None:
         ending, self._ending = self._ending, None

@@ -4,10 +4,9 @@ rest what is compiled, counted and held to float64.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 from tinyllama.harness.gate.accepted import FILE
@@ -21,9 +20,11 @@ from tinyllama.harness.gate.exact import (
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change, changed_declarations
 from tinyllama.harness.gate.listing import check_identities, matched
+from tinyllama.harness.gate.memory import ready_bytes
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, READY, Pair, SideError
 from tinyllama.harness.gate.run import Run
 from tinyllama.harness.gate.setting import BenchmarkState
+from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import module_file
 from tinyllama.harness.gate.verified import held_to_base
 from tinyllama.harness.machine.worker import WorkerError
@@ -33,6 +34,11 @@ from tinyllama.harness.records.verdict import Outcome, Verdict, worst
 
 def list_benchmarks(run: Run, pair: Pair) -> None:
     """The benchmarks of both sides. Raises Stopped where they cannot be compared."""
+    with run.part("list benchmarks"):
+        _list(run, pair)
+
+
+def _list(run: Run, pair: Pair) -> None:
     who = pair.each("identity")
     run.versions = who[CANDIDATE]["versions"]
     check_identities(run.setting, pair.trees, who)
@@ -85,7 +91,10 @@ def prepare(run: Run, pair: Pair, first: Sequence[BenchmarkState] = ()) -> None:
     with _observing(run) as observed:
         differs = {one.name for one in run.undecided() if not _alike(run, one, whole=True)}
         open_ = list(first) or run.undecided()
-        _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
+        with run.part("compile and verify"):
+            _prepare_all(run, pair, [one for one in open_ if _unready(one, differs)], observed)
+        with run.part("wait for observers"):
+            observed()
         for one in run.undecided():
             if one.name not in observed().whole:
                 run.settle(one, Outcome.IDENTICAL, _APART if one.name in differs else _ALIKE)
@@ -169,29 +178,35 @@ def _alike(run: Run, one: BenchmarkState, *, whole: bool) -> bool:
 def _prepare_all(
     run: Run, pair: Pair, benchmarks: Sequence[BenchmarkState], observed: Observed
 ) -> None:
-    groups, verifying = _groups(benchmarks), Lock()
+    groups = _groups(benchmarks, lambda one: len(run.setting.sources(run.trees[0], one)[0]))
+    again: list[BenchmarkState] = []
     with _beside(run, pair, len(groups)) as pairs, ThreadPoolExecutor(len(pairs)) as pool:
         waiting = iter(groups)
-        asked = [
-            pool.submit(_prepare_some, run, each, waiting, verifying, observed) for each in pairs
-        ]
-        for done in asked:
-            done.result()
+        asked = [pool.submit(_prepare_some, run, each, waiting, observed, again) for each in pairs]
+        wait(asked, return_when=FIRST_COMPLETED)  # processors and the device have less to do
+        with run.setting.ahead():
+            for done in asked:
+                done.result()
+    # What found no memory beside others is prepared again alone.
+    _prepare_some(run, pair, iter([again]), observed, None)
 
 
-def _groups(benchmarks: Iterable[BenchmarkState]) -> list[list[BenchmarkState]]:
+def _groups(
+    benchmarks: Iterable[BenchmarkState], files: Callable[[Benchmark], int]
+) -> list[list[BenchmarkState]]:
     """What one pair prepares, one after the other: the cases and layouts of a provider, which share
-    compiled code. First what takes longest: steps, then what has kernels of its own."""
+    compiled code. First what takes longest: steps, then what has kernels of its own, and of these
+    what imports most. files: of the source of a benchmark."""
     found: dict[Any, list[BenchmarkState]] = {}
     for one in benchmarks:
         timed = one.benchmark.timed
         shared = isinstance(timed, Timed) and not one.benchmark.factory
         found.setdefault((timed.op, timed.provider) if shared else one.name, []).append(one)
 
-    def takes_less(group: list[BenchmarkState]) -> tuple[bool, bool, int]:
+    def takes_less(group: list[BenchmarkState]) -> tuple[bool, bool, int, int]:
         each = [one.benchmark for one in group]
         kernels = any(one.layouts for one in each)
-        return not any(one.factory for one in each), not kernels, -len(each)
+        return not any(one.factory for one in each), not kernels, -files(each[0]), -len(each)
 
     return sorted(found.values(), key=takes_less)
 
@@ -201,8 +216,9 @@ def _beside(run: Run, pair: Pair, groups: int) -> Iterator[list[Pair]]:
     """The pair, and more of them that prepare benchmarks at the same time: one more than may give
     blocks at once, since all of those started ahead.
 
-    Each compiles into a cache of its own: code that another pair compiled meanwhile, perhaps
-    for one side only, would change the seconds of a first call. Blocks find all of it.
+    Each compiles into a cache of its own, but for Triton's kernels: code that another pair compiled
+    meanwhile, perhaps for one side only, would change the seconds of a first call. Blocks find all
+    of it.
     """
     more = min(run.setting.at_once, groups - 1)
     if more < 1 or run.setting.at_once == 1:
@@ -220,19 +236,31 @@ def _prepare_some(
     run: Run,
     pair: Pair,
     waiting: Iterator[Sequence[BenchmarkState]],
-    verifying: Lock,
     observed: Observed,
+    again: list[BenchmarkState] | None,
 ) -> None:
+    """again: takes what found no memory beside other pairs; None: no other works, so that is the
+    verdict."""
     for one in (each for group in waiting for each in group):
         if observed.done and one.name not in observed().whole:
             run.settle(one, Outcome.IDENTICAL, _APART)
             continue
-        with run.errors_as_verdict(one), one.takes("prepare"):
+        with (
+            run.ready.held(2 * ready_bytes(one.benchmark)),
+            run.errors_as_verdict(one),
+            one.takes("prepare"),
+        ):
             pair = run.working(pair)
-            pair.each("warm_up_blas")  # a pair may be new
-            seconds = pair.begin(one.benchmark)
-            _prepare_one(run, pair, one, seconds, verifying, observed)
-            pair.end(one.benchmark)  # the next one has the memory
+            try:
+                pair.each("warm_up_blas")  # a pair may be new
+                seconds = pair.begin(one.benchmark)
+                _prepare_one(run, pair, one, seconds, observed)
+                pair.end(one.benchmark)  # the next one has the memory
+            except SideError as error:
+                if again is None or not error.memory:
+                    raise
+                one.figures, one.proofs = [], {}
+                again.append(one)
 
 
 def _may_be_apart(one: BenchmarkState) -> bool:
@@ -246,7 +274,6 @@ def _prepare_one(
     pair: Pair,
     one: BenchmarkState,
     seconds: Mapping[str, float],
-    verifying: Lock,
     observed: Observed,
 ) -> None:
     inputs = pair.each("inputs", one.name)
@@ -268,9 +295,10 @@ def _prepare_one(
         if choices[BASE] == choices[CANDIDATE] != {}:
             text = f"the tables give the same in {len(choices[BASE])} choices; nothing else differs"
             return run.settle(one, Outcome.IDENTICAL, text)
-    with verifying:  # one side of one benchmark: float64 may take much of the memory
+    with run.exact.held(one.exact_bytes), one.takes("verify"):  # by one side at a time
         for side in (BASE, CANDIDATE):
-            one.proofs[side] = pair.ask(side, "verify", one.name, timeout=600.0)
+            one.proofs[side] = pair.ask(side, "verify", one.name, timeout=READY)
+            one.exact = max(one.exact, pair.ask(side, "most_bytes", one.name) or 0)
     if not one.benchmark.factory:
         one.proofs[CANDIDATE] = _held(one.proofs)
     if layouts := tuple(one.benchmark.layouts):

@@ -220,12 +220,15 @@ class Proven(OpContender):
         """Write this round's values into inputs."""
         generator = torch.Generator(self.device).manual_seed(self.round)
         numbers = torch.rand(FACTORS, generator=generator, device=self.device)
-        numbers = 1 + WIDTH * (numbers - 0.5)
+        numbers.sub_(0.5).mul_(WIDTH).add_(1)
+        factors: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by width and dtype
         for kept, value in zip(_tensors(into), _tensors(self._master()), strict=True):
             if value.dtype.is_floating_point and value.numel() > 1 and 0 not in value.stride():
-                width = value.shape[-1]
-                each = numbers.repeat(-(-width // FACTORS))[:width].to(value.dtype)
-                torch.mul(value, each, out=kept)
+                key = width, _ = value.shape[-1], value.dtype
+                if key not in factors:
+                    repeated = numbers.repeat(-(-width // FACTORS)) if width > FACTORS else numbers
+                    factors[key] = repeated[:width].to(value.dtype)
+                torch.mul(value, factors[key], out=kept)
             else:
                 kept.untyped_storage().copy_(value.untyped_storage())
         return into
@@ -244,8 +247,7 @@ class Proven(OpContender):
         instead."""
         got = self._collected()
         if self.values is not None:
-            self.noted[self.round] = Note.of(got, bits=self.exact)
-            return
+            return self._note({self.round: got})
         kept = self.expected[self.round]
         for name, value in kept.results.items():
             if name not in got:
@@ -263,6 +265,12 @@ class Proven(OpContender):
                     f"{self.case}: {name} of a timed call: {error:.3g} from what was verified, "
                     f"allowed {kept.allowed[name]:.3g}"
                 )
+        return None
+
+    def _note(self, calls: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+        """Note the results of timed calls, by their seeds of values."""
+        notes = Note.of_calls(list(calls.values()), bits=self.exact)
+        self.noted.update(zip(calls, notes, strict=True))
 
 
 def _copies(inputs: Inputs) -> Inputs:

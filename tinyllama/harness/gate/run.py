@@ -4,16 +4,20 @@ how an error becomes a verdict.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from statistics import mean
 
-from tinyllama.harness.gate.decision import Rule
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, Rule
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.listing import Stopped, unable
+from tinyllama.harness.gate.memory import EXACT_SHARE, READY_SHARE, Memory, bytes_of
 from tinyllama.harness.gate.pair import CANDIDATE, Effort, Pair, SideError, Tree
 from tinyllama.harness.gate.setting import BenchmarkState, Setting, margin_of
+from tinyllama.harness.gate.stages import Stages
+from tinyllama.harness.machine.worker import all_ended
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 
@@ -33,19 +37,25 @@ class Run:
         self.changed = list(setting.changed)  # of what judges
         self.unidentified: Mapping[str, str] = {}  # by benchmark, why it is no IDENTICAL
         self.differs: Differs | None = None  # once it was observed
-        self.seconds: dict[str, float] = {}  # by stage
+        self.seconds = Stages(setting.seconds)  # those before the session too
         self.stage = ""
-        self.contents = {tree.name: self._contents(tree) for tree in self.trees}
+        memory = bytes_of(setting.device)
+        self.ready = Memory(READY_SHARE * memory)  # for what is prepared, or ready to be timed
+        self.exact = Memory(EXACT_SHARE * memory)  # for comparing with float64
+        with self.seconds.of("trees"):
+            self.contents = {tree.name: self._contents(tree) for tree in self.trees}
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Add the seconds of a `with` block to those of a stage."""
-        began, self.stage = time.monotonic(), stage
+        self.stage = stage
         self.setting.doing(f"{stage}: starting both sides")
-        try:
+        with self.seconds.of(stage):
             yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Add the seconds of a `with` block to those of a part of the stage."""
+        return self.seconds.of(f"{self.stage}: {name}")
 
     # -- verdicts ---------------------------------------------------------------------------
 
@@ -63,6 +73,13 @@ class Run:
         yield from self.others
         for one in (*self.found.values(), *self.new.values()):
             yield one.verdict or Verdict(one.name, Outcome.MISSING, "no verdict was reached")
+
+    def interrupted(self, why: str) -> list[Verdict]:
+        """The verdicts of a comparison that did not end: what is undecided is NOT DECIDED, and so
+        is what is SLOWER and was not confirmed."""
+        for one in [*self.unsettled(), *filter(unconfirmed, self.found.values())]:
+            self.settle(one, Outcome.NOT_DECIDED, f"{why} ended the gate; {_so_far(one)}")
+        return list(self.verdicts())
 
     def allowed(self, one: BenchmarkState) -> Callable[[str], tuple[float, int]]:
         """By metric, the accepted share and the accepted number."""
@@ -92,6 +109,8 @@ class Run:
         try:
             yield
         except SideError as error:
+            if all_ended():
+                raise
             outcome = Outcome.WRONG_RESULT if error.wrong else Outcome.WORKER_DIED
             if settle:
                 self.settle(one, outcome, _words(error))
@@ -117,9 +136,17 @@ class Run:
         self.untampered()
         try:
             setting = self.setting
-            with setting.pairs(self.trees, setting.device, setting.registered, count) as pairs:
+            starting = ExitStack()
+            starting.enter_context(self.part("start processes"))
+            with (
+                starting,
+                setting.pairs(self.trees, setting.device, setting.registered, count) as pairs,
+            ):
+                starting.close()
                 yield pairs
         except SideError as error:
+            if all_ended():
+                raise
             harness = any(one.name.startswith("tinyllama/harness/") for one in self.changed)
             unread = error.side == CANDIDATE and harness
             outcome = Outcome.JUDGE_CHANGED if unread else unable(error.side)
@@ -140,6 +167,20 @@ class Run:
 
     def _contents(self, tree: Tree) -> str:
         return "" if self.setting.contents is None else self.setting.contents(tree)
+
+
+def unconfirmed(one: BenchmarkState) -> bool:
+    """Whether times of a benchmark are SLOWER, and were not confirmed in fresh blocks."""
+    slower = (f for f in one.figures if f.outcome is Outcome.SLOWER and f.metric in one.series)
+    return has_outcome(one, Outcome.SLOWER) and one.again < CONFIRM_BLOCKS and any(slower)
+
+
+def _so_far(one: BenchmarkState) -> str:
+    if not one.blocks:
+        return "it was not measured"
+    means = (f"{m} {math.expm1(mean(s.statistics)):+.2%}" for m, s in one.series.items())
+    known = f"so far {', '.join(means)} in {one.blocks} blocks"
+    return f"{known}, which was not confirmed" if unconfirmed(one) else known
 
 
 def has_outcome(one: BenchmarkState, outcome: Outcome) -> bool:

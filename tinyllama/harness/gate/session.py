@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from tinyllama.harness.gate import blocks, preparing
+from tinyllama.harness.gate import blocks, preparing, waves
 from tinyllama.harness.gate.attribution import PROFILES, moved
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped
@@ -60,7 +60,7 @@ class Session(Run):
         self._prepare()
         while self.undecided():
             name = secrets.token_hex(8)
-            taken = blocks.wave(self, self.undecided(), self.setting.at_once, _statistics)
+            taken = waves.wave(self, self.undecided(), self.setting.at_once, _statistics)
             for place in range(-taken, 0) if self.undecided() else ():  # discarded blocks have none
                 yield (
                     name,
@@ -76,8 +76,11 @@ class Session(Run):
         with self.timed("prepare"), self.pairs() as (pair,):
             preparing.list_benchmarks(self, pair)
             nearest = preparing.nearest(self)
-            preparing.prepare(self, pair, nearest)
-        if nearest and not blocks.decide(self, nearest=True) and self.unsettled():
+            apart = nearest if self.setting.at_once == 1 else []  # else all at the same time
+            preparing.prepare(self, pair, apart)
+        if nearest and blocks.decide(self, nearest):
+            return
+        if apart and self.unsettled():
             with self.timed("prepare"), self.pairs() as (pair,):
                 preparing.prepare(self, pair)
         blocks.decide(self)

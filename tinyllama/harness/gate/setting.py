@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,9 +12,10 @@ from tinyllama.harness.gate.accepted import Accepted
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.judged import Change
+from tinyllama.harness.gate.memory import exact_bytes
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import Effort, Pair, Tree
-from tinyllama.harness.gate.pool import opened
+from tinyllama.harness.gate.pool import PairPool, opened
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.subject import DEVICE, HOST
@@ -42,8 +43,8 @@ class Setting:
     are compared; empty: all benchmarks. processor: both
     sides are pinned to it in their turns. at_once: how many pairs prepare benchmarks at the same
     time; one at a time is timed. changed: files of the candidate that would judge, and
-    differ from the base's. contents: a digest of all that is in a tree. say: prints a line;
-    doing: is told what takes time now.
+    differ from the base's. seconds: by stage, what came before. contents: a digest of all that is
+    in a tree. say: prints a line; doing: is told what takes time now.
     """
 
     base: Tree
@@ -63,11 +64,17 @@ class Setting:
     processor: int | None = None
     at_once: int = 1
     changed: tuple[Change, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
     contents: Callable[[Tree], str] | None = None
     effort: Effort | None = None
     say: Callable[[str], None] = lambda line: None
     doing: Callable[[str], None] = lambda text: None
     pairs: Callable[..., AbstractContextManager[list[Pair]]] = opened
+
+    def ahead(self) -> AbstractContextManager[None]:
+        """While others are prepared, and nothing is timed, pairs that were started ahead make their
+        first use of the device."""
+        return self.pairs.opening() if isinstance(self.pairs, PairPool) else nullcontext()
 
 
 @dataclass
@@ -82,6 +89,12 @@ class BenchmarkState:
     seconds: dict[str, float] = field(default_factory=dict)  # that it took, by what was done
     moved: list[str] = field(default_factory=list)
     verdict: Verdict | None = None
+    exact: int = 0  # bytes of the device that a side held most while it was verified; 0: unknown
+
+    @property
+    def exact_bytes(self) -> float:
+        """That a side needs to compare results with float64."""
+        return 1.1 * self.exact or exact_bytes(self.benchmark)
 
     @property
     def name(self) -> str:

@@ -21,13 +21,15 @@ import tinyllama
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.gate.compiled import fingerprint, resources
 from tinyllama.harness.gate.judged import declarations
+from tinyllama.harness.gate.once import installed
 from tinyllama.harness.gate.own import Own, strays
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.kernels.launch import chip_of
 from tinyllama.harness.machine.device import cannot, current, device_name
-from tinyllama.harness.machine.worker import caches_in
+from tinyllama.harness.machine.worker import TRITON_CACHE, caches_in
 from tinyllama.harness.measure.op_contender import (
+    DTYPE_OF,
     Timed,
     loaded,
     passes_of,
@@ -54,7 +56,7 @@ class Benchmark:
     where it is not an op's.
     layouts: layout of inputs -> how many times as long as on contiguous ones a call may take.
     further: a timed case between the smallest and the largest, which is compared only where the
-    op's own files differ.
+    op's own files differ. moved: the bytes that a call must move; 0: unknown.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Benchmark:
     registered: str = ""
     layouts: Mapping[str, float] = field(default_factory=dict)
     further: bool = False
+    moved: float = 0.0
 
 
 def usual_slowdowns(device: torch.device, stated: Mapping[str, float]) -> dict[str, float]:
@@ -97,21 +100,34 @@ def declared(
         """Its name, or in a repository of one's own the path of the file that it is."""
         return os.path.relpath(named[module]) if own and module in named else module
 
+    def made(op: Op, provider: Provider, timed: Timed, stated: Mapping[str, float]) -> Benchmark:
+        return Benchmark(
+            _name(op, timed),
+            timed,
+            place(op.module),
+            stated,
+            registered=place(provider.module),
+            moved=_moved(op, timed),
+        )
+
     for op, provider, every in _every(device, package, files, own):
         slowdowns = _slowdowns(op, provider, device, usual or {})
         covered = [timed for timed in every if _left_out(op, timed, device) is None]
         for timed, metrics in _gated(covered, device):
             stated = {metric: slowdowns[metric] for metric in metrics}
-            name, registered = _name(op, timed), place(provider.module)
-            found.append(Benchmark(name, timed, place(op.module), stated, registered=registered))
+            found.append(made(op, provider, timed, stated))
             if DEVICE in metrics and (laid_out := _laid_out(op, found[-1])):
                 found.append(laid_out)
         for timed in covered[1:-1] if device.type != "cpu" else ():
-            name, registered = _name(op, timed), place(provider.module)
             stated = {DEVICE: max(FURTHER, slowdowns[DEVICE])}
-            further = Benchmark(name, timed, place(op.module), stated, registered=registered)
-            found.append(replace(further, further=True))
+            found.append(replace(made(op, provider, timed, stated), further=True))
     return found
+
+
+def _moved(op: Op, timed: Timed) -> float:
+    """The bytes that a call of an op must move, if it declares them."""
+    dims, size = op.timed[timed.case].dims, DTYPE_OF[timed.dtype].itemsize
+    return sum(float(moved(size, **dims)) for moved in op.bytes.values())
 
 
 def _laid_out(op: Op, usual: Benchmark) -> Benchmark | None:
@@ -202,7 +218,8 @@ class Side:
     those of ops. slowed: benchmark -> share of its device time that is added to each call as real
     work, to see the gate find it; never used in a comparison. usual: by metric, the smallest
     slowdown that must not be called SAME, of what states none. own: only these ops of the tree in
-    the current folder are benchmarks; the harness is an installed one.
+    the current folder are benchmarks; the harness is an installed one. kernels, base_kernels: the
+    folders of `OnlyOnce` on a GPU; empty: there is none.
     """
 
     def __init__(
@@ -214,13 +231,18 @@ class Side:
         more: str = "",
         usual: Mapping[str, float] | None = None,
         own: Own | None = None,
+        kernels: str = "",
+        base_kernels: str = "",
     ) -> None:
-        self.device = current(device)
+        self.device, self.once = current(device), None
+        if kernels and self.device.type != "cpu":
+            self.once = installed(Path(kernels), Path(base_kernels) if base_kernels else None)
         self.package, self.own = package, own
         self.files = own.found(Path.cwd()) if own else tuple(files)
         self.slowed, self.more, self.usual = dict(slowed or {}), more, dict(usual or {})
         self.processors = os.sched_getaffinity(0)
         self.subjects: dict[str, Any] = {}
+        self.most: dict[str, int] = {}
 
     def identity(self) -> dict[str, Any]:
         """Which code this is, by what, on what."""
@@ -260,8 +282,10 @@ class Side:
         pin_threads(self.processors if processor is None else {processor})
 
     def use_caches(self, folder: str) -> None:
-        """Compile into this folder from now on."""
+        """Compile into this folder from now on; but for Triton's kernels, which all pairs share."""
         os.environ.update(caches_in(Path(folder)))
+        if self.once is not None:
+            os.environ[TRITON_CACHE] = str(self.once.own)
 
     def warm_up_blas(self) -> None:
         """Make the first products of this process, whose allocations (BLAS's workspace) stay: they
@@ -273,34 +297,61 @@ class Side:
                 torch.nn.functional.linear(ones, ones)
 
     def begin(self, name: str) -> float:
-        """Prepare a benchmark; returns the seconds until its first call ended, compiling included.
+        """Prepare a benchmark; returns the seconds until its first call ended, compiling included,
+        also of kernels that another process compiled.
 
         The name is looked up here: the other side may have it at another place of its timed cases.
         """
         found = next((one for one in self.benchmarks() if one.name == name), None)
         if found is None:
             raise ValueError(f"there is no benchmark {name!r}")
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self._compiled_elsewhere()
         if found.factory:
             subject = _imported(found.factory)(found.timed, str(self.device))
         else:
             metrics = tuple(found.slowdowns)
             subject = Subject(found.timed, str(self.device), self.package, self.files, metrics)
         subject.run_once()
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start + self._compiled_elsewhere() - before
         self.subjects[name] = subject
         if name in self.slowed:
             subject.slow_down(self.slowed[name])
         return seconds
 
+    def _compiled_elsewhere(self) -> float:
+        return 0.0 if self.once is None else self.once.more
+
     def verify(self, name: str) -> Any:
         """Hold a benchmark's results to float64; returns what later calls are held to."""
-        return self.subjects[name].verify()
+        self._give_back()
+        before = self._reserved()
+        if self.device.type != "cpu":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        proofs = self.subjects[name].verify()
+        self.most[name] = self._reserved(most=True) - before
+        self._give_back()
+        return proofs
+
+    def most_bytes(self, name: str) -> int:
+        """The most bytes of the device that `verify` took of a benchmark; 0 on a CPU."""
+        return self.most.get(name, 0)
+
+    def _reserved(self, *, most: bool = False) -> int:
+        if self.device.type == "cpu":
+            return 0
+        read = torch.cuda.max_memory_reserved if most else torch.cuda.memory_reserved
+        return read(self.device)
+
+    def _give_back(self) -> None:
+        """Give back the memory that nothing here holds: others compare with float64, too."""
+        if self.device.type != "cpu":
+            torch.cuda.empty_cache()
 
     def expect(self, name: str, proofs: Any, warm_up: float) -> None:
         """Hold it to what was verified, then warm up for some seconds."""
         subject = self.subjects[name]
         subject.expect(proofs)
+        self._give_back()
         subject.warm_up(warm_up)
         if isinstance(subject, Subject):
             subject.rehearse()
@@ -319,6 +370,7 @@ class Side:
         """Compare a call of an earlier turn with eager's results or float64's; see
         `Subject.hold`."""
         self.subjects[name].hold(seed, call, exact)
+        self._give_back()
 
     def ready(self, name: str) -> None:
         self.subjects[name].ready()
@@ -368,8 +420,7 @@ class Side:
 
     def end(self, name: str) -> None:
         self.subjects.pop(name, None)
-        if self.device.type != "cpu":
-            torch.cuda.empty_cache()
+        self._give_back()
 
 
 def pin_threads(processors: Collection[int]) -> None:

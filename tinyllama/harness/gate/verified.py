@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tinyllama.harness.gate.digests import digest, digest_of_all, projections
+from tinyllama.harness.gate.digests import digest, digests_of_calls, projections
 from tinyllama.harness.measure.op_contender import WrongResultError
 
 SLACK = 4.0  # times eager's own error; the suite's rule, which costs ten more runs, allows less
@@ -94,12 +94,16 @@ class Note:
 
     @staticmethod
     def of(results: Mapping[str, torch.Tensor], *, bits: bool) -> Note:
+        return Note.of_calls([results], bits=bits)[0]
+
+    @staticmethod
+    def of_calls(calls: Sequence[Mapping[str, torch.Tensor]], *, bits: bool) -> list[Note]:
+        """Of the results of several calls; the host waits for the device only once."""
         if not bits:
-            return Note(None, {name: projections(value) for name, value in results.items()})
-        each = zip(results, digest_of_all(results.values()), strict=True)
-        text = repr([(name, value.shape, value.dtype) for name, value in results.items()])
-        whole = hashlib.sha256(f"{text} {sorted(each)}".encode()).digest()
-        return Note(int.from_bytes(whole[:8], "little"), {})
+            each = ({name: projections(value) for name, value in one.items()} for one in calls)
+            return [Note(None, found) for found in each]
+        digests = digests_of_calls([list(one.values()) for one in calls])
+        return [Note(_named(one, of), {}) for one, of in zip(calls, digests, strict=True)]
 
     def is_of(self, results: Mapping[str, torch.Tensor], limits: Mapping[str, float]) -> bool:
         """Whether these are the noted results: bit for bit, or within the limits."""
@@ -109,6 +113,13 @@ class Note:
             _are_near(projections(value), self.projections[name], limits[name])
             for name, value in results.items()
         )
+
+
+def _named(results: Mapping[str, torch.Tensor], digest: int) -> int:
+    """A digest of results, of their names, shapes and dtypes too."""
+    text = repr([(name, value.shape, value.dtype) for name, value in results.items()])
+    whole = hashlib.sha256(f"{text} {digest}".encode()).digest()
+    return int.from_bytes(whole[:8], "little")
 
 
 def near(value: torch.Tensor, plain: torch.Tensor, limit: float) -> None:

@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,7 +47,8 @@ KEEPS_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(2**26),
 }
-_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+TRITON_CACHE = "TRITON_CACHE_DIR"
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", TRITON_CACHE)
 
 
 class WorkerError(RuntimeError):
@@ -82,6 +84,8 @@ class Worker:
         preload: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
+        if _ENDED.is_set():
+            raise WorkerError(f"{name} is not started: all processes are to end")
         self.name = name
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         ours, theirs = socket.socketpair()
@@ -110,6 +114,9 @@ class Worker:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise WorkerError(f"{name} cannot be started: {error}") from error
         self._connection = Connection(ours.detach())
+        _RUNNING.add(self)
+        if _ENDED.is_set():  # meanwhile
+            self.kill()
 
     @property
     def pid(self) -> int:
@@ -188,6 +195,26 @@ class Worker:
 def caches_in(folder: Path) -> dict[str, str]:
     """Variables of the environment that put the caches of all compilers into a folder."""
     return {cache: str(folder / cache.lower()) for cache in _CACHES}
+
+
+_RUNNING: "weakref.WeakSet[Worker]" = weakref.WeakSet()
+_ENDED = threading.Event()
+
+
+def end_all(ended: bool = True) -> None:
+    """Kill the processes of all workers, and start no more; after ``end_all(False)`` they start
+    again."""
+    if not ended:
+        return _ENDED.clear()
+    _ENDED.set()
+    for worker in list(_RUNNING):
+        worker.kill()
+    return None
+
+
+def all_ended() -> bool:
+    """Whether `end_all` ended the workers: what they did not answer is nobody's error."""
+    return _ENDED.is_set()
 
 
 def close_all(workers: Iterable[Worker]) -> None:

@@ -158,8 +158,9 @@ class Stamp:
 class Clock:
     """Stamps of one device: ``start = clock(); ...; reading = clock().since(start)``."""
 
-    def __init__(self, queue: Queue, spin_seconds: float = 1e-4) -> None:
-        self.queue = queue
+    def __init__(self, queue: Queue, spin_seconds: float = 1e-4, longer: float = 2.0) -> None:
+        """longer: how many times as long as the last enqueueing the next spin is at least."""
+        self.queue, self.longer = queue, longer
         self.spin_seconds = self._shortest = spin_seconds
         self._overhead: float | None = None
 
@@ -167,10 +168,11 @@ class Clock:
     def overhead(self) -> float:
         """Device seconds between two marks with nothing between them: about 2 us on a GPU.
 
-        The minimum of several readings, so that no more is subtracted than marks cost.
+        The minimum of several readings, so that no more is subtracted than marks cost. The spin
+        need not outlast a call: with that of a call of 10 ms these readings took half a second.
         """
         if self._overhead is None:
-            spin = max(self.spin_seconds, OVERHEAD_SPIN)
+            spin = max(self._shortest, OVERHEAD_SPIN)
             readings = []
             for _ in range(OVERHEAD_READINGS):
                 self.queue.synchronize()
@@ -201,7 +203,7 @@ class Clock:
             call()
             reading = Stamp(self.queue, 0.0).since(start)
             if reading.queued:
-                needed = max(self._shortest, 2 * reading.host)
+                needed = max(self._shortest, self.longer * reading.host)
                 self.spin_seconds = min(LONGEST_SPIN, max(needed, SHORTENED * self.spin_seconds))
                 return replace(reading, device=max(0.0, reading.device - self.overhead))
             if self.spin_seconds >= LONGEST_SPIN:

@@ -25,7 +25,7 @@ from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.registry import Registry, discover, load_file
 from tinyllama.harness.machine.device import cannot, current, synchronize
-from tinyllama.harness.measure.cache import Flush
+from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, Reading, queue_of
 from tinyllama.harness.measure.launches import launches
 from tinyllama.harness.measure.rounds import interleaved, ratio
@@ -160,7 +160,7 @@ class OpContender:
         self.device = current(device)
         self.case = timed.case_of(self.op, self._provider(timed.provider))
         self.clock = Clock(queue_of(self.device))
-        self.flush = Flush(self.device)
+        self.flush = flush_of(self.device)
         self.round = 0
         self.usual = self.layout = timed.layout
         self.inputs: Inputs

@@ -8,6 +8,7 @@ the summary and in JUnit, and the worst is the exit status.
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +19,11 @@ import pytest
 import tinyllama
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
+from tinyllama.harness.gate.interrupted import Interruption
 from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
+from tinyllama.harness.gate.stages import Stages, age, began
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, replace_text
@@ -104,6 +107,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="decide every benchmark (default: once one is SLOWER the others are NOT DECIDED)",
     )
     group.addoption(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="end the gate after this time; the report has what was decided, and is not green",
+    )
+    group.addoption(
         "--unwatched",
         action="store_true",
         help="gate on a GPU whose load cannot be read",
@@ -154,7 +163,7 @@ def _inside(name: str, folder: Path, root: Path) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[GATING] = None
     option = config.option
-    for name in ("gate_json", "unwatched", "judge", "tree", "all_verdicts"):
+    for name in ("gate_json", "unwatched", "judge", "tree", "all_verdicts", "time_limit"):
         if getattr(option, name) and not (option.against or option.against_env):
             shown = f"--{name.replace('_', '-')}"
             raise pytest.UsageError(f"{shown} goes with --against or --against-env: add one")
@@ -262,6 +271,8 @@ class Gating:
         self.unreadable: str | None = None  # why the load cannot be read
         self.ended = False
         self.judged = ""  # a digest of the candidate's tree
+        self.stages = Stages()  # seconds before the next comparison
+        self.interruption = Interruption()
         self.waits = ""
         self.ops = tuple(getattr(option, "op", ()))  # the only ones that are compared
         self.judge = option.judge or str(judge.HARNESS)  # whose harness this is
@@ -271,6 +282,11 @@ class Gating:
         self.progress = of_session(self.config)  # the terminal is not there when plugins start
         self.registered = self._registered()
         self.judged = tree_digest(self.root, self.json)
+        self.stages["start"] = time.monotonic() - began()
+        self.stages["start: the judge's process"] = age()
+        limit = self.config.option.time_limit
+        left = None if limit is None else limit - self.stages["start"]
+        self.interruption.open(left, limit)
         try:
             with self.progress, device_lock(self.device, WAIT, self._wait):
                 for rev, commit in self.commits.items():
@@ -308,9 +324,12 @@ class Gating:
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, text)))
             return
         self.unreadable = watch.unreadable
-        if disturbed := watch.wait_until_idle(WAIT, self._wait):
+        with self.stages.of("wait"):
+            disturbed = watch.wait_until_idle(WAIT, self._wait)
+        if disturbed:
             self.verdicts.append((label, Verdict("device", Outcome.BUSY, disturbed)))
             return
+        stages, self.stages = self.stages, Stages()
         try:
             request = Request(
                 registered=self.registered,
@@ -325,6 +344,7 @@ class Gating:
                 candidate_label=results.current_commit(self.root),
                 all_verdicts=self.config.option.all_verdicts,
                 ops=self.ops,
+                seconds=stages,
                 say=self.progress.line,
                 doing=self.progress,
             )
@@ -333,6 +353,12 @@ class Gating:
                 try:
                     verdicts = session.run()
                     ended = True
+                except BaseException as error:
+                    why = self.interruption.ended
+                    if not (why or isinstance(error, KeyboardInterrupt)):
+                        raise
+                    self.verdicts += [(label, one) for one in session.interrupted(why or "Ctrl-C")]
+                    raise KeyboardInterrupt(why) from error  # what killed processes led to is none
                 finally:  # keep what was measured until an error
                     self.reports.append({"against": label, "ended": ended, **session.report()})
         except UnreadableError as error:
@@ -355,7 +381,9 @@ class Gating:
         """Report the verdicts and set the exit status, unless pytest's own is neither 0 nor 5."""
         status = session.exitstatus
         if not self.ended or not self.verdicts:
-            text = "the run did not end" if not self.ended else "nothing was compared"
+            ended = self.interruption.ended
+            why = f"the run did not end: {ended}" if ended else "the run did not end"
+            text = why if not self.ended else "nothing was compared"
             self.verdicts.append(("gate", Verdict("gate", Outcome.MISSING, text)))
         green = self.ended and all(verdict.outcome.green for _, verdict in self.verdicts)
         if green and tree_digest(self.root, self.json) != self.judged:
@@ -370,6 +398,7 @@ class Gating:
         session.testscollected += len(self.verdicts)
         for label, verdict in self.verdicts:
             report_verdict(self.config, label, verdict)
+        self.interruption.close()
         if ours:
             session.exitstatus = worst(verdict.outcome for _, verdict in self.verdicts).status
 
@@ -439,6 +468,7 @@ def _unidentified(report: Mapping[str, Any]) -> list[str]:
 def _effort(report: Mapping[str, Any]) -> str:
     """The providers that a comparison left out, and the seconds of its stages."""
     out = "".join(f"{n} providers not timed: {why}; " for why, n in report["left_out"].items())
-    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report["seconds"].items())
+    whole = ((name, seconds) for name, seconds in report["seconds"].items() if ": " not in name)
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in whole)
     blocks = f"{report['blocks']} blocks, {report['discarded']} of them discarded"
     return f"against {report['against']}: {out}{stages}; {blocks}"
