@@ -15,7 +15,7 @@ from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, jit, tl
 
 
 @jit
-def to_tf32(x):
+def to_tf32(x):  # type: ignore[no-untyped-def]
     """x, float32, rounded to tf32; infinities and NaN stay. What is above the largest number by
     half a unit of its last place becomes infinite."""
     nearest = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
