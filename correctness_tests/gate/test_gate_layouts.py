@@ -183,6 +183,7 @@ def scripted(found: Mapping[str, Ratio], **bars: Mapping[str, float]) -> Script:
     for side in SIDES:
         script.bars[side, "a"] = dict(bars.get(side, BARS))
     script.on(CANDIDATE, "layouts", found, "a")
+    script.on(BASE, "layouts", {"strided": Ratio(1.5, 1.4, 1.6)}, "a")
     return script
 
 
@@ -195,10 +196,29 @@ def test_a_layout_that_is_certainly_above_its_bar_is_slower_at_once() -> None:
     )
     assert not script.confirming, "the bar is no comparison of sides"
     asked = [(launch, args[0]) for launch, _, what, args in script.asked if what == "layouts"]
-    assert asked == [(2, "a")], "in the first block, with nothing else at work"
+    assert asked == [(2, "a")] * 2, "in the first block, with nothing else at work"
+    assert "; the base takes 1.50 [1.40, 1.60]" in found["a"].text
     compiled = [(at, args) for at, _, what, args in script.asked if what == "compile_layouts"]
     assert compiled == [(1, ("a", ("strided", "transposed")))]
     assert scripted(FAST).run()["a"].outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize(("high", "outcome"), [(2.8, Outcome.SAME), (2.79, Outcome.SLOWER)])
+def test_a_bar_that_the_base_misses_by_as_much_stops_no_change(
+    high: float, outcome: Outcome
+) -> None:
+    script = scripted(SLOW)
+    script.on(BASE, "layouts", {"strided": Ratio(2.75, 2.7, high)}, "a")
+    found = script.run()["a"]
+    assert found.outcome is outcome
+    (asked,) = [args for _, side, what, args in script.asked if (side, what) == (BASE, "layouts")]
+    assert asked == ("a", ("strided",)), "of the base what the candidate misses alone"
+
+
+def test_of_a_base_nothing_is_asked_where_all_bars_are_met() -> None:
+    script = scripted(FAST)
+    script.run()
+    assert not [0 for _, side, what, _ in script.asked if (side, what) == (BASE, "layouts")]
 
 
 def test_what_is_the_same_code_is_not_measured_again() -> None:

@@ -201,3 +201,29 @@ def test_what_runs_is_noted_in_other_threads_too(load: Load, tmp_path: Path) -> 
     with executed.noting():
         module.call()
     assert {line for _, line in executed.places} == {1, 8}
+
+
+def test_an_environment_inside_a_tree_is_not_of_the_tree(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "venv").mkdir()
+    installed = load("def call():\n    import absent_package\n", "venv/installed")
+    module = load(
+        "from importlib import import_module\n\ncall = import_module('venv/installed').call"
+    )
+    root = tmp_path.resolve()
+    with pytest.raises(UnboundedError, match="absent_package"):
+        Reached(root, module.call)
+    executed = Executed(root)
+    with executed.noting(), pytest.raises(ImportError):
+        module.call()
+    assert executed.places
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    assert not Reached(root, module.call).places
+    executed = Executed(root)
+    with executed.noting(), pytest.raises(ImportError):
+        installed.call()
+    assert not executed.places
+    monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))  # a tree below an environment is one
+    with pytest.raises(UnboundedError):
+        Reached(root, module.call)

@@ -1,7 +1,8 @@
 """Figures without noise, which are compared exactly: memory, kernels, copies, synchronisations.
 
 The time to compile from a cold cache is noisy and read once a side, so it has a margin. Times on
-other layouts of the inputs have a bar, which the candidate must meet by itself.
+other layouts of the inputs have a bar, which the candidate must meet, unless the base misses it by
+as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,19 +43,38 @@ def count_figures(
     return [blind if figure.metric == "kernels" else figure for figure in figures]
 
 
-def layout_figures(
+def layouts_missed(
     found: Mapping[str, Ratio], bars: Mapping[str, float], accepted: float
+) -> tuple[str, ...]:
+    """The layouts whose ratio is certainly above the bar."""
+    missed = (
+        one for one, bar in bars.items() if one in found and found[one].low > bar * (1 + accepted)
+    )
+    return tuple(missed)
+
+
+def layout_figures(
+    found: Mapping[str, Ratio],
+    bars: Mapping[str, float],
+    accepted: float,
+    base: Mapping[str, Ratio] | None = None,
 ) -> list[Figure]:
     """By layout of the inputs, how many times as long a call takes as on contiguous ones: SLOWER
-    where that is certainly above the bar. accepted: by which share it may be exceeded."""
+    where that is certainly above the bar, and above what the base takes. accepted: by which share
+    the bar may be exceeded. base: the base's ratios of the layouts that the candidate misses."""
     figures = []
+    missed = layouts_missed(found, bars, accepted)
     for layout, bar in bars.items():
         metric, limit = f"layouts {layout}", bar * (1 + accepted)
         if layout not in found:
             figures.append(Figure(metric, Outcome.MISSING, f"{metric}: not measured"))
             continue
         text = f"{metric} {found[layout]} times as long as contiguous, allowed {limit:g}"
-        outcome = Outcome.SLOWER if found[layout].low > limit else Outcome.SAME
+        outcome = Outcome.SLOWER if layout in missed else Outcome.SAME
+        if layout in missed and base is not None and layout in base:
+            text = f"{text}; the base takes {base[layout]}"
+            if found[layout].low <= base[layout].high:
+                outcome = Outcome.SAME
         figures.append(Figure(metric, outcome, text, after=found[layout].median))
     return figures
 

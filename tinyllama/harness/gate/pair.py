@@ -301,13 +301,15 @@ class Pair:
             calls = max(PACED_CALLS, math.ceil(PACE_MORE * PACED * calls / took))
         return fastest
 
-    def layouts(self, benchmark: Benchmark) -> dict[str, Ratio]:
-        """How many times as long the candidate's calls take in the benchmark's layouts as on
-        contiguous inputs; their results must be expected. Raises SideError."""
-        if not benchmark.layouts:
+    def layouts(
+        self, benchmark: Benchmark, side: str = CANDIDATE, names: Sequence[str] | None = None
+    ) -> dict[str, Ratio]:
+        """How many times as long a side's calls take in the benchmark's layouts, or in some of
+        them, as on contiguous inputs; their results must be expected. Raises SideError."""
+        asked = tuple(benchmark.layouts if names is None else names)
+        if not asked:
             return {}
-        asked = (benchmark.name, tuple(benchmark.layouts))
-        found: dict[str, Ratio] = self.ask(CANDIDATE, "layouts", *asked, timeout=READY)
+        found: dict[str, Ratio] = self.ask(side, "layouts", benchmark.name, asked, timeout=READY)
         return found
 
     def alone(

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-from tinyllama.harness.gate.exact import layout_figures
+from tinyllama.harness.gate.exact import layout_figures, layouts_missed
 from tinyllama.harness.gate.figures import Series
 from tinyllama.harness.gate.listing import Stopped
 from tinyllama.harness.gate.memory import ready_bytes
@@ -247,8 +247,10 @@ class _Wave:
                     paces = {side: pair.pace(side, one.benchmark) for side in (BASE, CANDIDATE)}
             accepted = run.allowed(one)("layouts")[0]
             with run.part("layouts"):
-                found = pair.layouts(one.benchmark)
-            layouts = layout_figures(found, one.benchmark.layouts, accepted)
+                found, bars = pair.layouts(one.benchmark), one.benchmark.layouts
+                missed = layouts_missed(found, bars, accepted)
+                base = pair.layouts(one.benchmark, BASE, missed)
+            layouts = layout_figures(found, bars, accepted, base)
             self.paces[one.name] = paces
         paces = self.paces.setdefault(one.name, one.paces)
         return pair.take(one.benchmark, run.effort.of(one.benchmark), paces), layouts
