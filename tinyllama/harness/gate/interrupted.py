@@ -16,7 +16,7 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 class Interruption:
     """Raises KeyboardInterrupt in the main thread at the first signal, or when a time limit is
-    over. Further ones are ignored until `close`, so that the report is written whole.
+    over. Further signals are ignored until `close`, so that the report is written whole.
 
     ended: why, once it has happened; else empty.
     """

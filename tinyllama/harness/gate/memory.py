@@ -1,7 +1,8 @@
 """How much of a device's memory benchmarks need, and which may hold theirs at the same time.
 
-What a call must move is declared by its op (`Op.bytes`). All else is a multiple of that, which is
-too much rather than too little: what waits for memory loses seconds, what finds none its verdict.
+What a call must move is declared by its op (`Op.bytes`). Other needs are multiples of it, too high
+rather than too low: waiting for memory costs seconds; a benchmark that finds none is measured again
+alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Triton's compilations in the processes of one side: each is done once, by whoever comes first.
+"""Triton's compilations in the processes of a gate: a side compiles each kernel once.
 
 All pairs compile into one folder for each side. Who needs what another process compiles now waits
-for it. The candidate takes what the base compiled from equal source, since that is the same code;
-the base takes nothing from the candidate.
+for it. The candidate takes what the base compiled from equal source, since that is the same code.
+The base takes nothing from the candidate, and compiles such a kernel again.
 
-Seconds of a compilation are noted, and count for each benchmark that needs it: `OnlyOnce.more` is
-what to add to the seconds that a call took here, for those that it takes from cold caches.
+Seconds of a compilation are noted, and count for each benchmark that needs it: add
+`OnlyOnce.more` to a call's measured seconds to get its time from cold caches.
 """
 
 from __future__ import annotations

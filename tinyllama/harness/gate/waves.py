@@ -151,14 +151,14 @@ class _Wave:
             return disturbed or self._disturbed(places)
 
     def _another_follows(self, batch: Batch) -> bool:
-        """Whether this wave ends with a batch, and others wait for theirs: their pairs may use the
-        device for the first time now."""
+        """Whether no batch is left in this wave while other benchmarks are undecided: pairs of the
+        next wave may then use the device for the first time."""
         return not any(batch) and len(self.run.undecided()) > len(self.which)
 
     @contextmanager
     def _in_hand(self, one: BenchmarkState, what: str) -> Iterator[None]:
-        """An error in a `with` block is a benchmark's verdict, but for want of memory where several
-        have it: then it is left."""
+        """An error becomes the benchmark's verdict. If memory runs out while several share it, the
+        benchmark is postponed."""
         with self.run.errors_as_verdict(one), one.takes(what):
             try:
                 yield

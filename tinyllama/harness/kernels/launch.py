@@ -219,7 +219,7 @@ def current(device: torch.device | None) -> contextlib.AbstractContextManager[An
 
 def described(tensor: torch.Tensor, block: Sequence[int], *, to_tf32: bool = False) -> Any:
     """A tensor as a descriptor for kernels, whose loads take this block of it. to_tf32: they round
-    float32 to that, at no cost; only where `tinyllama.harness.kernels.tf32.descriptors_round`.
+    float32 to tf32, only where `tinyllama.harness.kernels.tf32.descriptors_round`.
 
     Its rows must begin at multiples of 16 bytes (`triton.tools.tensor_descriptor`). On chips with a
     copy engine for tiles (sm_90 and later) such a load takes no registers.

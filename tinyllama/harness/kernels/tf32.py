@@ -2,8 +2,8 @@
 
 Matrix units that multiply in tf32 cut the other 13 bits of an operand off. All errors then have one
 sign and add up from product to product. So operands are rounded first: to the nearest number, and
-away from zero where two are equally near. Cutting changes such a number no more. A descriptor's
-loads round at no cost (`descriptors_round`); what is in registers, `to_tf32` rounds.
+away from zero where two are equally near. Cutting then changes nothing. A descriptor's
+loads round in the same time (`descriptors_round`); what is in registers, `to_tf32` rounds.
 """
 
 import functools
@@ -16,8 +16,8 @@ from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, jit, tl
 
 @jit
 def to_tf32(x):  # type: ignore[no-untyped-def]
-    """x, float32, rounded to tf32; infinities and NaN stay. What is above the largest number by
-    half a unit of its last place becomes infinite."""
+    """x, float32, rounded to tf32; infinities and NaN stay. Values at least half a unit of the last
+    place above tf32's largest become infinite."""
     nearest = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
     return tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
 
@@ -33,9 +33,11 @@ ROUNDED = 11  # CUDA's number of the type of a tensor map that rounds float32 to
 
 @functools.cache
 def descriptors_round() -> bool:
-    """Whether descriptors can round float32 to tf32 as they load. Those of triton 3.7 and later do
-    if they are told to. Earlier launchers are taught it here, where one function of theirs encodes
-    a descriptor, with the type of its elements among what it is given."""
+    """Whether descriptors can round float32 to tf32 as they load.
+
+    Descriptors of triton 3.7 and later have an option for it. For earlier versions this function
+    replaces the driver's `make_tensordesc_arg`, where there is one.
+    """
     if not HAS_DESCRIPTORS:
         return False
     from triton.tools.tensor_descriptor import TensorDescriptor
