@@ -1,7 +1,9 @@
 """Each verdict of the gate is a test case, the worst is the exit status, and however a run ends
 there is no green that was not measured."""
 
+import argparse
 import json
+import re
 import signal
 import time
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from correctness_tests.support.gate_fakes import CPU, Script, died
 from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import lines
+from tinyllama.harness.gate.interrupted import time_limit
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
 from tinyllama.harness.gate.proof import verify
 from tinyllama.harness.gate.session import Session
@@ -123,6 +126,14 @@ def test_an_interrupt_in_the_second_comparison_keeps_what_the_first_found(
     assert "NOT DECIDED" in str(cases.pop("other a"))
     assert cases == {"main~1 a": None, "main~1 b": None}
     assert gated.report()["status"] == 2
+
+
+@pytest.mark.parametrize("text", ["0", "0.99", "-1", "nan", "inf", "1000001", "soon"])
+def test_a_time_limit_is_seconds_within_limits(text: str) -> None:
+    message = f"'{text}' is no time limit: use seconds from 1 to 1000000"
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)):
+        time_limit(text)
+    assert [time_limit(one) for one in ("1", "187.5", "1e6")] == [1.0, 187.5, 1e6]
 
 
 @pytest.mark.parametrize("way", ["Ctrl-C", "SIGTERM", "the time limit of 600 s"])

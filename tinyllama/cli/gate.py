@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllama.cli.argument_types import file_path
+from tinyllama.harness.gate.interrupted import time_limit
 from tinyllama.harness.machine.distribution import install
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable
@@ -46,7 +47,7 @@ def add(subparsers: Any) -> None:
     option("--junit", type=file_path, metavar="FILE", help="write the verdicts as JUnit XML")
     option(
         "--time-limit",
-        type=float,
+        type=time_limit,
         metavar="SECONDS",
         help="end after this time; the report has what was decided, and is not green",
     )

@@ -4,6 +4,7 @@ waits for their answers, and what was measured so far is reported.
 
 from __future__ import annotations
 
+import argparse
 import signal
 import threading
 from types import FrameType
@@ -11,7 +12,20 @@ from typing import Any
 
 from tinyllama.harness.machine import worker
 
+LONGEST = 1_000_000  # seconds of a time limit
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+def time_limit(text: str) -> float:
+    """An argparse type: seconds after which a gate is ended, from 1 to `LONGEST`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= LONGEST:
+        message = f"{text!r:.80} is no time limit: use seconds from 1 to {LONGEST}"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
 
 
 class Interruption:

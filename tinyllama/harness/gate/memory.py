@@ -24,7 +24,8 @@ LAID_OUT = 2.0  # times as much: strided inputs have gaps, and other layouts are
 EXACT, SCORES = 10.0, 2**34  # the same while it is compared with float64; and bytes
 MOST_EXACT = 100.0  # times at most: scores of attention are far larger than what is moved
 UNKNOWN = 2**28  # bytes moved by a benchmark that says none: a training step on small
-READY_SHARE, EXACT_SHARE = 0.6, 0.5  # of the device's memory; estimates are above what is taken
+# Of the device's memory. Together they are above 1, since estimates are above what is taken.
+READY_SHARE, EXACT_SHARE = 0.6, 0.5
 
 
 def ready_bytes(benchmark: Benchmark) -> float:

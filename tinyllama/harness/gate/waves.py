@@ -27,7 +27,7 @@ from tinyllama.harness.gate.setting import BenchmarkState
 from tinyllama.harness.gate.turns import Block
 from tinyllama.harness.records.verdict import Figure, Outcome, Verdict
 
-LOOKED = 10.0  # seconds between looks for other work on the device
+LOOKED = 10.0  # seconds between checks for other work on the device
 MAX_DISCARDED = 2  # waves on a disturbed device; one more, and the verdict is BUSY
 
 
@@ -135,10 +135,8 @@ class _Wave:
             while not disturbed and (waiting or any(place.some for place in places)):
                 batch = waiting.popleft() if waiting else [[]] * count
                 ahead = run.setting.ahead() if self._another_follows(batch) else nullcontext()
-                with (
-                    run.part("compare results"),
-                    ahead,
-                ):  # all of it: the next batch needs the memory
+                # All is compared first: the next batch needs the memory.
+                with run.part("compare results"), ahead:
                     waiting += self._alone(list(pool.map(self._compared, places)))
                 self.crowded = sum(map(len, batch)) > 1
                 with run.part("make ready"):

@@ -19,7 +19,7 @@ import pytest
 import tinyllama
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
-from tinyllama.harness.gate.interrupted import Interruption
+from tinyllama.harness.gate.interrupted import Interruption, time_limit
 from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
@@ -108,7 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--time-limit",
-        type=float,
+        type=time_limit,
         metavar="SECONDS",
         help="end the gate after this time; the report has what was decided, and is not green",
     )
