@@ -155,7 +155,7 @@ def test_bars_are_listed_and_those_that_are_missed_fail() -> None:
         Bar(Standing.NOT_APPLICABLE, "three"),
         Bar(Standing.MISSED, "four"),
     ]
-    with pytest.raises(AssertionError, match=r"^two\n +four"):
+    with pytest.raises(AssertionError, match=r"^two\n *four"):
         found.hold(bars)
     assert found.lines == [
         f"{Standing.MET.value} g: one",

@@ -124,8 +124,8 @@ def _operation(name: str, a: Any, b: Any, noted: list[Any], result: Any) -> _Ope
     if not _converts(a, first):
         return None
     bits = left.data.dtype == right.data.dtype == np.bool_
-    if bits and called in (np.add, np.subtract, np.multiply):
-        return None  # one bit, which wraps around
+    if bits and called in (np.add, np.subtract, np.multiply, np.fmod):
+        return None  # one bit, which wraps around or gets another dtype
     found = _Operation(noted[0], result, swapped)
     if isinstance(b, tl.tensor):
         if not _converts(b, second):
