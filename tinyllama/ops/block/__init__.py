@@ -224,68 +224,7 @@ class Triton:
 
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
-        given = Inputs(**kept)
-        (x, cos, sin), weights = given[:3], given.weights
-        narrow, qkv_BTE = saved["narrow"], saved["qkv"]
-        matrices = Matrices.of(weights, narrow if narrow.numel() else None)
-        dtype, wide = qkv_BTE.dtype, weights[0].dtype
-        low = None if x.dtype is dtype else dtype  # the residual's gradient, for the products
-        rows_q, width = weights[0].shape[0], 2 * cos.shape[-1]
-        n_rows = x.shape[0] * x.shape[1]
-        gains_SPD = x.new_empty(
-            (2, partial_rows(n_rows, x.device), x.shape[-1]), dtype=torch.float32
-        )
-
-        dy_ND = contiguous(grads[0]).flatten(0, 1)
-        dy_low_ND, n2_ND = dy_ND.to(dtype), saved["normed_2"]
-        if (gate_up_NF := saved.get("gate_up")) is None:
-            dn2_ND, dgate_dup, ddown = sliced.backward(
-                dy_low_ND, n2_ND, matrices.gate_up, matrices.down, wide
-            )
-            places: Places | Matrices = Places()
-        else:
-            h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
-            dgate_up = torch.empty_like(gate_up_NF)
-            (gate, up), (dgate, dup) = gate_up_NF.chunk(2, -1), dgate_up.chunk(2, -1)
-            activate_backward(h_NF, gate, up, dgate, dup, h_NF)
-            places = places_of(weights)
-            ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
-            del h_NF
-            dn2_ND = input_gradient(dgate_up, matrices.gate_up)
-            dgate_dup = weight_gradient(dgate_up, n2_ND, wide, places.gate_up)
-            del dgate_up, dgate, dup
-        dsum_ND, dsum_low_ND, _ = norm_backward(
-            dn2_ND, saved["sum"], given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
-        )
-        dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
-        dout = weight_gradient(dsum_low_ND, saved["o"].flatten(0, 1), wide, places.out)
-        o_BTHK = saved["o"].unflatten(-1, (-1, width))
-        do_BTHK = round_operand(input_gradient(dsum_low_ND, matrices.out)).view_as(o_BTHK)
-
-        dqkv_BTE = torch.empty_like(qkv_BTE)
-        dq, dk, dv = heads_of(dqkv_BTE, rows_q, width)
-        q, k, v = heads_of(qkv_BTE, rows_q, width)
-        attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
-        dqkv_NE = dqkv_BTE.flatten(0, 1)
-        dqkv = weight_gradient(dqkv_NE, saved["normed_1"], wide, places.qkv)
-        dx_ND, _, _ = norm_backward(
-            input_gradient(dqkv_NE, matrices.qkv),
-            contiguous(x).flatten(0, 1),
-            given.attention_norm,
-            saved["rstd_1"],
-            dsum_ND,
-            None,
-            gains_SPD[0],
-        )
-        dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(given.mlp_norm.dtype)
-        dq_QD, dk_RD, dv_RD = dqkv.split([w.shape[0] for w in weights[:3]])
-        found = (dq_QD, dk_RD, dv_RD, dout, *dgate_dup.chunk(2), ddown)
-        return {
-            "x": dx_ND.view_as(x),
-            "attention_norm": dattention_norm,
-            "mlp_norm": dmlp_norm,
-            **dict(zip(WEIGHTS, found, strict=True)),
-        }
+        return _backward(grads, kept, dict(saved), eps)
 
 
 @block.provider(
@@ -312,7 +251,7 @@ class Selective:
         before = _before_attention(given, matrices, eps)
         after = _after_attention(given, o_BTQ, matrices, eps)
         again = zip((*BEFORE, *AFTER), (*before, *after), strict=True)
-        return Triton.backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, needs, eps)
+        return _backward(grads, kept, {"narrow": narrow, **saved, **dict(again)}, eps)
 
 
 @block.provider(
@@ -337,7 +276,77 @@ class Small:
     @staticmethod
     def backward(grads: Grads, kept: Named, saved: Named, needs: Needs, eps: float) -> Named:
         narrow, _, half = _first_half(Inputs(**kept), saved["none"].dtype, eps)
-        return Triton.backward(grads, kept, {"narrow": narrow, **half}, needs, eps)
+        half["narrow"] = narrow
+        return _backward(grads, kept, half, eps)
+
+
+def _backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: float) -> Named:
+    """The gradients, from what `Triton` saves; gate and up may be missing. It removes from
+    ``saved`` what it has used, and holds nothing longer than it needs it: where ``saved`` owns
+    its tensors, as in memory mode ``small``, that lowers the peak of a step.
+    """
+    given = Inputs(**kept)
+    (x, cos, sin), weights = given[:3], given.weights
+    narrow, qkv_BTE = saved["narrow"], saved.pop("qkv")
+    matrices = Matrices.of(weights, narrow if narrow.numel() else None)
+    dtype, wide = qkv_BTE.dtype, weights[0].dtype
+    low = None if x.dtype is dtype else dtype  # the residual's gradient, for the products
+    rows_q, width = weights[0].shape[0], 2 * cos.shape[-1]
+    n_rows = x.shape[0] * x.shape[1]
+    gains_SPD = x.new_empty((2, partial_rows(n_rows, x.device), x.shape[-1]), dtype=torch.float32)
+
+    dy_ND = contiguous(grads[0]).flatten(0, 1)
+    dy_low_ND, n2_ND = dy_ND.to(dtype), saved.pop("normed_2")
+    if (gate_up_NF := saved.get("gate_up")) is None:
+        dn2_ND, dgate_dup, ddown = sliced.backward(
+            dy_low_ND, n2_ND, matrices.gate_up, matrices.down, wide
+        )
+        places: Places | Matrices = Places()
+    else:
+        h_NF = input_gradient(dy_low_ND, matrices.down)  # its gradient, which h then replaces
+        dgate_up = torch.empty_like(gate_up_NF)
+        (gate, up), (dgate, dup) = gate_up_NF.chunk(2, -1), dgate_up.chunk(2, -1)
+        activate_backward(h_NF, gate, up, dgate, dup, h_NF)
+        places = places_of(weights)
+        ddown = weight_gradient(dy_low_ND, h_NF, wide, places.down)
+        del h_NF
+        dn2_ND = input_gradient(dgate_up, matrices.gate_up)
+        dgate_dup = weight_gradient(dgate_up, n2_ND, wide, places.gate_up)
+        del dgate_up, dgate, dup
+    dsum_ND, dsum_low_ND, _ = norm_backward(
+        dn2_ND, saved.pop("sum"), given.mlp_norm, saved["rstd_2"], dy_ND, low, gains_SPD[1]
+    )
+    del n2_ND, dn2_ND, dy_low_ND
+    dsum_low_ND = dsum_ND if dsum_low_ND is None else dsum_low_ND
+    o_BTHK = saved.pop("o").unflatten(-1, (-1, width))
+    dout = weight_gradient(dsum_low_ND, o_BTHK.flatten(2).flatten(0, 1), wide, places.out)
+    do_BTHK = round_operand(input_gradient(dsum_low_ND, matrices.out)).view_as(o_BTHK)
+
+    dqkv_BTE = torch.empty_like(qkv_BTE)
+    dq, dk, dv = heads_of(dqkv_BTE, rows_q, width)
+    q, k, v = heads_of(qkv_BTE, rows_q, width)
+    attend_backward(do_BTHK, q, k, v, o_BTHK, saved["lse"], dq, dk, dv, cos, sin)
+    del q, k, v, qkv_BTE, o_BTHK, do_BTHK
+    dqkv_NE = dqkv_BTE.flatten(0, 1)
+    dqkv = weight_gradient(dqkv_NE, saved.pop("normed_1"), wide, places.qkv)
+    dx_ND, _, _ = norm_backward(
+        input_gradient(dqkv_NE, matrices.qkv),
+        contiguous(x).flatten(0, 1),
+        given.attention_norm,
+        saved["rstd_1"],
+        dsum_ND,
+        None,
+        gains_SPD[0],
+    )
+    dattention_norm, dmlp_norm = sum_rows(gains_SPD).to(given.mlp_norm.dtype)
+    dq_QD, dk_RD, dv_RD = dqkv.split([w.shape[0] for w in weights[:3]])
+    found = (dq_QD, dk_RD, dv_RD, dout, *dgate_dup.chunk(2), ddown)
+    return {
+        "x": dx_ND.view_as(x),
+        "attention_norm": dattention_norm,
+        "mlp_norm": dmlp_norm,
+        **dict(zip(WEIGHTS, found, strict=True)),
+    }
 
 
 def _first_half(

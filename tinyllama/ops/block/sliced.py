@@ -53,6 +53,7 @@ def backward(
         _add(ddown, dy_ND[rows], h_NF)
         _add(dgate_up, both_NF, normed_ND[rows])
         dnormed_ND[rows] = input_gradient(both_NF, gate_up)
+        del both_NF, gate, up, h_NF  # before the next slice is made
     return dnormed_ND, dgate_up, ddown
 
 
