@@ -11,6 +11,7 @@ from tinyllama.harness.kernels.layout import (
     as_one,
     as_rows,
     contiguous,
+    dense_matrices,
     dense_rows,
     even_rows,
     joined,
@@ -40,6 +41,18 @@ def test_only_what_is_not_dense_is_copied() -> None:
     for other in (x.T, x[:, ::2], x[:1].expand(4, 6)):
         assert copies_of(contiguous, other) == 1
         assert torch.equal(contiguous(other), other)
+
+
+def test_matrices_that_are_dense_may_lie_apart() -> None:
+    buffer = torch.arange(60.0)
+    apart = buffer.view(2, 30)[:, :12].view(2, 3, 4)
+    for x in (apart, apart[:1].expand(3, 3, 4), apart[:0]):
+        assert copies_of(dense_matrices, x) == 0
+        assert dense_matrices(x) is x
+    for x in (apart.mT, apart[:, :, ::2], buffer.view(5, 4, 3).permute(2, 1, 0)):
+        assert copies_of(dense_matrices, x) == 1
+        assert dense_matrices(x).is_contiguous()
+        assert torch.equal(dense_matrices(x), x)
 
 
 def test_tensors_side_by_side_are_one_view() -> None:

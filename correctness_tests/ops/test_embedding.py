@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness import Case
 from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import embedding as file
 from tinyllama.ops.embedding import GRADIENT, ORDER, Triton, embedding
@@ -48,6 +49,23 @@ def test_tokens_are_sorted_by_row_and_keep_their_order(name: str, device: torch.
     assert torch.equal(order, tokens.argsort(stable=True).int())
     counts = tokens.bincount(minlength=9)
     assert torch.equal(starts, torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int())
+
+
+@pytest.mark.parametrize("tokens", [8, 9, 40])
+@pytest.mark.parametrize("limit", [0, 2**23])
+def test_a_table_with_few_rows_is_copied_where_they_are_not_dense(
+    tokens: int, limit: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with more rows than tokens is not: few of its elements are read. The gradient reads
+    none."""
+    monkeypatch.setattr(file, "MOST", limit)
+    table = torch.randn(5, 9, device=device).T.requires_grad_()
+    numbers = torch.arange(tokens, device=device) % 9
+    before = layout.copies
+    rows = embedding["triton"](table, numbers)
+    torch.autograd.grad(rows, table, torch.ones_like(rows))
+    assert layout.copies - before == (tokens >= 9)
+    assert torch.equal(rows, table[numbers])
 
 
 @pytest.mark.parametrize("limit", [0, 2**23])

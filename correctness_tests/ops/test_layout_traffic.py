@@ -5,15 +5,19 @@ one, the bytes that the launches move are held to the same bars: for ops that ar
 the ratio of bytes is that of the times, where every access is as wide as for contiguous inputs.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.evaluate import make_inputs
 from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.kernels.copying import dense_kernel
 from tinyllama.harness.kernels.launch import Launch, recorded
 
 SECTOR = 32  # bytes: the least that an access moves
@@ -30,22 +34,44 @@ def bound_by_memory(op: Op) -> bool:
     return bool(op.differentiable and flops < INTENSE * moved)
 
 
+class TorchsCopies(TorchDispatchMode):
+    """Counts torch's operators that copy, by name."""
+
+    NAMES = ("copy_", "clone", "cat", "stack", "_to_copy")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        self.found.update([name] if name in self.NAMES else [])
+        return function(*args, **(kwargs or {}))
+
+
 HELD = [(op, provider) for op, provider in providers() if bound_by_memory(op)]
 
 
 def launches(op: Op, provider: Provider, layout: str) -> list[Launch]:
     """Of forward and backward, on inputs of this layout and dense gradients of the outputs."""
+    return copying(op, provider, layout)[0]
+
+
+def copying(op: Op, provider: Provider, layout: str) -> tuple[list[Launch], Counter[str]]:
+    """The launches, and torch's own copies."""
     inputs = make_inputs(op, op.timed[0], torch.bfloat16, layout=layout)
     args = {
         name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         for name, x in inputs.args.items()
     }
     leaves = [args[name].requires_grad_() for name in op.differentiable]
-    with recorded() as found:
+    with recorded() as found, TorchsCopies() as torchs:
         outputs = several(provider.call(*args.values(), **inputs.params))
         given = [torch.empty(y.shape, dtype=y.dtype, device="meta") for y in outputs]
         torch.autograd.grad(outputs, leaves, given)
-    return found
+    return found, torchs.found
 
 
 def traffic(found: Iterable[Launch]) -> int:
@@ -67,6 +93,21 @@ def test_bytes_on_other_layouts_are_within_the_bars(op: Op, provider: Provider) 
     for layout, bar in op.layouts.items():
         assert found[layout] <= bar * dense, f"{layout}: {found[layout] / dense:.2f} times"
     assert next(iter(found)) == max(found, key=found.__getitem__), "the gate times the first one"
+
+
+TIMED = [(op, provider) for op, provider in providers() if op.timed and op.differentiable]
+
+
+@pytest.mark.parametrize(("op", "provider"), TIMED, ids=[str(provider) for _, provider in TIMED])
+def test_no_input_is_copied_twice_or_by_torch(op: Op, provider: Provider) -> None:
+    """A copy serves both passes. Torch's reads a transposed tensor by single elements."""
+    _, usual = copying(op, provider, "contiguous")
+    for layout in op.layouts:
+        found, torchs = copying(op, provider, layout)
+        copied = (one.arguments["x"] for one in found if one.kernel is dense_kernel)
+        times = Counter(x.untyped_storage()._cdata for x in copied)
+        assert set(times.values()) <= {1}, f"{layout}: copies of each tensor {[*times.values()]}"
+        assert torchs == usual, f"{layout}: torch copies as well"
 
 
 def test_the_ops_that_move_memory_are_held() -> None:

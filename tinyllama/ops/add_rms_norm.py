@@ -124,6 +124,7 @@ def add_norm_forward(
 @add_rms_norm.provider(
     "triton",
     keep=("sum", "weight"),
+    reads=dict.fromkeys(("x", "residual", "weight"), contiguous),
     saved={
         "rstd": Tensor("B*T", dtype=torch.float32),
         "like_x": Tensor("0"),
@@ -143,7 +144,7 @@ class Triton:
     def forward(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, ...]:
-        x_ND, residual_ND = (as_rows(contiguous(t)) for t in (x, residual))
+        x_ND, residual_ND = as_rows(x), as_rows(residual)
         y_ND, sum_ND, rstd_N = add_norm_forward(
             x_ND, residual_ND, weight, eps, _norm_dtype(x, residual)
         )

@@ -95,6 +95,12 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else contiguous(x)
 
 
+def dense_matrices(x: torch.Tensor) -> torch.Tensor:
+    """x (N rows columns) itself where each of the N matrices is dense, however far apart they are;
+    else a copy, which counts."""
+    return x if not len(x) or x[0].is_contiguous() else contiguous(x)
+
+
 def even_rows(x: torch.Tensor) -> torch.Tensor:
     """x (... D) itself where its rows are dense and equally far apart, so that `as_rows` is a view;
     else a copy, which counts."""

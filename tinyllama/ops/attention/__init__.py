@@ -167,16 +167,16 @@ WIDEST_IN_THREE = 128
 FARTHEST_ROW = 2**31 // 256
 
 
-def _readable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x in this dtype, with strides that `_tile` can read; x itself where nothing has to change."""
-    x = dense_rows(x.to(dtype))
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """x with strides that `_tile` can read; x itself where nothing has to change."""
+    x = dense_rows(x)
     return x if x.stride(1) <= FARTHEST_ROW else contiguous(x)
 
 
 def _operands(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """q, k and v in one dtype, the widest of theirs."""
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
-    return [_readable(x, dtype) for x in tensors]
+    return [_readable(x.to(dtype)) for x in tensors]
 
 
 def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -299,7 +299,7 @@ def attend_backward(
     other in one tensor. options: more for each launch.
     """
     q, k, v = _operands(q_BTHK, k_BTGK, v_BTGK)
-    do, o, lse = _readable(do_BTHK, do_BTHK.dtype), contiguous(o_BTHK), contiguous(lse_BHT)
+    do, o, lse = _readable(do_BTHK), contiguous(o_BTHK), contiguous(lse_BHT)
     (B, T, H, K), G = q.shape, k.shape[2]
     if q.numel() == 0:
         for gradient in (dk_BTGK, dv_BTGK):  # of keys that no query sees
@@ -366,6 +366,7 @@ def attend_backward(
 @attention.provider(
     "triton",
     keep=("q", "k", "v", "o"),
+    reads=dict.fromkeys(("q", "k", "v"), _readable),
     saved={"lse": Tensor("B H T", dtype_of=lse_dtype)},
     requires=("triton",),
     slack=FLASH_SLACK,

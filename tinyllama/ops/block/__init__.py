@@ -182,6 +182,9 @@ AFTER = {
 LARGE = (Large("B", "2*T*F", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 256, "C": 16}),)
 
 
+READS = dict.fromkeys(Inputs._fields, contiguous)  # copied once, where they are not
+
+
 def _unsupported(dims: Mapping[str, Any]) -> str | None:
     """What the kernels of a block's ops do not support."""
     return PARTS["rms_norm"]["triton"].supports(dims) or PARTS["attention"]["triton"].supports(
@@ -194,6 +197,7 @@ def _unsupported(dims: Mapping[str, Any]) -> str | None:
     requires=("triton",),
     supports=_unsupported,
     keep=Inputs._fields,
+    reads=READS,
     saved={
         "narrow": Tensor("0"),  # the weights in autocast's dtype; empty without autocast
         **BEFORE,
@@ -232,6 +236,7 @@ class Triton:
     requires=("triton",),
     supports=_unsupported,
     keep=Inputs._fields,
+    reads=READS,
     saved=ATTENDED,
     large=LARGE,
 )
@@ -259,6 +264,7 @@ class Selective:
     requires=("triton",),
     supports=_unsupported,
     keep=Inputs._fields,
+    reads=READS,
     saved={"none": Tensor("0")},  # in the dtype of the products
     large=(Large("B", "2*T*Q", {"T": 8, "D": 64, "Q": 64, "R": 32, "F": 8, "C": 16}),),
 )
@@ -331,7 +337,7 @@ def _backward(grads: Grads, kept: Named, saved: dict[str, torch.Tensor], eps: fl
     dqkv = weight_gradient(dqkv_NE, saved.pop("normed_1"), wide, places.qkv)
     dx_ND, _, _ = norm_backward(
         input_gradient(dqkv_NE, matrices.qkv),
-        contiguous(x).flatten(0, 1),
+        x.flatten(0, 1),
         given.attention_norm,
         saved["rstd_1"],
         dsum_ND,
@@ -365,7 +371,7 @@ def _first_half(
 def _before_attention(given: Inputs, matrices: Matrices, eps: float) -> tuple[torch.Tensor, ...]:
     """What `BEFORE` names: the normalised x (N D), its 1 / rms, and q, k, v, rotated."""
     x, cos, sin = given[:3]
-    x_ND = contiguous(x).flatten(0, 1)
+    x_ND = x.flatten(0, 1)
     n1_ND, rstd1_N = norm_forward(x_ND, given.attention_norm, eps, matrices.qkv.dtype)
     qkv_BTE = F.linear(n1_ND, matrices.qkv).unflatten(0, x.shape[:2])
     q, k, _ = heads_of(qkv_BTE, given.w_q.shape[0], 2 * cos.shape[-1])
@@ -386,7 +392,7 @@ def _with_attention(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`AFTER` without gate and up."""
     attended_ND = F.linear(o_BTQ.flatten(0, 1), matrices.out)
-    x_ND, dtype = contiguous(given.x).flatten(0, 1), matrices.gate_up.dtype
+    x_ND, dtype = given.x.flatten(0, 1), matrices.gate_up.dtype
     n2_ND, sum_ND, rstd2_N = add_norm_forward(attended_ND, x_ND, given.mlp_norm, eps, dtype)
     return sum_ND, n2_ND, rstd2_N
 

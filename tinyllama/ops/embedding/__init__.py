@@ -160,6 +160,8 @@ class Triton:
     def forward(weight: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         V, N = len(weight), len(tokens)
         order, starts = (tokens.new_empty(size, dtype=torch.int32) for size in (N, V + 1))
+        if N >= V:  # torch reads rows that are not dense by single elements
+            weight = dense_rows(weight)
         if by_torch(weight, tokens):
             return F.embedding(tokens, weight), order, starts
         y_ND = weight.new_empty((N, weight.shape[1]))

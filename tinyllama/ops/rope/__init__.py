@@ -279,6 +279,7 @@ def _rows(x: torch.Tensor | None, out: torch.Tensor | None) -> Rows:
 @rope.provider(
     "triton",
     keep=("cos", "sin"),
+    reads={"cos": contiguous, "sin": contiguous},
     saved={"heads": Tensor("H G 0")},
     requires=("triton",),
     replays=True,

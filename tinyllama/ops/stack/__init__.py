@@ -15,8 +15,9 @@ from tinyllama.harness import Case, Large, Op, Tensor
 from tinyllama.harness.declare.arguments import spread
 from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
+from tinyllama.harness.kernels.layout import contiguous, dense_matrices, dense_rows
 from tinyllama.ops.attention import lse_dtype
-from tinyllama.ops.block import block, stock, unfit
+from tinyllama.ops.block import WEIGHTS, block, stock, unfit
 from tinyllama.ops.stack import passes, single
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
@@ -125,10 +126,17 @@ SAVED = {
     "qkv_turned": Tensor("0"),
     "turned_weights": Tensor("0"),  # where the optimizer keeps them
 }
+READS = {  # what is copied once, where it has another layout
+    **dict.fromkeys(("x", "cos", "sin"), contiguous),
+    **dict.fromkeys(("attention_norm", "mlp_norm"), dense_rows),
+    **dict.fromkeys(WEIGHTS, dense_matrices),
+}
 MANY = (Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 16, "R": 16, "F": 8, "C": 8}),)
 
 
-@stack.provider("fused", requires=("triton",), keep=Inputs._fields, saved=SAVED, large=MANY)
+@stack.provider(
+    "fused", requires=("triton",), keep=Inputs._fields, reads=READS, saved=SAVED, large=MANY
+)
 class Fused:
     """Five launches for a block forward and six backward, one more for long sequences; more where
     the chip's table chooses the vendor's BLAS for a product.
@@ -166,9 +174,9 @@ def provider_of(plan: str) -> str:
     name = plan if plan in ("all", "none") else "_and_".join(n for n in PRODUCTS if n in names)
     if name not in stack.providers:
         way = type("Chosen", (InSeveral,), {"plan": frozenset(names)})
-        stack.provider(name, requires=("triton",), keep=Inputs._fields, saved=SAVED, large=MANY)(
-            type("Chosen", (Fused,), {"way": way})
-        )
+        stack.provider(
+            name, requires=("triton",), keep=Inputs._fields, reads=READS, saved=SAVED, large=MANY
+        )(type("Chosen", (Fused,), {"way": way}))
     return name
 
 
@@ -176,6 +184,7 @@ def provider_of(plan: str) -> str:
     "single",
     requires=("triton", "cooperative"),
     keep=Inputs._fields,
+    reads=READS,
     saved=SAVED,
     dtypes=(torch.float32, torch.bfloat16),  # float16 takes the way of bfloat16
     large=(Large("B", "T*D", {"L": 1, "T": 8, "D": 64, "Q": 32, "R": 32, "F": 8, "C": 16}),),

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tinyllama.harness.declare.autograd import Grads, Named
-from tinyllama.harness.kernels.layout import contiguous, dense_rows
+from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.attention import lse_dtype
 from tinyllama.ops.block import WEIGHTS
@@ -191,10 +191,9 @@ class Way(Protocol):
 
 def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ...]:
     x, dtype = given.x, compute_dtype(given.x)
-    attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
+    attention_norm, mlp_norm = given.attention_norm, given.mlp_norm
     layers, (B, T, D), F = given.w_q.shape[0], x.shape, given.w_gate.shape[1]
     columns, width = sum(w.shape[1] for w in given.weights[:3]), 2 * given.cos.shape[-1]
-    cos, sin = contiguous(given.cos), contiguous(given.sin)
     narrow, matrices = narrowed(given.weights, dtype)
 
     def made(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -220,7 +219,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
     )
     if empty:
         return x.clone(), *saved
-    ways, x_ND = way(x, layers), contiguous(x).flatten(0, 1)
+    ways, x_ND = way(x, layers), x.flatten(0, 1)
     each_turned: list[Turned | None] = [None] * layers
     if turns:  # only the transposes are kept
         kept = [one.view(layers, -1, rows) for one in (low_1, o_turned, low_2, h)]
@@ -238,7 +237,7 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
         squares = ways.forward(
             i,
             Forward(
-                *(w, x_ND, squares, cos, sin, mlp_norm[i]),
+                *(w, x_ND, squares, given.cos, given.sin, mlp_norm[i]),
                 None if last else norms[i + 1],
                 eps,
                 *(low_1[i], qkv[i], o[i], lse[i], total[i], low_2[i], gate_up[i], h[i], rstd[i]),
@@ -252,13 +251,13 @@ def forward(given: Inputs, eps: float, way: type[Way]) -> tuple[torch.Tensor, ..
 def backward(grads: Grads, kept: Named, saved: Named, way: type[Way]) -> Named:
     given = Inputs(**kept)
     x, weights, narrow = given.x, given.weights, saved["narrow"]
-    attention_norm, mlp_norm = dense_rows(given.attention_norm), dense_rows(given.mlp_norm)
+    attention_norm, mlp_norm = given.attention_norm, given.mlp_norm
     matrices = views(weights, narrow) if narrow.numel() else where_they_lie(weights)
     layers, D, dtype = len(matrices), x.shape[-1], saved["qkv"].dtype
     rows_q, width = weights[0].shape[1], 2 * given.cos.shape[-1]
-    tables = contiguous(given.cos), contiguous(given.sin)
+    tables = given.cos, given.sin
     flat = gradients_of(weights)
-    x_ND, dx_ND = contiguous(x).flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
+    x_ND, dx_ND = x.flatten(0, 1), contiguous(grads[0]).flatten(0, 1)
     if not layers or not x.numel():
         nothing = [torch.zeros_like(norm) for norm in (attention_norm, mlp_norm)]
         return _named(grads[0].to(x.dtype), nothing, split(weights, flat.zero_()))

@@ -89,7 +89,7 @@ class Hybrid:
         x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype, F = compute_dtype(x), w_gate.shape[0]
-        x_ND = contiguous(x).flatten(0, 1).to(dtype)
+        x_ND = x.flatten(0, 1).to(dtype)
         gate_up = x_ND.new_empty((x_ND.shape[0], 2 * F))
         weights = stacked_weights(w_gate, w_up)
         for weight, out in zip(weights, gate_up.chunk(len(weights), -1), strict=True):
@@ -113,7 +113,7 @@ class Hybrid:
                 dx_ND.addmm_(part, weight.to(dtype))
             found["x"] = dx_ND.to(x.dtype).view(x.shape)
         if not needs.isdisjoint(names):
-            x_ND = contiguous(x).flatten(0, 1).to(dtype)
+            x_ND = x.flatten(0, 1).to(dtype)
             dboth = weight_gradient(dgate_up, x_ND, kept["w_gate"].dtype)
             found.update(zip(names, dboth.chunk(2), strict=True))
         return found
@@ -122,6 +122,7 @@ class Hybrid:
 swiglu.provider(
     "triton",
     keep=("x", "w_gate", "w_up"),
+    reads={"x": contiguous},
     saved={"gate_up": Tensor("B*T 2*F")},
     requires=("triton",),
     replays=True,
@@ -167,6 +168,7 @@ def _too_slow(dims: Mapping[str, Any]) -> str | None:
 @swiglu.provider(
     "naive",
     keep=("x", "w_gate", "w_up"),
+    reads=dict.fromkeys(("x", "w_gate", "w_up"), contiguous),
     saved={"gate_up": Tensor("B*T 2*F")},
     requires=("triton",),
     supports=_too_slow,
@@ -183,7 +185,7 @@ class Naive:
         x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype, (F, D) = compute_dtype(x), w_gate.shape
-        x_ND, gate_FD, up_FD = (contiguous(t.to(dtype)) for t in (x, w_gate, w_up))
+        x_ND, gate_FD, up_FD = (t.to(dtype) for t in (x, w_gate, w_up))
         N = x.shape[0] * x.shape[1]
         h = x_ND.new_empty((*x.shape[:-1], F))
         gate_up = x_ND.new_empty((N, 2 * F))
