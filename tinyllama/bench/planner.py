@@ -27,7 +27,7 @@ from tinyllama.harness.records.results import Record
 from tinyllama.model.config import WORKLOADS, ModelConfig
 from tinyllama.model.tiers import V3
 from tinyllama.ops import OPS
-from tinyllama.ops.block import AFTER, ATTENDED, BEFORE
+from tinyllama.ops.block.passes import AFTER, ATTENDED, BEFORE
 
 FP32, BF16 = 4, 2  # bytes
 # Of the elements that a norm reads and writes half are of the residual stream, which stays float32.

@@ -15,7 +15,7 @@ from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.ops import OPS
 from tinyllama.ops.adamw import State, count, update, update_matrices
-from tinyllama.ops.block import WEIGHTS
+from tinyllama.ops.block.passes import WEIGHTS
 from tinyllama.ops.stack.configs import turns
 
 

@@ -17,7 +17,8 @@ from tinyllama.harness.declare.autograd import Grads, Named, Needs
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.layout import contiguous, dense_matrices, dense_rows
 from tinyllama.ops.attention import lse_dtype
-from tinyllama.ops.block import WEIGHTS, block, stock, unfit
+from tinyllama.ops.block import block, stock, unfit
+from tinyllama.ops.block.passes import WEIGHTS
 from tinyllama.ops.stack import passes, single
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tinyllama.harness.kernels import dependent
 from tinyllama.harness.kernels.configs import Space
 from tinyllama.ops.attention import attend, attend_backward
-from tinyllama.ops.block import heads_of
+from tinyllama.ops.block.passes import heads_of
 from tinyllama.ops.linear import input_gradient, weight_gradient
 from tinyllama.ops.linear.rounding_kernels import round_operand
 from tinyllama.ops.rms_norm import partial_rows

@@ -14,9 +14,9 @@ from tinyllama.harness.declare.autograd import Grads, Named
 from tinyllama.harness.kernels.layout import contiguous
 from tinyllama.harness.kernels.precision import compute_dtype
 from tinyllama.ops.attention import lse_dtype
-from tinyllama.ops.block import WEIGHTS
-from tinyllama.ops.block import Inputs as Block
 from tinyllama.ops.block.matrices import Matrices
+from tinyllama.ops.block.passes import WEIGHTS
+from tinyllama.ops.block.passes import Inputs as Block
 from tinyllama.ops.rms_norm import sum_rows
 from tinyllama.ops.stack.weights import (
     gradients_of,

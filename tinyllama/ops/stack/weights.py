@@ -9,8 +9,8 @@ import torch
 
 from tinyllama.harness.kernels.layout import as_one
 from tinyllama.harness.kernels.placed import kept_transposed, placed, rounded
-from tinyllama.ops.block import WEIGHTS
 from tinyllama.ops.block.matrices import Matrices
+from tinyllama.ops.block.passes import WEIGHTS
 from tinyllama.ops.transpose import transposed
 
 
