@@ -18,12 +18,7 @@ import torch
 
 from correctness_tests.support.commands import ROOT, python
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
-from correctness_tests.support.two_trees import (
-    judged,
-    op_file,
-    pair,
-    write,
-)
+from correctness_tests.support.two_trees import judged, op_file, pair, write
 from tinyllama.harness.gate import identity, opened
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree

@@ -154,9 +154,7 @@ def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_wher
     assert timing_processor(CPU) == 7
 
 
-def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
-    trees: list[Tree],
-) -> None:
+def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list[Tree]) -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")

@@ -219,9 +219,7 @@ def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
     assert (gated.script.launches > 0) is (when == "after")
 
 
-def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(
-    gated: GatedSuite,
-) -> None:
+def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(gated: GatedSuite) -> None:
     gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
     status, cases = gated.cases()
     assert status == 14

@@ -13,15 +13,7 @@ from correctness_tests.support.contenders import FILES, PACKAGE
 from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
-from tinyllama.harness.gate.side import (
-    FURTHER,
-    ON_CPU,
-    ON_GPU,
-    Benchmark,
-    Side,
-    declared,
-    left_out,
-)
+from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import Worker
@@ -294,9 +286,7 @@ def test_only_what_is_named_has_work_added() -> None:
     assert side.subjects[other].share == 0
 
 
-def test_more_benchmarks_come_from_a_function_where_there_is_one(
-    side: Side,
-) -> None:
+def test_more_benchmarks_come_from_a_function_where_there_is_one(side: Side) -> None:
     side.more = f"{__name__}:more"
     assert side.benchmarks()[-1] == MORE
     assert side.begin("more") > 0

@@ -58,10 +58,7 @@ def test_measurements_of_a_group_have_names_of_their_own_and_usual_tolerances() 
     own = bare_step("small-bf16", "v2", tolerances={"seconds": 1.1})
     made.add(bare_step("small-bf16", "v1"), own)
     found = {entry.who: entry.tolerances for entry in made.record.entries}
-    assert found == {
-        "v1": {"seconds": 1.2, "kernels": 1.5},
-        "v2": {"seconds": 1.1, "kernels": 1.5},
-    }
+    assert found == {"v1": {"seconds": 1.2, "kernels": 1.5}, "v2": {"seconds": 1.1, "kernels": 1.5}}
     with pytest.raises(ValueError, match="'step/small-bf16/v2' is measured twice: use another"):
         made.add(own)
     with pytest.raises(ValueError, match="tolerance"):

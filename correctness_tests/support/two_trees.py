@@ -38,17 +38,13 @@ def benchmark(op: str) -> Benchmark:
 
 
 def judged(
-    folder: Path,
-    names: Sequence[str],
-    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+    folder: Path, names: Sequence[str], seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]]
 ) -> Mapping[str, str]:
     return differences(folder, names, seen).whole
 
 
 def differences(
-    folder: Path,
-    names: Sequence[str],
-    seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+    folder: Path, names: Sequence[str], seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]]
 ) -> identity.Differs:
     trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
     return identity.differs(

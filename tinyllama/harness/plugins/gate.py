@@ -113,9 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="end the gate after this time; the report has what was decided, and is not green",
     )
     group.addoption(
-        "--unwatched",
-        action="store_true",
-        help="gate on a GPU whose load cannot be read",
+        "--unwatched", action="store_true", help="gate on a GPU whose load cannot be read"
     )
 
 
