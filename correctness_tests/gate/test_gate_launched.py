@@ -190,6 +190,7 @@ LAUNCHES = {
 LATE = "import shared_kernels\n\n\ndef launch(x, y):\n    shared_kernels.changed(x, y)\n"
 
 
+@needs_its_observers
 @pytest.mark.parametrize("which", ["kernel", "host"])
 def test_a_launcher_or_kernel_that_differs_counts_for_what_could_launch_it(
     tmp_path: Path, which: str
@@ -209,6 +210,7 @@ def test_a_launcher_or_kernel_that_differs_counts_for_what_could_launch_it(
     assert set(found.values()) == {"it opens shared_kernels.py, which differs"}
 
 
+@needs_its_observers
 def test_the_table_of_a_chip_counts_for_what_the_harness_launches(tmp_path: Path) -> None:
     """It may give the same configurations; whoever reads it without the harness is measured."""
     table, read = "kernels/tuned/sm_90.json", "(HERE / 'kernels/tuned/sm_90.json').read_text()"

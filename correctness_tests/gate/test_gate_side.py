@@ -17,7 +17,6 @@ from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import Worker
-from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 from tinyllama.harness.records.results import versions
 from tinyllama.ops import OPS
@@ -36,8 +35,7 @@ def weigh() -> Iterator[Op]:
 
 
 @pytest.fixture
-def side(monkeypatch: pytest.MonkeyPatch) -> Side:
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+def side() -> Side:
     return Side("cpu", PACKAGE, FILES)
 
 
