@@ -24,7 +24,7 @@ from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
-from tinyllama.harness.plugins.gate import Gating
+from tinyllama.harness.plugins.gating import Gating
 
 PACKAGE = "tinyllama.ops"
 PATTERN = "kernels/*.py"

@@ -21,7 +21,7 @@ from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.plugins import gate as plugin
+from tinyllama.harness.plugins import gating as plugin
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 pytest_plugins = ["pytester"]
