@@ -95,6 +95,7 @@ def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     assert not any(map(alive, pids))
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_each_operator_is_mapped_to_its_op_and_layer(tier: str, tmp_path: Path) 
     assert "tinyllama.profiling.observe" in recorded["commands"][0]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_peak_of_memory_is_split_by_category(tmp_path: Path) -> None:
     folder, text = profile("memory", tmp_path, "--tier", "v1")
     found = json.loads((folder / "memory.json").read_text())
