@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from correctness_tests.support.commands import ROOT
-from correctness_tests.support.forked import forked  # noqa: F401 (a fixture)
+from correctness_tests.support.forked import flush_little, forked  # noqa: F401 (a fixture)
 from correctness_tests.support.gate_subjects import subject  # noqa: F401 (a fixture)
-from correctness_tests.support.gated_suite import gated  # noqa: F401 (a fixture)
+from correctness_tests.support.gated_suite import gated, scipy_loaded  # noqa: F401 (fixtures)
 from correctness_tests.support.posed import posed  # noqa: F401 (a fixture)
 from correctness_tests.support.timed_suite import baseline, suite  # noqa: F401 (fixtures)
 from correctness_tests.support.two_trees import each_file_is_read_once  # noqa: F401 (a fixture)
@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
         load(name, OPS)
     if worker_device(config).type == "cpu":  # cycles may hold what a GPU has little of
         gc.set_threshold(50_000, 20, 50)  # an interpreted kernel makes 700 objects in no time
+        flush_little()
     config.stash[DECLARED] = {name: dict(op.providers) for name, op in OPS.items()}
 
 

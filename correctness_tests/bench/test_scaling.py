@@ -8,16 +8,7 @@ import pytest
 import torch
 
 from tinyllama.bench.planner import points
-from tinyllama.bench.scaling import (
-    SCALINGS,
-    Found,
-    Job,
-    Part,
-    cannot,
-    entries_of,
-    groups,
-    jobs_of,
-)
+from tinyllama.bench.scaling import SCALINGS, Found, Job, Part, cannot, entries_of, groups, jobs_of
 from tinyllama.harness.records.entries import entry_as_json, entry_from_json
 from tinyllama.harness.records.results import load
 from tinyllama.model.config import TrainConfig

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from correctness_tests.support.gate_fakes import (
-    SECONDS,
-    SIDES,
-    Script,
-    died,
-    history,
-    outcomes,
-)
+from correctness_tests.support.gate_fakes import SECONDS, SIDES, Script, died, history, outcomes
 from tinyllama.harness.gate import run, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS, LOOKS
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, SideError, Tree
@@ -52,11 +45,7 @@ def test_once_one_is_slower_what_is_undecided_is_not_decided() -> None:
     script.slower("a", device_seconds=1.05)
     noisy(script, "b")
     found = script.run()
-    assert outcomes(found) == {
-        "a": Outcome.SLOWER,
-        "b": Outcome.NOT_DECIDED,
-        "c": Outcome.SAME,
-    }
+    assert outcomes(found) == {"a": Outcome.SLOWER, "b": Outcome.NOT_DECIDED, "c": Outcome.SAME}
     assert script.status == 10
     text = found["b"].text
     assert text.startswith("a is SLOWER, which decides the merge; so far device_seconds ")
@@ -228,8 +217,7 @@ def test_a_further_case_that_the_candidate_lacks_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_once", "waves"),
-    [(1, [1] * 4), (2, [2, 2]), (3, [2, 2]), (4, [4]), (8, [4])],
+    ("at_once", "waves"), [(1, [1] * 4), (2, [2, 2]), (3, [2, 2]), (4, [4]), (8, [4])]
 )
 def test_a_look_is_one_wave_of_as_many_pairs_as_may_work_at_once(
     at_once: int, waves: list[int]

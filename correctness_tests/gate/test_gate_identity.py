@@ -18,12 +18,7 @@ import torch
 
 from correctness_tests.support.commands import ROOT, python
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
-from correctness_tests.support.two_trees import (
-    judged,
-    op_file,
-    pair,
-    write,
-)
+from correctness_tests.support.two_trees import judged, op_file, pair, write
 from tinyllama.harness.gate import identity, opened
 from tinyllama.harness.gate.opened import Group, Seen
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
@@ -88,16 +83,21 @@ def observer() -> Iterator[Worker]:
 
 @pytest.fixture
 def seen(observer: Worker) -> Callable[[Tree, Sequence[Group]], list[Seen]]:
-    """In the place of `observed`: one process for all trees, which gets whole paths."""
+    """In the place of `observed`: one process for all trees, which gets whole paths, and is not
+    asked again about a tree that did not change."""
+    known: dict[Any, list[Seen]] = {}
 
     def observe(tree: Tree, groups: Sequence[Group]) -> list[Seen]:
         whole = [
             replace(one, modules=tuple(str(tree.root / name) for name in one.modules))
             for one in groups
         ]
+        files = sorted(path for path in tree.root.rglob("*") if path.is_file())
+        key = tuple(whole), tuple((path, path.read_bytes()) for path in files)
         with LOCK:  # both sides ask at once
-            found: list[Seen] = observer.call("observer", "seen", whole)
-        return found
+            if key not in known:
+                known[key] = observer.call("observer", "seen", whole)
+        return known[key]
 
     return observe
 

@@ -14,6 +14,7 @@ import torch
 
 from correctness_tests.support.commands import ROOT
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
+from correctness_tests.support.own_repository import OP
 from correctness_tests.support.two_trees import (
     HEAD,
     benchmark,
@@ -55,15 +56,15 @@ def build():
 USES = {  # of a file whose functions differ; of the op, a line and the body of its provider
     "nothing": ("", "x + x"),
     "kept": ("", "shared.kept(x)"),
-    "kept_method": ("TABLE = shared.Table", "x + x"),
+    "kept_method": ("KEPT = shared.Table", "x + x"),
     "named": ("", "shared.changed(x)"),
     "maybe": ("", "shared.changed(x) if x.numel() > 2**30 else x + x"),
     "by_text": ("", "getattr(shared, 'chan' + 'ged')(x)"),
     "by_globals": ("from shared import changed", "globals()['chan' + 'ged'](x)"),
     "in_a_table": ("TABLE = {'x': shared.changed}", "TABLE['x'](x)"),
     "by_method": ("ONE = shared.Table()", "ONE.changed_method(x)"),
-    "of_a_class": ("ONE = shared.Table()", "ONE.kept(x)"),
-    "at_import": ("TABLE = shared.build()", "x + x"),
+    "of_a_class": ("ANOTHER = shared.Table()", "ANOTHER.kept(x)"),
+    "at_import": ("BUILT = shared.build()", "x + x"),
 }
 ALIKE = {"nothing", "kept", "kept_method"}
 needs_its_observers = pytest.mark.usefixtures("forked")  # one for each tree, in its folder
@@ -79,12 +80,12 @@ def shared(more: str = "", or_more: str = "") -> dict[str, str]:
 
 @needs_its_observers
 def test_a_file_counts_for_what_could_run_its_functions_that_differ(tmp_path: Path) -> None:
-    head = "import shared\n"
-    files = {f"kernels/{n}.py": op_file(n, head + line, body) for n, (line, body) in USES.items()}
-    del files["kernels/at_import.py"]
     names = [name for name in USES if name != "at_import"]
+    lines = "\n".join(["import shared", *(USES[name][0] for name in names)])
+    ops = [OP.format(name=name, body=USES[name][1]) for name in names]
+    files = {"kernels/uses.py": "\n".join([HEAD, lines, *ops])}
     pair(tmp_path, {**files, **shared()}, shared(more=" + 0"))
-    found = judged(tmp_path, names, observed)
+    found = judged(tmp_path, names, observed, "uses")
     assert set(found) == {f"{name}-sum" for name in names if name not in ALIKE}
     assert set(found.values()) == {"it opens shared.py, which differs"}
 
@@ -190,6 +191,7 @@ LAUNCHES = {
 LATE = "import shared_kernels\n\n\ndef launch(x, y):\n    shared_kernels.changed(x, y)\n"
 
 
+@needs_its_observers
 @pytest.mark.parametrize("which", ["kernel", "host"])
 def test_a_launcher_or_kernel_that_differs_counts_for_what_could_launch_it(
     tmp_path: Path, which: str
@@ -197,18 +199,16 @@ def test_a_launcher_or_kernel_that_differs_counts_for_what_could_launch_it(
     def shared_kernels(**more: str) -> dict[str, str]:
         return {"shared_kernels.py": KERNELS.format(**({"kernel": "", "host": ""} | more))}
 
-    files = {
-        f"kernels/{name}.py": WITH_KERNELS.format(name=name, body=body)
-        for name, body in LAUNCHES.items()
-    }
-    files |= {"late_launcher.py": LATE, "late.py": ""}
+    ops = [WITH_KERNELS.format(name=name, body=body) for name, body in LAUNCHES.items()]
+    files = {"kernels/launch.py": "\n".join(ops), "late_launcher.py": LATE, "late.py": ""}
     more = {"kernel": " + 0", "host": "\n    x.numel()"}
     pair(tmp_path, {**files, **shared_kernels()}, shared_kernels(**{which: more[which]}))
-    found = judged(tmp_path, list(LAUNCHES), observed)
+    found = judged(tmp_path, list(LAUNCHES), observed, "launch")
     assert set(found) == {f"{name}-sum" for name in ("named", "maybe", "late", "later")}
     assert set(found.values()) == {"it opens shared_kernels.py, which differs"}
 
 
+@needs_its_observers
 def test_the_table_of_a_chip_counts_for_what_the_harness_launches(tmp_path: Path) -> None:
     """It may give the same configurations; whoever reads it without the harness is measured."""
     table, read = "kernels/tuned/sm_90.json", "(HERE / 'kernels/tuned/sm_90.json').read_text()"

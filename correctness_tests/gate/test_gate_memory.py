@@ -126,10 +126,7 @@ def test_a_process_that_ends_takes_no_other_benchmark_with_it(method: str) -> No
     script.on(BASE, method, dies, "b")
     found = script.run(at_once=4)
     assert dead
-    assert outcomes(found) == {
-        **dict.fromkeys("acd", Outcome.SAME),
-        "b": Outcome.WORKER_DIED,
-    }
+    assert outcomes(found) == {**dict.fromkeys("acd", Outcome.SAME), "b": Outcome.WORKER_DIED}
     counts = Counter(
         len(series.statistics)
         for one in script.session.found.values()

@@ -24,7 +24,7 @@ from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.measure import op_contender
-from tinyllama.harness.plugins.gate import Gating
+from tinyllama.harness.plugins.gating import Gating
 
 PACKAGE = "tinyllama.ops"
 PATTERN = "kernels/*.py"
@@ -152,16 +152,9 @@ def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.M
         command.run(parser().parse_args(["gate"]))
 
 
-SLOW = pytest.mark.slow("it starts a gate; os._exit is tried in the fast lane")
-
-
+@pytest.mark.slow("it starts a gate; test_worker.py ends workers, test_gate_fails_closed.py sides")
 @pytest.mark.parametrize(
-    "ends",
-    [
-        "import os; os._exit(0)",
-        pytest.param("raise SystemExit(0)", marks=SLOW),
-        pytest.param("import pytest; pytest.exit('', 0)", marks=SLOW),
-    ],
+    "ends", ["import os; os._exit(0)", "raise SystemExit(0)", "import pytest; pytest.exit('', 0)"]
 )
 def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
     tree: Path, quiet: None, capfd: pytest.CaptureFixture[str], ends: str
@@ -175,6 +168,10 @@ def test_an_op_that_ends_its_process_with_0_is_a_worker_that_died(
 def test_no_conftest_of_the_candidate_is_loaded_by_its_judge(
     tree: Path, quiet: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Nor an op: each would end it, and with status 0."""
+    ends = "import os, sys\n\nif '_pytest' in sys.modules:\n    os._exit(0)\n"
+    (tree / "kernels/once.py").write_text(ends + (tree / "kernels/once.py").read_text())
+    git("commit", "--all", "--quiet", "--message=ends")
     (tree / "conftest.py").write_text("import os\n\nos._exit(0)\n")
     (tree / "kernels/once.py").write_text((tree / "kernels/once.py").read_text() + "# more\n")
     args = parser().parse_args(["gate", "--against=main", "--device=cpu", f"--ops={PATTERN}"])

@@ -95,6 +95,7 @@ def test_a_block_is_the_median_of_logarithms_in_two_processes_that_end_with_it(
     assert not any(map(alive, pids))
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_tree_against_itself_has_equal_inputs_and_about_equal_times(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -154,9 +155,7 @@ def test_gates_on_two_gpus_are_held_to_two_processors_and_to_the_first_only_wher
     assert timing_processor(CPU) == 7
 
 
-def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(
-    trees: list[Tree],
-) -> None:
+def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list[Tree]) -> None:
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("one processor")

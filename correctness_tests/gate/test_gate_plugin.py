@@ -21,7 +21,7 @@ from tinyllama.harness.gate.subject import DEVICE
 from tinyllama.harness.gate.watch import device_lock
 from tinyllama.harness.machine import worker
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.plugins import gate as plugin
+from tinyllama.harness.plugins import gating as plugin
 from tinyllama.harness.records.verdict import Outcome, Verdict
 
 pytest_plugins = ["pytester"]
@@ -219,9 +219,7 @@ def test_a_device_that_is_disturbed_is_14(gated: GatedSuite, when: str) -> None:
     assert (gated.script.launches > 0) is (when == "after")
 
 
-def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(
-    gated: GatedSuite,
-) -> None:
+def test_a_gpu_that_nobody_watches_is_gated_only_where_that_is_asked_for(gated: GatedSuite) -> None:
     gated.monkeypatch.setattr(plugin.Watch, "unseen", "no sensor (pip install it)")
     status, cases = gated.cases()
     assert status == 14

@@ -109,10 +109,7 @@ def test_a_tag_a_short_hash_and_an_ancestor_are_commits(repo: Path) -> None:
     assert resolve("v1.0~1", repo / "a package") == git(repo, "rev-parse", "HEAD~1")
 
 
-@pytest.mark.parametrize(
-    "name",
-    NOWHERE,
-)
+@pytest.mark.parametrize("name", NOWHERE)
 def test_what_names_no_commit_is_refused(repo: Path, name: str) -> None:
     with pytest.raises(RevisionError, match=r"^no commit .* in .*: fetch it"):
         resolve(name, repo)

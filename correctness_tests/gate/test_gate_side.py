@@ -13,19 +13,10 @@ from correctness_tests.support.contenders import FILES, PACKAGE
 from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import side as module
 from tinyllama.harness.gate.pair import FACTORY, READY
-from tinyllama.harness.gate.side import (
-    FURTHER,
-    ON_CPU,
-    ON_GPU,
-    Benchmark,
-    Side,
-    declared,
-    left_out,
-)
+from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import Worker
-from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 from tinyllama.harness.records.results import versions
 from tinyllama.ops import OPS
@@ -44,8 +35,7 @@ def weigh() -> Iterator[Op]:
 
 
 @pytest.fixture
-def side(monkeypatch: pytest.MonkeyPatch) -> Side:
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
+def side() -> Side:
     return Side("cpu", PACKAGE, FILES)
 
 
@@ -294,9 +284,7 @@ def test_only_what_is_named_has_work_added() -> None:
     assert side.subjects[other].share == 0
 
 
-def test_more_benchmarks_come_from_a_function_where_there_is_one(
-    side: Side,
-) -> None:
+def test_more_benchmarks_come_from_a_function_where_there_is_one(side: Side) -> None:
     side.more = f"{__name__}:more"
     assert side.benchmarks()[-1] == MORE
     assert side.begin("more") > 0

@@ -64,9 +64,7 @@ def test_a_cpu_times_one_step_beside_the_ops() -> None:
     assert NAME in [each.name for each in side.benchmarks()]
 
 
-def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(
-    proven: Verified,
-) -> None:
+def test_a_right_step_has_the_losses_of_the_verified_run_and_gives_times(proven: Verified) -> None:
     assert len(proven.losses) == module.VERIFIED
     made = started()
     made.expect(proven)

@@ -76,9 +76,7 @@ def test_inputs_of_repeated_calls_lie_where_they_lay_in_the_turn_before(subject:
     assert len(set(turns[0])) == 1 + CALLS
 
 
-def test_a_call_that_spoils_its_inputs_is_wrong_and_does_not_spoil_the_next(
-    subject: Make,
-) -> None:
+def test_a_call_that_spoils_its_inputs_is_wrong_and_does_not_spoil_the_next(subject: Make) -> None:
     spoiled = torch.tensor([1.0])
 
     def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

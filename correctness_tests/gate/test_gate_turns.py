@@ -19,7 +19,6 @@ from tinyllama.harness.gate.pair import BASE, CANDIDATE, Effort
 from tinyllama.harness.gate.proven import _tensors
 from tinyllama.harness.gate.subject import CALLS, DEVICE, Subject
 from tinyllama.harness.gate.verified import Proof
-from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
 from tinyllama.harness.records.verdict import Outcome
 
@@ -201,10 +200,9 @@ OPS_TRIED = ["embedding", "adamw", "rope", "rms_norm"]
 @pytest.mark.parametrize("op", OPS_TRIED)
 @pytest.mark.parametrize("layout", ["contiguous", "strided"])
 def test_values_of_turns_are_near_known_ones_and_the_same_for_one_seed(
-    op: str, layout: str, monkeypatch: pytest.MonkeyPatch
+    op: str, layout: str
 ) -> None:
     """Integers, single numbers and the gaps between strided elements stay as they are."""
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # few sets of inputs
     both = [
         Subject(Timed(op, "eager", 0, "fp32", layout), "cpu", "tinyllama.ops", ()) for _ in "ab"
     ]

@@ -290,9 +290,7 @@ def test_what_is_not_told_is_no_reason_but_the_rest_is_asked(
     assert all("throttled" in str(text) for text in said) is (question == "processes")
 
 
-def test_a_gpu_without_a_sensor_says_that_nothing_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_without_a_sensor_says_that_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "sensor", lambda device: "no sensor (pip install it)")
     one = Watch(GPU)
     assert looks(one) == [None] * 3

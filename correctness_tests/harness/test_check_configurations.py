@@ -11,14 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import (
-    Candidate,
-    Finding,
-    Outcome,
-    Rank,
-    configurations,
-    run,
-)
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, configurations, run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops import OPS

@@ -123,10 +123,7 @@ def test_what_torch_makes_of_gaps_is_not_held_against_a_provider() -> None:
         return x * (1.0 if x.is_contiguous() or x.dtype is torch.float64 else math.nan)
 
     op = Op(
-        "same",
-        inputs={"x": Tensor("N D", grad=True)},
-        outputs={"y": "N D"},
-        cases=[Case(N=4, D=8)],
+        "same", inputs={"x": Tensor("N D", grad=True)}, outputs={"y": "N D"}, cases=[Case(N=4, D=8)]
     )
     op.reference(reads_gaps)
     op.provider("right")(lambda x: x * 1.0)

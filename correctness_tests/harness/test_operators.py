@@ -91,14 +91,7 @@ def test_ranges_start_where_they_are_told() -> None:
 
 
 def test_what_was_remembered_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    own, _ = both("__add__")
-
-    def counted(*operands: Any) -> Any:
-        calls.append(operands)
-        return own(*operands)
-
-    remembered = operators.replacement(tl.tensor, "__add__", counted)
+    remembered, calls = counting("__add__")
     a, b = block(tl.float32, (2, 1), 1), block(tl.int32, (2, 4), 2)
     for right in (b, b, 3, 3, 4):
         remembered(a, right)
@@ -127,14 +120,8 @@ def test_sums_of_pointers_and_offsets_are_seen_each_time(monkeypatch: pytest.Mon
 def test_what_is_remembered_is_left_where_overflows_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = []
-    own = libdevice.with_meaning(tl.tensor.__add__)
-
-    def counted(*operands: Any) -> Any:
-        calls.append(operands)
-        return own(*operands)
-
-    remembered = operators.replacement(tl.tensor, "__add__", counted)
+    own, calls = counted(libdevice.with_meaning(tl.tensor.__add__))
+    remembered = operators.replacement(tl.tensor, "__add__", own)
     a, b = block(tl.int32, (4,), 1), block(tl.int32, (4,), 2)
     for _ in range(3):
         remembered(a, b)

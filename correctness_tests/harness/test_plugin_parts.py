@@ -15,8 +15,8 @@ import torch
 
 from correctness_tests.support.sample_records import bare_step, plain_record
 from tinyllama.harness.gate.team import Team
-from tinyllama.harness.plugins import gate, recording, spread
-from tinyllama.harness.plugins.gate import Gating
+from tinyllama.harness.plugins import gating, recording, spread
+from tinyllama.harness.plugins.gating import Gating
 from tinyllama.harness.plugins.groups import Group, GroupRecord
 from tinyllama.harness.plugins.recording import NoBarApplies, Recording
 from tinyllama.harness.records.outcome import Outcome
@@ -58,10 +58,7 @@ def test_measurements_of_a_group_have_names_of_their_own_and_usual_tolerances() 
     own = bare_step("small-bf16", "v2", tolerances={"seconds": 1.1})
     made.add(bare_step("small-bf16", "v1"), own)
     found = {entry.who: entry.tolerances for entry in made.record.entries}
-    assert found == {
-        "v1": {"seconds": 1.2, "kernels": 1.5},
-        "v2": {"seconds": 1.1, "kernels": 1.5},
-    }
+    assert found == {"v1": {"seconds": 1.2, "kernels": 1.5}, "v2": {"seconds": 1.1, "kernels": 1.5}}
     with pytest.raises(ValueError, match="'step/small-bf16/v2' is measured twice: use another"):
         made.add(own)
     with pytest.raises(ValueError, match="tolerance"):
@@ -323,9 +320,9 @@ def test_the_gate_says_once_why_it_waits() -> None:
     made.waits, made.progress = "", Shown()
     for reason in ("busy", "busy", "hot"):
         made._wait(reason)
-    line = f"line waiting up to {gate.WAIT:.0f} s: "
+    line = f"line waiting up to {gating.WAIT:.0f} s: "
     assert told == [f"{line}busy", "waiting", "waiting", f"{line}hot", "waiting"]
-    assert gate.WAIT == 180
+    assert gating.WAIT == 180
     waiting = a_recording(progress=Shown())
     told.clear()
     waiting._wait("held")

@@ -36,9 +36,7 @@ def saved(asked: Any, thresholds: Any = None, *args: str) -> Any:
         benchmark_compare=asked, benchmark_compare_fail=thresholds, benchmark_storage="here"
     )
     config: Any = SimpleNamespace(
-        option=option,
-        invocation_params=SimpleNamespace(args=args),
-        add_cleanup=closing.append,
+        option=option, invocation_params=SimpleNamespace(args=args), add_cleanup=closing.append
     )
     before = list(warnings.filters)
     try:
@@ -175,9 +173,7 @@ def test_a_session_without_tests_shows_its_progress_on_its_terminal(terminal: bo
     showing.of_session(nothing).line("one")  # type: ignore[arg-type]
 
 
-def test_a_copy_of_the_output_is_closed_with_its_last_user(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_copy_of_the_output_is_closed_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream:

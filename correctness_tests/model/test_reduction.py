@@ -95,9 +95,7 @@ def test_beside_sums_each_gradient_of_a_step_once(sums: list[torch.Tensor]) -> N
     assert way.parameters[without].grad is None
 
 
-def test_after_the_blocks_the_embedding_and_all_vectors_are_left(
-    sums: list[torch.Tensor],
-) -> None:
+def test_after_the_blocks_the_embedding_and_all_vectors_are_left(sums: list[torch.Tensor]) -> None:
     model = with_gradients()
     way = Beside(model, model.loss_with, TWO)
     for block in groups_of(model)[:-1]:

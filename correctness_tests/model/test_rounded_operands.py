@@ -5,7 +5,6 @@ A stand-in for a GPU cuts what kernels multiply. They round it first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -16,8 +15,8 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.cut_operands import cut_operands
+from correctness_tests.support.stacks import plans_forgotten  # noqa: F401 (a fixture)
 from correctness_tests.support.steps import SHAPE
-from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.tf32 import rounded_to_tf32
@@ -25,7 +24,7 @@ from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.stack import configs, launches, stack
+from tinyllama.ops.stack import configs, launches
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
@@ -42,12 +41,6 @@ if HAS_DESCRIPTORS:
 
     ROUND = "round_f32_to_tf32" in TensorDescriptor.__dataclass_fields__
 described = pytest.mark.skipif(not ROUND, reason="this triton interprets no rounding descriptors")
-
-
-@pytest.fixture(autouse=True)
-def plans_forgotten() -> Iterator[None]:
-    with providers_restored([stack]):
-        yield
 
 
 def batch() -> torch.Tensor:

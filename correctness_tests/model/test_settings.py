@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tinyllama.model.config import (
-    PRESETS,
-    WORKLOADS,
-    ConfigError,
-    ModelConfig,
-    TrainConfig,
-)
+from tinyllama.model.config import PRESETS, WORKLOADS, ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
 
 ODD = ModelConfig(

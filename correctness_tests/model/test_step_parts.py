@@ -208,11 +208,7 @@ def test_preparation_warms_up_as_often_as_it_is_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(step, "capture_graphs", capture)
     monkeypatch.setattr(type(one._reduction), "warm_up", 11)
-    for given, warm, graphs in (
-        ({}, 11, 1),
-        ({"warm_up": 12}, 12, 1),
-        ({"capture": False}, 11, 0),
-    ):
+    for given, warm, graphs in (({}, 11, 1), ({"warm_up": 12}, 12, 1), ({"capture": False}, 11, 0)):
         runs.clear()
         captured.clear()
         one.prepare(**given)
@@ -232,10 +228,7 @@ def test_products_have_the_precision_that_is_asked_for(
     with step.products(precision, torch.device("cpu")):
         assert torch.get_float32_matmul_precision() == products
     monkeypatch.setattr(step, "cannot", lambda capability, device: f"no {capability}")
-    with (
-        pytest.raises(step.ConfigError) as caught,
-        step.products(precision, torch.device("cpu")),
-    ):
+    with pytest.raises(step.ConfigError) as caught, step.products(precision, torch.device("cpu")):
         pass
     assert str(caught.value) == (
         f"precision {precision} is not there on cpu: no {precision}; use fp32 or bf16"

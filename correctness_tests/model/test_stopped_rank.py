@@ -27,8 +27,7 @@ BY = {
 
 @pytest.mark.slow("a job of two processes, and seconds of waiting")
 @pytest.mark.parametrize(
-    "name",
-    ["gloo", *(pytest.param(name, marks=pytest.mark.gpu) for name in BY if name != "gloo")],
+    "name", ["gloo", *(pytest.param(name, marks=pytest.mark.gpu) for name in BY if name != "gloo")]
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_ends_the_job_and_is_named(name: str, rank: int, tmp_path: Path) -> None:

@@ -174,9 +174,7 @@ def test_choosing_them_where_they_cannot_run_is_an_error(chip: str) -> None:
         launches(chip)
 
 
-def test_a_triton_without_gluon_takes_the_portable_kernels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_triton_without_gluon_takes_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gluon, "_MISSING", "this triton has no Gluon for it (a test)")
     assert names(launches()) == USUAL
     with everywhere(ON, ready=False), pytest.raises(ValueError, match=r"no Gluon for it \(a test"):

@@ -11,12 +11,7 @@ import torch
 from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import cross_entropy as cross_entropy_file
 from tinyllama.ops.cross_entropy import kernels as cross_entropy_kernels
-from tinyllama.ops.cross_entropy import (
-    loss_backward,
-    loss_forward,
-    losses_and_gradient,
-    row_losses,
-)
+from tinyllama.ops.cross_entropy import loss_backward, loss_forward, losses_and_gradient, row_losses
 
 pytest.importorskip("triton")
 

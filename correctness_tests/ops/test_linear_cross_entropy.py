@@ -15,10 +15,7 @@ from tinyllama.harness.correct.cases import OpCase, op_cases
 from tinyllama.harness.correct.checks import Candidate, Outcome, run
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import linear_cross_entropy as linear_file
-from tinyllama.ops.cross_entropy import (
-    REDUCTIONS,
-    cross_entropy,
-)
+from tinyllama.ops.cross_entropy import REDUCTIONS, cross_entropy
 from tinyllama.ops.linear_cross_entropy import CHUNKS, chunk_rows, in_chunks, linear_cross_entropy
 
 pytest.importorskip("triton")

@@ -4,7 +4,8 @@ accurate on them, and a failure is shown in its smallest form.
 The examples of a seed are the same everywhere; `make soak` draws others.
 """
 
-from pathlib import Path
+import runpy
+import sys
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ pytest.importorskip("hypothesis", reason="extra 'test' is not installed: it brin
 import hypothesis
 from hypothesis import strategies as st
 
-from correctness_tests.support.commands import python
 from correctness_tests.support.launched import providers
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.cases import OpCase
@@ -26,10 +26,7 @@ from tinyllama.ops import OPS
 from tinyllama.suites.accuracy import assert_accurate
 
 EXAMPLES = 5  # of each provider
-MANY, PARTS = (
-    200,
-    8,
-)  # those of the slow lane are drawn in parts, so that several workers share them
+MANY, PARTS = 200, 8  # in the slow lane they are drawn in parts, so that several workers share them
 
 pytest.importorskip("triton")
 
@@ -108,16 +105,12 @@ def test_a_failure_is_shown_in_its_smallest_form(device: torch.device) -> None:
     assert "case=double-short-D33-fp32" in "\n".join(getattr(failure.value, "__notes__", []))
 
 
-def test_without_hypothesis_they_are_skipped(tmp_path: Path) -> None:
+def test_without_hypothesis_they_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite runs with less than the extra 'test' (README)."""
-    (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pytest; "
-        f"sys.exit(pytest.main(['-rs', '-p', 'no:hypothesispytest', {__file__!r}]))"
-    )
-    found = python("-c", code)
-    assert found.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, found.stdout + found.stderr
-    assert "extra 'test' is not installed: it brings hypothesis" in found.stdout
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    said = "extra 'test' is not installed: it brings hypothesis"
+    with pytest.raises(pytest.skip.Exception, match=said):
+        runpy.run_path(__file__)
 
 
 def test_every_provider_with_kernels_is_drawn() -> None:

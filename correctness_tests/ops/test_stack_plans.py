@@ -9,10 +9,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.stacks import EPS, gradients, inputs
+from correctness_tests.support.stacks import (
+    EPS,
+    gradients,
+    inputs,
+    plans_forgotten,  # noqa: F401 (a fixture)
+)
 from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import ConfigError, ModelConfig
@@ -35,13 +39,6 @@ KERNELS = {
     "out_gradient": "product_kernel",
     "weight_gradients": "weight_gradients_kernel",
 }
-
-
-@pytest.fixture(autouse=True)
-def plans_forgotten() -> Iterator[None]:
-    """A plan by name registers its provider."""
-    with providers_restored([stack]):
-        yield
 
 
 def plan_of(name: str) -> str:

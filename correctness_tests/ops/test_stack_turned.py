@@ -9,10 +9,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.stacks import gradients, inputs
+from correctness_tests.support.stacks import (
+    gradients,
+    inputs,
+    plans_forgotten,  # noqa: F401 (a fixture)
+)
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
@@ -29,12 +32,6 @@ CASE = next(case for case in stack.cases if case.dims["L"] == 3)
 SHAPES = [(16, 4, 2, 16), (9, 6, 2, 8), (33, 2, 2, 24)]
 PLANS = ["all", "none", *PRODUCTS]
 TRAITS: dict[str, Any] = {"requires": ("triton",), "keep": Inputs._fields}
-
-
-@pytest.fixture(autouse=True)
-def plans_forgotten() -> Any:
-    with providers_restored([stack]):
-        yield
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import torch
 
 from correctness_tests.support import rocm_files
 from correctness_tests.support.commands import printed, refused, tinyllama
-from tinyllama.harness.measure import cache
 from tinyllama.model.config import PRESETS, ModelConfig
 from tinyllama.ops import OPS
 from tinyllama.profiling import documents, flops, observe, op_times
@@ -54,6 +53,7 @@ def test_each_operator_is_mapped_to_its_op_and_layer(tier: str, tmp_path: Path) 
     assert "tinyllama.profiling.observe" in recorded["commands"][0]
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_peak_of_memory_is_split_by_category(tmp_path: Path) -> None:
     folder, text = profile("memory", tmp_path, "--tier", "v1")
     found = json.loads((folder / "memory.json").read_text())
@@ -109,7 +109,6 @@ def test_each_op_is_compared_with_pytorch(tmp_path: Path) -> None:
 
 
 def test_the_figures_of_an_op_are_those_of_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
     monkeypatch.setattr(op_times, "READINGS", 2)
     monkeypatch.setattr(op_times, "WARM_UP", 0.01)
     found = op_times.measured(OPS["rms_norm"], ("torch", "eager"), torch.device("cpu"), "fp32")

@@ -101,11 +101,7 @@ def test_kernels_beside_each_other_are_said_from_more_than_a_hundredth(
 
 @pytest.mark.parametrize(
     ("low", "high", "shown"),
-    [
-        (1.0, 10.5, "1 2 5 10"),
-        (1.0, 299.0, "1 2 5 10 20 50 100 200"),
-        (1.0, 300.0, "1 10 100"),
-    ],
+    [(1.0, 10.5, "1 2 5 10"), (1.0, 299.0, "1 2 5 10 20 50 100 200"), (1.0, 300.0, "1 10 100")],
 )
 def test_a_logarithmic_axis_names_decades_alone_where_they_are_many(
     low: float, high: float, shown: str

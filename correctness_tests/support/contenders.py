@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import OpContender, Timed, ops_of
 
 PACKAGE = "tinyllama.ops"
@@ -24,10 +23,9 @@ def weighed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(name="contender")
-def contender_fixture(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+def contender_fixture(device: torch.device) -> Iterator[Contender]:
     """Makes contenders whose first call is checked; a call becomes a provider with these traits,
     until the test ends."""
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
     ops = ops_of(PACKAGE, FILES)
     tried: set[str] = set()
 

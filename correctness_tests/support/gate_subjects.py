@@ -13,7 +13,6 @@ import torch
 
 from correctness_tests.support.contenders import FILES, PACKAGE, Call, weighed
 from tinyllama.harness.gate.subject import DEVICE, HOST, Subject
-from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 
 NUMBER = itertools.count(1)
@@ -40,14 +39,11 @@ class Turning:
 
 
 @pytest.fixture
-def subject(
-    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Make]:
+def subject(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Make]:
     """Makes the subject of a call, ready to be asked, as a provider with these traits.
 
     It gives host time, unless a test that `reads_device_time` asks for others.
     """
-    monkeypatch.setattr(cache, "last_level_bytes", lambda device: 2**16)  # a quick flush
     op = ops_of(PACKAGE, FILES)["weigh_rows"]
 
     def make(

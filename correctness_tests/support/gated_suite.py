@@ -5,6 +5,7 @@ The fixture ``gated`` is in the folder's conftest; a test module that uses it na
 ``pytest_plugins``.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ from tinyllama.harness.gate import comparison, judged
 from tinyllama.harness.gate.session import Session
 from tinyllama.harness.gate.setting import Setting
 from tinyllama.harness.gate.watch import Watch
-from tinyllama.harness.plugins import gate as plugin
+from tinyllama.harness.plugins import gating as plugin
 
 CONFTEST = """
 pytest_plugins = [
@@ -159,8 +160,19 @@ def _options(args: Sequence[str]) -> set[str]:
     return {one.partition("=")[0] for one in args}
 
 
+@pytest.fixture(scope="session")
+def scipy_loaded() -> None:
+    """Before any test: pytester forgets what a test imported, and numpy cannot be loaded again."""
+    importlib.import_module("scipy.stats")
+
+
 @pytest.fixture
-def gated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GatedSuite:
+def gated(
+    scipy_loaded: None,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> GatedSuite:
     plain_git(monkeypatch)
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         if name != "PYTEST_CURRENT_TEST":

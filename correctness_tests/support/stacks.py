@@ -1,11 +1,22 @@
 """A small stack of blocks."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
+from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import Inputs, stack
 
 LAYERS, HIDDEN, FFN, EPS = 2, 48, 24, 1e-5
+
+
+@pytest.fixture(autouse=True)
+def plans_forgotten() -> Iterator[None]:
+    """In a file that imports it: a plan by name registers its provider."""
+    with providers_restored([stack]):
+        yield
 
 
 def inputs(

@@ -32,8 +32,8 @@ def op_file(name: str, line: str = "", body: str = "x + x") -> str:
     return f"{HEAD}{line}\n{OP.format(name=name, body=body)}"
 
 
-def benchmark(op: str) -> Benchmark:
-    file = f"kernels/{op}.py"
+def benchmark(op: str, file: str = "") -> Benchmark:
+    file = f"kernels/{file or op}.py"
     return Benchmark(f"{op}-sum", Timed(op, "sum", 0, "fp32"), file, registered=file)
 
 
@@ -41,19 +41,23 @@ def judged(
     folder: Path,
     names: Sequence[str],
     seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+    file: str = "",
 ) -> Mapping[str, str]:
-    return differences(folder, names, seen).whole
+    """By benchmark, what differs. file: the one with all of the ops; empty where each has its own,
+    with its name."""
+    return differences(folder, names, seen, file).whole
 
 
 def differences(
     folder: Path,
     names: Sequence[str],
     seen: Callable[[Tree, Sequence[Group]], Sequence[Seen]],
+    file: str = "",
 ) -> identity.Differs:
     trees = [Tree(n, folder / n, sys.executable, n, folder / "caches") for n in (BASE, CANDIDATE)]
     return identity.differs(
         trees,
-        [benchmark(name) for name in names],
+        [benchmark(name, file) for name in names],
         registered=Registered(ops, own=Own(("kernels/*.py",))),
         sources=sources.Sources,
         observe=seen,

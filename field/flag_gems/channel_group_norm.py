@@ -44,12 +44,7 @@ class GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        groups: int,
-        eps: float,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float
     ) -> torch.Tensor:
         y, mean, rstd = released.group_norm(x, weight, bias, *x.shape, groups, eps)
         ctx.groups = groups

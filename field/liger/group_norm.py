@@ -18,10 +18,7 @@ group_norm = Op(
     },
     params={"groups": 2, "eps": 1e-6},
     outputs={"y": "B C H W"},
-    cases=[
-        Case(B=2, C=4, H=3, W=5),
-        Case(B=1, C=6, H=1, W=8, why="one row of an image"),
-    ],
+    cases=[Case(B=2, C=4, H=3, W=5), Case(B=1, C=6, H=1, W=8, why="one row of an image")],
     dtypes=(torch.float32,),
 )
 

@@ -53,9 +53,7 @@ def add(subparsers: Any) -> None:
     )
     option("--unwatched", action="store_true", help="on a GPU whose load cannot be read")
     option(
-        "--all-verdicts",
-        action="store_true",
-        help="decide each benchmark, also after a SLOWER one",
+        "--all-verdicts", action="store_true", help="decide each benchmark, also after a SLOWER one"
     )
     option(
         "--verify",

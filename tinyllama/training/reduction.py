@@ -106,11 +106,7 @@ class Parallel(Reduction):
     way = COLLECTIVES
 
     def __init__(
-        self,
-        model: TinyLlama,
-        loss_of: LossOf,
-        ranks: Ranks,
-        early: bool = False,
+        self, model: TinyLlama, loss_of: LossOf, ranks: Ranks, early: bool = False
     ) -> None:
         super().__init__(model, loss_of)
         self.early = early
@@ -123,9 +119,7 @@ class Parallel(Reduction):
             stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             self._ddp = DistributedDataParallel(
-                _Loss(model, loss_of),
-                bucket_cap_mb=size,
-                gradient_as_bucket_view=True,
+                _Loss(model, loss_of), bucket_cap_mb=size, gradient_as_bucket_view=True
             )
         if stream is not None:
             torch.cuda.current_stream(device).wait_stream(stream)

@@ -298,11 +298,7 @@ def _wanted(op: Op, inputs: Inputs) -> list[str]:
 
 
 def _named_outputs(
-    op: Op,
-    outputs: Any,
-    args: Leaves,
-    params: Mapping[str, Any],
-    dtypes: Mapping[str, torch.dtype],
+    op: Op, outputs: Any, args: Leaves, params: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, torch.Tensor]:
     if not op.outputs:
         if outputs is not None:

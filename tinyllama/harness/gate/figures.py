@@ -7,15 +7,7 @@ from statistics import mean
 import numpy as np
 
 from tinyllama.harness.gate import turns
-from tinyllama.harness.gate.decision import (
-    LOOKS,
-    Call,
-    Rule,
-    Spread,
-    bounds,
-    confirmed,
-    decide,
-)
+from tinyllama.harness.gate.decision import LOOKS, Call, Rule, Spread, bounds, confirmed, decide
 from tinyllama.harness.records.verdict import Figure, Outcome
 
 

@@ -27,13 +27,7 @@ from tinyllama.harness.machine.toml import tomllib
 _INSTRUMENT = ("correct", "gate", "measure", "records")
 INSTRUMENT = tuple(f"tinyllama/harness/{name}/" for name in _INSTRUMENT)
 INSTRUMENT_FILES = tuple(f"tinyllama/harness/machine/{name}.py" for name in ("worker", "wire"))
-FOLDERS = (
-    *INSTRUMENT,
-    "tinyllama/harness/plugins/",
-    "tinyllama/suites/",
-    ".github/",
-    ".ci/",
-)
+FOLDERS = (*INSTRUMENT, "tinyllama/harness/plugins/", "tinyllama/suites/", ".github/", ".ci/")
 NAMES = ("conftest.py", "pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 TABLES = (("tool", "pytest"), ("tool", "tinyllama"), ("project", "entry-points"))
 GONE = "removed"

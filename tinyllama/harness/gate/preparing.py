@@ -270,11 +270,7 @@ def _may_be_apart(one: BenchmarkState) -> bool:
 
 
 def _prepare_one(
-    run: Run,
-    pair: Pair,
-    one: BenchmarkState,
-    seconds: Mapping[str, float],
-    observed: Observed,
+    run: Run, pair: Pair, one: BenchmarkState, seconds: Mapping[str, float], observed: Observed
 ) -> None:
     inputs = pair.each("inputs", one.name)
     if inputs[BASE] != inputs[CANDIDATE]:

@@ -84,10 +84,7 @@ class Run:
     def allowed(self, one: BenchmarkState) -> Callable[[str], tuple[float, int]]:
         """By metric, the accepted share and the accepted number."""
         accepted = self.setting.accepted
-        return lambda metric: (
-            accepted.amount(one.name, metric),
-            accepted.more(one.name, metric),
-        )
+        return lambda metric: (accepted.amount(one.name, metric), accepted.more(one.name, metric))
 
     def series(self, one: BenchmarkState, metric: str) -> Series:
         """Of a metric of a benchmark, begun where it is not there yet."""

@@ -25,7 +25,7 @@ from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.kernels.configs import FORCED, SPACES, Config, Key, Space, asked, key_text
 from tinyllama.harness.kernels.launch import launched
-from tinyllama.harness.measure.cache import Flush
+from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, queue_of
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 from tinyllama.harness.measure.rounds import interleaved
@@ -169,7 +169,7 @@ def _timed(
     """Device seconds of one cold forward and backward in this configuration."""
     case, inputs = subject.case, subject.inputs
     device = next(t for t in inputs.args.values() if isinstance(t, torch.Tensor)).device
-    clock, flush = Clock(queue_of(device)), Flush(device)
+    clock, flush = Clock(queue_of(device)), flush_of(device)
     op = case.op
     args = dict(inputs.args)
     wanted = [args[name].requires_grad_(True) for name in op.differentiable]

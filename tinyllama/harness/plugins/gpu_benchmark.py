@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tinyllama.harness.machine.device import default_device
-from tinyllama.harness.measure.cache import Flush
+from tinyllama.harness.measure.cache import flush_of
 from tinyllama.harness.measure.clock import Clock, NotQueuedError, Queue, Stamp, queue_of
 
 ROUNDS, WARM_UP = 30, 5  # calls
@@ -117,7 +117,7 @@ def benchmark_queue() -> Queue:
 @pytest.fixture(scope="session")
 def benchmark_flush() -> Callable[[], object]:
     """What evicts the contents of that device's caches."""
-    return Flush(default_device())
+    return flush_of(default_device())
 
 
 @pytest.fixture

@@ -127,10 +127,7 @@ def eager(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> t
 
 
 @attention.provider(
-    "torch",
-    deterministic=frozenset({"cpu"}),
-    double_backward=False,
-    slack=SDPA_SLACK,
+    "torch", deterministic=frozenset({"cpu"}), double_backward=False, slack=SDPA_SLACK
 )
 def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
     """Stock fused attention; its CUDA backward adds with atomics, so bits may differ.

@@ -162,17 +162,11 @@ def _specialised(tiles: int) -> Callable[..., list[Config]]:
 
 
 SPECIALISED_FORWARD = Space(
-    "attention.specialised_forward",
-    default=lambda D, tokens, gluon: OFF,
-    configs=_specialised(1),
+    "attention.specialised_forward", default=lambda D, tokens, gluon: OFF, configs=_specialised(1)
 )
 SPECIALISED_QUERIES = Space(
-    "attention.specialised_queries",
-    default=lambda D, tokens, gluon: OFF,
-    configs=_specialised(2),
+    "attention.specialised_queries", default=lambda D, tokens, gluon: OFF, configs=_specialised(2)
 )
 SPECIALISED_KEYS = Space(
-    "attention.specialised_keys",
-    default=lambda D, tokens, gluon: OFF,
-    configs=_specialised(2),
+    "attention.specialised_keys", default=lambda D, tokens, gluon: OFF, configs=_specialised(2)
 )

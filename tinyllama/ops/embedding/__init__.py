@@ -146,10 +146,7 @@ def by_torch(weight: torch.Tensor, tokens: torch.Tensor) -> bool:
     "triton",
     requires=("triton",),
     keep=("tokens", "weight"),
-    saved={
-        "order": Tensor("N", dtype=torch.int32),
-        "starts": Tensor("V+1", dtype=torch.int32),
-    },
+    saved={"order": Tensor("N", dtype=torch.int32), "starts": Tensor("V+1", dtype=torch.int32)},
     large=(Large("N", "D", {"V": 7, "D": 64}),),
 )
 class Triton:

@@ -6,21 +6,9 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks.finding import (
-    Candidate,
-    Problem,
-    Rank,
-    Unsupported,
-    leaves,
-)
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
-from tinyllama.harness.correct.evaluate import (
-    GradientError,
-    Inputs,
-    Leaves,
-    copied,
-    is_gradient,
-)
+from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied, is_gradient
 from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}

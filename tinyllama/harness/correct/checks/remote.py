@@ -196,9 +196,7 @@ def limit_memory() -> None:
 
 
 def check(
-    asked: Asked,
-    only: Sequence[str],
-    progress: Callable[[str], None] = lambda text: None,
+    asked: Asked, only: Sequence[str], progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[tuple[str, list[Finding], bool]]:
     """Each provider that is asked about, the findings of these checks on it, and whether the file
     that declares it declares its reference too.
