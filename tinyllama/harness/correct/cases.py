@@ -169,8 +169,9 @@ class OpCase:
             for name, one in each.items()
         ]
 
-    def references(self, inputs: Inputs) -> References:
-        """What results for these inputs are compared with; the same for every provider."""
+    def references(self, inputs: Inputs, draws: int = PERTURBATIONS) -> References:
+        """What results for these inputs are compared with; the same for every provider. draws: of
+        inputs that are moved by a rounding."""
         reference = self.op["eager"].call
         oracle = evaluate(self.op, reference, inputs.double())
         return References(
@@ -178,7 +179,7 @@ class OpCase:
             oracle,
             [
                 evaluate(self.op, reference, inputs.perturbed(n), watched=False)
-                for n in range(PERTURBATIONS)
+                for n in range(draws)
             ],
             {name: one.off_by for name, one in self.op.outputs.items()},
             self.magnitudes(inputs.double(), oracle),

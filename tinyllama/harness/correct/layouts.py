@@ -2,8 +2,8 @@
 
 import torch
 
-LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct")
-UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct")
+LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset")
+UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset")
 
 
 def laid_out(
@@ -18,6 +18,11 @@ def laid_out(
     if layout == "strided":  # every second element of the last axis
         buffer = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), gap)
         view = buffer[..., ::2]
+        view.copy_(tensor)
+        return view
+    if layout == "offset":  # dense, behind an address that a vector may begin at; torch takes
+        # complex numbers for which two elements are one, so that they begin at even places
+        view = tensor.new_full((2 + tensor.numel(),), gap)[2:].view(tensor.shape)
         view.copy_(tensor)
         return view
     if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call

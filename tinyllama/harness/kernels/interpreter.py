@@ -1,6 +1,6 @@
 """Triton's interpreter made honest: bfloat16 as values, and kernels that also compile.
 
-The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Eight things
+The interpreter runs a kernel's programs one after the other in numpy, on the CPU. Nine things
 in it are fixed here, once, so that no kernel branches on it and no tolerance widens for it:
 
 * it holds bfloat16 as bit patterns, on which sums and products work as on integers, and stores
@@ -15,6 +15,7 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
 * it leaves a floating-point argument a Python number; here it is a float32 scalar, as compiled;
 * it passes over libdevice, whose functions return None; here the common ones are computed, and the
   others raise an error that names them;
+* it believes what a kernel promises its compiler (`tinyllama.harness.kernels.promises`);
 * numpy warns of an overflow, even in elements that a mask leaves out; here, as on a
   GPU, the result is infinite without a warning;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.
@@ -36,7 +37,7 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import libdevice, operators, programs, shared_types
+from tinyllama.harness.kernels import libdevice, operators, programs, promises, shared_types
 from tinyllama.harness.kernels.known import among
 
 Array = Any  # a numpy array
@@ -343,6 +344,10 @@ def _fix_values() -> None:
         product = a.data.astype(np.float64) @ b.data.astype(np.float64)
         return handle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
+    def set_attr(self: Any, name: str, values: Any) -> None:
+        promises.held(self.data, self.dtype.scalar, name, values)
+        self.attr[name] = values
+
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def refuse_bf16(*handles: Any) -> None:
@@ -369,6 +374,7 @@ def _fix_values() -> None:
     builder.create_atomic_rmw = atomic_rmw
     builder.create_atomic_cas = atomic_cas
     handle.__init__ = init
+    handle.set_attr = set_attr
     builder.cast_impl = cast_impl
     builder.create_masked_load = masked_load
     builder.create_masked_store = masked_store

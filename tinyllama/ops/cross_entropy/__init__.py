@@ -75,6 +75,7 @@ def option_cases(**dims: int) -> list[Case]:
             (None, "none", "each token's loss"),
             (-100, "mean", "the mean of tokens that are not ignored"),
             (3, "sum", "an ignored target that is a class"),
+            (0, "mean", "an ignored target that is class 0"),
             (-100, "none", "each token's loss, 0 where ignored"),
         )
     ]

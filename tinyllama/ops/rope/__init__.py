@@ -308,7 +308,7 @@ class Triton:
                 found[name] = given.new_zeros((B, T, heads, K))
             elif name in needs and grad is not None:
                 turned[name] = grad
-                found[name] = given.new_empty((B, T, heads, K))
+                found[name] = grad.new_empty((B, T, heads, K))  # q and k may differ in dtype
         tables, outputs = (kept["cos"], kept["sin"]), (found.get("q"), found.get("k"))
         rotate(turned.get("q"), turned.get("k"), *tables, *outputs, inverse=True)
         return found

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks import memory
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported, leaves
 from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
 from tinyllama.harness.correct.evaluate import GradientError, Inputs, Leaves, copied, is_gradient
@@ -13,16 +14,20 @@ from tinyllama.harness.declare.autograd import several
 
 REPEATS = {"cpu": 3, "cuda": 50}
 LAST = 4  # call on fresh contents, in inference mode
+LARGE = 1024.0  # a factor of upstream gradients, as a loss scale is
+MOST_APART = 1e-3  # of gradients of two parts of an upstream gradient, added up, from the whole's
 
 
 def fresh_contents(candidate: Candidate) -> Problem:
     """New contents in the same tensors give new results and do not change earlier ones: nothing is
-    cached by address, and no output memory is used twice."""
+    cached by address, and no output memory is used twice. Nothing else is left behind, and how
+    tensors lie to each other makes no difference (`tinyllama.harness.correct.checks.memory`)."""
     case = candidate.telling()
     if candidate.op.mutated:
         raise Unsupported("it works in place: its accuracy cases make successive calls")
-    if shared := _sharing(candidate):
-        return shared
+    for look in (memory.sharing, memory.neighbours, memory.left_behind, memory.parameters):
+        if (seen := look(candidate)) is not None:
+            return seen
     first, second = (candidate.inputs(case, draw) for draw in (0, 1))
     args = {name: copied(value) for name, value in first.args.items()}
     early = _forward(candidate, args, first)
@@ -34,7 +39,9 @@ def fresh_contents(candidate: Candidate) -> Problem:
     }
     for call in range(2, LAST + 1):
         mode = torch.inference_mode if call == LAST else torch.no_grad
-        late = _forward(candidate, args, second, mode)
+        # Tensors that are new have the version, as the address, that those of the first call had.
+        given = args if call == 2 else memory.again(args)
+        late = _forward(candidate, given, second, mode)
         for which, output, copy in zip(candidate.op.outputs, early, kept, strict=True):
             if not same_bits(output, copy):
                 return case, f"call {call} changed {which} of the first"
@@ -42,35 +49,6 @@ def fresh_contents(candidate: Candidate) -> Problem:
         if wrong := candidate.wrong(case, results, second):
             return case, f"call {call}, on new contents: {wrong[0]}"
     return None
-
-
-def _sharing(candidate: Candidate) -> Problem:
-    """A case in which an output shares memory with an input, where the reference's does not."""
-    for case in candidate.plain():
-        if case.dtype is not candidate.dtypes[0]:
-            continue
-        inputs = candidate.inputs(case)
-        args = {name: copied(value) for name, value in inputs.args.items()}
-        own = _shared(args, _forward(candidate, args, inputs))
-        with torch.no_grad():
-            reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
-        for at, name in own.items():
-            if at not in _shared(args, reference):
-                output = list(candidate.op.outputs)[at]
-                return case, f"{output} shares memory with {name}: a change of one changes both"
-    return None
-
-
-def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
-    """The places of outputs in the storage of an input, and that input."""
-    starts = {
-        tensor.untyped_storage().data_ptr(): name
-        for name, value in args.items()
-        for tensor in (value if isinstance(value, list) else [value])
-        if tensor.numel()
-    }
-    found = [starts.get(one.untyped_storage().data_ptr()) for one in outputs]
-    return {place: name for place, name in enumerate(found) if name is not None}
 
 
 def _forward(
@@ -112,33 +90,69 @@ def _differing(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor
 
 
 def backward_twice(candidate: Candidate) -> Problem:
-    """A second backward through one graph gives the same gradients: backward overwrites nothing
-    that was saved."""
+    """A second backward through one graph, after another call, gives the same gradients: backward
+    overwrites nothing that was saved, and each call saves its own."""
     case = _differentiable(candidate)
     if candidate.provider.overwrites:
         raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
     graph = Graph(candidate, candidate.inputs(case))
-    wrong = list(_differing(_gradients(candidate, case, graph), graph.gradients()))
-    return (case, f"other gradients the second time: {', '.join(wrong)}") if wrong else None
+    first = _gradients(candidate, case, graph)
+    again = graph.gradients()
+    if wrong := list(_differing(first, again)):
+        return case, f"other gradients the second time: {', '.join(wrong)}"
+    Graph(candidate, candidate.inputs(case, draw=1))
+    if wrong := list(_differing(first, graph.gradients())):
+        return case, f"another call changes the gradients of the first: {', '.join(wrong)}"
+    return None
 
 
 def scaled_upstream(candidate: Candidate) -> Problem:
-    """Half the upstream gradient gives half of every gradient.
+    """Half the upstream gradient gives half of every gradient, a large multiple that multiple, and
+    two parts of it, each zero where the other is not, what the whole gives.
 
     The norm of the difference is at most that of the gradient times the epsilon of the coarsest
     dtype that the provider takes, which it may compute in: there halves of subnormals are rounded.
     """
     case = _differentiable(candidate)
     whole = _gradients(candidate, case, Graph(candidate, candidate.inputs(case)))
-    halves = Graph(candidate, candidate.inputs(case)).gradients(lambda g: g * 0.5)
     most = max(torch.finfo(dtype).eps for dtype in candidate.dtypes)
 
-    def proportional(name: str) -> bool:
-        expected = whole[name].double() * 0.5
-        return bool((halves[name].double() - expected).norm() <= most * expected.norm())
+    def found(change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        return Graph(candidate, candidate.inputs(case)).gradients(change)
 
-    wrong = [name for name in whole if not proportional(name)]
-    return (case, f"not in proportion: {', '.join(wrong)}") if wrong else None
+    def unlike(got: Mapping[str, torch.Tensor], factor: float, most: float) -> list[str]:
+        expected = {name: one.double() * factor for name, one in whole.items()}
+        differ = {name: (got[name].double() - one).norm() for name, one in expected.items()}
+        return [name for name, one in expected.items() if not differ[name] <= most * one.norm()]
+
+    wrong = unlike(found(lambda g: g * 0.5), 0.5, most)
+    if case.dtype is not torch.float16:  # which may overflow
+        wrong = wrong or unlike(found(lambda g: g * LARGE), LARGE, most)
+    if wrong:
+        return case, f"not in proportion: {', '.join(wrong)}"
+    one, other = (found(_Part(side)) for side in (True, False))
+    both = {name: one[name].double() + other[name].double() for name in whole}
+    if wrong := unlike(both, 1.0, max(4 * most, MOST_APART)):
+        text = "an upstream gradient that is zero in places gives other gradients"
+        return case, f"{text}: {', '.join(wrong)}"
+    return None
+
+
+class _Part:
+    """A part of each upstream gradient of a call, or the rest: about half of the elements, and of
+    each third row, another one for each tensor, none."""
+
+    def __init__(self, part: bool) -> None:
+        self.part, self.tensors = part, 0
+        self.made = torch.Generator().manual_seed(0)
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand(gradient.shape, generator=self.made) < 0.5
+        if gradient.dim() > 1:
+            rows = torch.arange(gradient.shape[:-1].numel()).view(gradient.shape[:-1])
+            keep &= ((rows + self.tensors) % 3 != 0)[..., None]
+        self.tensors += 1
+        return gradient * (keep == self.part).to(gradient)
 
 
 def two_consumers(candidate: Candidate) -> Problem:
@@ -193,8 +207,10 @@ def second_derivative(candidate: Candidate) -> Problem:
     declared = candidate.provider.double_backward
     inputs = candidate.inputs(case)
     _gradients(candidate, case, Graph(candidate, inputs))
+    # Kernels do not take float64, nor does a function that is asked as a provider with kernels.
+    double = declared and "triton" not in candidate.provider.requires
     try:
-        found = _second(candidate, candidate.provider.call, inputs.double() if declared else inputs)
+        found = _second(candidate, candidate.provider.call, inputs.double() if double else inputs)
     except RuntimeError as error:
         text = f"declared to have a second derivative: {error}"
         return (case, text, Rank.CONTRACT) if declared else None
@@ -207,7 +223,8 @@ def second_derivative(candidate: Candidate) -> Problem:
     assert right is not None
     for name, value in right.items():
         size = value.norm()
-        if name not in found or not (found[name] - value).norm() <= 1e-8 * size:
+        most = 1e-8 if double else MOST_APART
+        if name not in found or not (found[name] - value).norm() <= most * size:
             return case, f"its second derivative by {name} is not the reference's"
     return None
 

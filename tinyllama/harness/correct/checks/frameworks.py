@@ -14,7 +14,7 @@ from tinyllama.harness.correct.evaluate import ContractError, Inputs, copied, ev
 from tinyllama.harness.machine.device import cannot, synchronize
 
 DRAWS = 4  # that estimate how sensitive a result is to rounding
-NARROW = torch.bfloat16
+NARROW = torch.bfloat16, torch.float16  # of autocast
 
 
 def autocast(candidate: Candidate) -> Problem:
@@ -25,25 +25,35 @@ def autocast(candidate: Candidate) -> Problem:
     """
     if candidate.op.mutated:
         raise Unsupported("it works in place, which autocast leaves alone")
+    for narrow in NARROW:
+        if (seen := _autocast(candidate, narrow)) is not None:
+            return seen
+    return None
+
+
+def _autocast(candidate: Candidate, dtype: torch.dtype) -> Problem:
+    """What is wrong under autocast to this dtype."""
     case = candidate.smallest(torch.float32)
     inputs = candidate.inputs(case)
     eager = replace(candidate, provider=candidate.op["eager"])
-    on, off = (torch.autocast(candidate.device.type, NARROW, enabled=on) for on in (True, False))
+    on, off = (torch.autocast(candidate.device.type, dtype, enabled=on) for on in (True, False))
     under = [_results(one, inputs, on) for one in (candidate, eager)]
-    own, reference = map(_narrowed, under)
+    own, reference = (_narrowed(one, dtype) for one in under)
     exact = inputs.double()
     oracle = evaluate(candidate.op, eager.provider.call, exact)
-    narrow = inputs.to(NARROW)
+    narrow = inputs.to(dtype)
     moved = [evaluate(candidate.op, eager.provider.call, narrow.perturbed(n)) for n in range(DRAWS)]
     terms = case.magnitudes(exact, oracle)
     references = References(reference, oracle, moved, magnitudes=terms, terms=candidate.op.terms)
-    slack = candidate.slack.get(NARROW, candidate.slack[case.dtype])
+    slack = candidate.slack.get(dtype, candidate.slack[case.dtype])
     for name in oracle:
         if name not in own:
             return case, f"{name} is missing"
         found = compare(name, own[name], references.of(name), slack=slack)
         if not found.passed:
-            return case, str(found)
+            return case, f"to {dtype}: {found}"
+    if dtype is not NARROW[0]:
+        return None
     plain = [_results(one, inputs, off) for one in (candidate, eager)]
     if list(map(_changed, under, plain)) == [False, True]:
         text = "autocast is ignored: it changes the reference's results, and none of these"
@@ -58,9 +68,9 @@ def _results(candidate: Candidate, inputs: Inputs, within: Any) -> dict[str, tor
     return {name: value.detach() for name, value in found.items()}
 
 
-def _narrowed(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _narrowed(results: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {
-        name: value.to(NARROW if value.is_floating_point() else value.dtype)
+        name: value.to(dtype if value.is_floating_point() else value.dtype)
         for name, value in results.items()
     }
 

@@ -16,6 +16,7 @@ __all__ = ["GuardedMemory", "watched"]
 
 WIDTH = 2**16  # bytes of canary on each side of a buffer
 CANARY = 0xA5
+ALIGNED = 16  # bytes of the widest access
 
 
 class GuardedMemory(TorchDispatchMode, Bounds):
@@ -24,7 +25,8 @@ class GuardedMemory(TorchDispatchMode, Bounds):
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
         Bounds.__init__(self)
-        self.buffers: list[tuple[torch.Tensor, int, str]] = []  # all bytes, its own, what it is
+        # All bytes, where its own begin and end, what it is.
+        self.buffers: list[tuple[torch.Tensor, int, int, str]] = []
         self.forward: list[str] | None = None  # kernels that were launched before the backward pass
 
     def __torch_dispatch__(
@@ -34,17 +36,19 @@ class GuardedMemory(TorchDispatchMode, Bounds):
         return self.guarded(result) if func in UNINITIALISED and result.numel() else result
 
     def guarded(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
-        """A tensor of the same shape, strides and contents between canaries, gaps included."""
+        """A tensor of the same shape, strides and contents between canaries, gaps included, and as
+        far behind a multiple of ``ALIGNED`` bytes."""
         if not tensor.numel():
             return tensor.detach().clone()
         pairs = zip(tensor.shape, tensor.stride(), strict=True)
         extent = 1 + sum((n - 1) * s for n, s in pairs)
         size = extent * tensor.itemsize
-        raw = torch.full((size + 2 * WIDTH,), CANARY, dtype=torch.uint8, device=tensor.device)
-        self.buffers.append((raw, size, name))
-        start = raw.data_ptr() + WIDTH
+        first = WIDTH + tensor.data_ptr() % ALIGNED
+        raw = torch.full((first + size + WIDTH,), CANARY, dtype=torch.uint8, device=tensor.device)
+        self.buffers.append((raw, first, first + size, name))
+        start = raw.data_ptr() + first
         self.inside[raw.data_ptr()] = start, start + size
-        inside = raw[WIDTH : WIDTH + size].view(tensor.dtype)
+        inside = raw[first : first + size].view(tensor.dtype)
         whole = tensor.detach().as_strided((extent,), (1,), tensor.storage_offset())
         inside.copy_(whole)
         return inside.as_strided(tensor.shape, tensor.stride(), inside.storage_offset())
@@ -69,12 +73,12 @@ class GuardedMemory(TorchDispatchMode, Bounds):
         The canaries are put back: what is said once is not said again.
         """
         found, self.strays = self.strays, []
-        for raw, size, name in self.buffers:
-            for side, canary in (("before", raw[:WIDTH]), ("after", raw[WIDTH + size :])):
+        for raw, first, end, name in self.buffers:
+            for side, canary in (("before", raw[:first]), ("after", raw[end:])):
                 hit = (canary != CANARY).nonzero().flatten()
                 if len(hit):
-                    near = WIDTH - 1 - hit[-1] if side == "before" else hit[0]
+                    near = first - 1 - hit[-1] if side == "before" else hit[0]
                     what = f"{name}, a buffer" if name else "a buffer"
-                    found.append(f"a store {int(near)} bytes {side} {what} of {size} bytes")
+                    found.append(f"a store {int(near)} bytes {side} {what} of {end - first} bytes")
                     canary.fill_(CANARY)
         return found

@@ -3,22 +3,26 @@ block divides, as far as time allows.
 
 What goes wrong only there: an axis of one entry, a tail that no declared case has, a last block
 that is full, a second block, more programs than a grid's limit of 65,535, an index that is narrow,
-a buffer that is too short.
+a buffer that is too short. Then each pair of axes is long at once: the second tile of both.
 """
 
+import itertools
 import math
 import time
 from dataclasses import replace
 from typing import Any
 
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
 from tinyllama.harness.correct.checks.finding import Candidate, Finding, Rank, Unsupported
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.specs import flat
 
-# 1; then each 4 times the one before, and 3 beyond a block; and one that is a whole block.
-SIZES = (1, 67, 259, 1024, 1027, 4099, 16387, 65539)
+# 1; then each 4 times the one before, and 3 beyond a block; and one that is a whole block. Two end
+# 2 and 4 beyond a block: where rows are read in vectors, another tail is left.
+SIZES = (1, 67, 259, 1024, 1026, 4099, 16388, 65539)
+BOTH = 131  # of two axes at once
+MOST_ELEMENTS = 2**21  # of the inputs of such a case
 OF_EXTREMES = 259  # the size at which extreme values are tried too
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
@@ -36,6 +40,7 @@ def sizes(candidate: Candidate) -> Finding | str:
     slack = {dtype: WIDER * candidate.provider.slack.get(dtype, 1.0) for dtype in candidate.dtypes}
     candidate = replace(candidate, provider=replace(candidate.provider, slack=slack))
     said, reached, refused = [], False, None
+    long: list[str] = []  # axes that take more than one entry
     for axis in base.case.dims:
         found = _along(candidate, base, axis)
         if isinstance(found, Finding) and found.rank is not Rank.CONTRACT:
@@ -45,12 +50,17 @@ def sizes(candidate: Candidate) -> Finding | str:
             continue
         size, why = found
         reached = reached or size > 0
+        if size >= BOTH:
+            long.append(axis)
         said.append(f"{axis} up to {size:,}{why}" if size else f"{axis} not tried{why}")
     if refused is not None:
         return refused
     if not reached:
         raise Unsupported("; ".join(said))
-    return "; ".join(said)
+    both = _together(candidate, base, long)
+    if isinstance(both, Finding):
+        return both
+    return "; ".join([*said, *both])
 
 
 def general(candidate: Candidate) -> OpCase:
@@ -61,11 +71,36 @@ def general(candidate: Candidate) -> OpCase:
     return case if case is not None and candidate.tells(case) else candidate.telling()
 
 
+def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | list[str]:
+    """What is wrong where two axes are long at once; else which pairs were not tried, and why."""
+    started = time.thread_time()
+    left = []
+    for one, other in itertools.combinations(axes, 2):
+        case = resized(candidate, base, one, BOTH)
+        case = case and resized(candidate, case, other, BOTH)
+        if case is None or elements(candidate.op, case.case) > MOST_ELEMENTS:
+            continue
+        if time.thread_time() - started > SECONDS:
+            left.append(f"{one} and {other}")
+            continue
+        try:
+            evaluate(candidate.op, candidate.op["eager"].call, candidate.inputs(case))
+        except Exception:  # an axis alone may be long, and the reference takes no pair
+            continue
+        fault = next(faults(candidate, case, refusable=True), None)
+        if fault is not None and ENDLESS in fault.message:
+            continue
+        if fault is not None and fault.rank is not Rank.CONTRACT:
+            text = f"{fault.check}: {fault.message}"
+            return replace(fault, check="sizes", message=text, special=fault.rank)
+    return [f"not at once, for lack of time: {', '.join(left)}"] if left else []
+
+
 def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int, str]:
     """What is wrong along an axis; else the largest size that was tried, and why no larger one."""
     largest, last, power = 0, 0.0, 1.0  # time grows with this power of the size
     for size in SIZES:
-        case = _resized(candidate, base, axis, size)
+        case = resized(candidate, base, axis, size)
         if case is None:
             return largest, f" ({size:,} is not supported)"
         if largest > 1 and last * (size / largest) ** power > SECONDS:
@@ -95,7 +130,7 @@ def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int
     return largest, ""
 
 
-def _resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:
+def resized(candidate: Candidate, base: OpCase, axis: str, size: int) -> OpCase | None:
     """The case with about this size of an axis; None where the op or the provider takes none."""
     op, before = candidate.op, base.case.dims[axis]
     for more in range(TRIES):

@@ -1,4 +1,5 @@
-"""Values that random ones never are: all negative, zero, equal to each other, NaN.
+"""Values that random ones never are: all negative, zero, equal to each other, far apart, tiny,
+infinite, NaN; and parameters that are not the default ones.
 
 They are asked of inputs for which an op declares no distribution of its own, so that any value may
 come. Right is what the reference gives, or torch's provider, or independent code. At ties, and at
@@ -7,9 +8,12 @@ that reaches a result which does not depend on it.
 """
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -26,13 +30,19 @@ KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
     "all zero": torch.zeros_like,
     "with ties": lambda x: (2 * x).round() / 2,
+    "far apart": lambda x: 64 * x,
+    "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
 }
+INFINITIES = (float("inf"), float("-inf"))
+FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
+SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 
 
 def special_values(candidate: Candidate) -> Problem:
-    """Results are the reference's on such values, where others agree with it.
+    """Results are the reference's on such values, where others agree with it, and with other
+    numbers for each parameter, as far as a result depends on it.
 
     Raises Unsupported where no input may have any value.
     """
@@ -57,8 +67,18 @@ def special_values(candidate: Candidate) -> Problem:
             return one, f"{' and '.join(names)} {kind}: {text}"
         text = f"{' and '.join(names)} {kind}, the gradient is not the reference's: {text}"
         advice = advice or (one, text, Rank.ADVICE)
+    for parameter, value in _settings(candidate, case):
+        changed = replace(plain, params={**plain.params, parameter: value})
+        if (seen := _differs(candidate, case, changed)) is not None:
+            return case, f"{parameter} = {value!r}: {seen[1]}"
+    for name, value in itertools.product(names, INFINITIES):
+        one = _changed(plain, [name], partial(_with, value))
+        if lost := _nan(candidate, case, one, of_nan=False):
+            return case, f"{value} in {name}: a NaN {lost}"
     for name in names:
-        if advice is None and (lost := _nan(candidate, case, _changed(plain, [name], _with_nan))):
+        if advice is None and (
+            lost := _nan(candidate, case, _changed(plain, [name], partial(_with, math.nan)))
+        ):
             advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice
 
@@ -68,17 +88,44 @@ def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
     return replace(inputs, args=args)
 
 
-def _with_nan(x: torch.Tensor) -> torch.Tensor:
+def _with(value: float, x: torch.Tensor) -> torch.Tensor:
+    """x with this value in one place."""
     changed = x.clone()
-    changed.view(-1)[x.numel() // 2] = float("nan")
+    changed.view(-1)[x.numel() // 2] = value
     return changed
+
+
+def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
+    """Each parameter of the case that is a number, with another value that is allowed and on which
+    a result of the reference depends; each that is true or false, with the other."""
+    inputs = candidate.inputs(case).double()
+    reference = candidate.op["eager"].call
+    known = evaluate(candidate.op, reference, inputs)
+    for name, value in inputs.params.items():
+        if type(value) is bool:
+            yield name, not value
+        if type(value) is not float:
+            continue
+        for other in [value * factor for factor in FACTORS] if value else (0.5,):
+            params = {**inputs.params, name: other}
+            if candidate.op.fits({**candidate.op.numbers(case.case.dims), **params}) is not None:
+                continue
+            try:
+                results = evaluate(candidate.op, reference, replace(inputs, params=params))
+            except Exception:  # the reference does not take it
+                continue
+            moved = ((results[n] - one).norm() > SEEN * one.norm() for n, one in known.items())
+            if any(bool(one) for one in moved):
+                yield name, other
+                break
 
 
 def _differs(candidate: Candidate, case: OpCase, inputs: Inputs) -> tuple[str, str] | None:
     """The first result that is neither the reference's nor that of others, outputs first, and in
     words."""
-    found = case.references(inputs)
-    if not all(value.isfinite().all() for value in found.oracle.values()):
+    found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
+    known = (*found.oracle.values(), *found.eager.values())
+    if not all(value.isfinite().all() for value in known):
         return None
     guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
     results = candidate.results(inputs, PoisonedMemory(), guards)
@@ -110,8 +157,9 @@ def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Te
         yield results
 
 
-def _nan(candidate: Candidate, case: OpCase, inputs: Inputs) -> str | None:
-    """What is wrong with the outputs for inputs that hold a NaN, in words."""
+def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
+    """What is wrong with the NaN of outputs for inputs that hold a NaN, in words; or an infinity,
+    where only one that no other has is wrong."""
     candidate = candidate.forward_only()
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
@@ -122,7 +170,7 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs) -> str | None:
     for name, value in results.items():
         each = torch.stack([one[name].isnan() for one in known])
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
-        for places, what in ((lost, "does not reach"), (spread, "reaches")):
+        for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
             if places.any():
                 first = places.nonzero()[0].tolist()
                 text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"

@@ -1,0 +1,83 @@
+"""Kernels compute in float32 and round once: a 16-bit result is what float32 gives for the same
+values, rounded. The bounds of accuracy allow more: three times the reference's error hides a sum or
+a factor that is rounded on the way."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tinyllama.harness import Op, Provider
+from tinyllama.harness.correct.cases import OpCase, elements
+from tinyllama.harness.correct.evaluate import evaluate
+from tinyllama.harness.declare.autograd import several
+from tools.check_table import tree
+
+# What is rounded on the way by design: operands of products, and results that are stored between.
+TWICE = {
+    "add_rms_norm": "the norm is that of the sum as it is stored",
+    "attention": "weights are operands of products",
+    "block": "made of products",
+    "linear_cross_entropy": "logits are stored",
+    "stack": "made of products",
+    "swiglu": "gate and up are stored",
+}
+ONCE = [(op, one) for op, one in tree() if op.name not in TWICE and not op.mutated]
+each_provider = pytest.mark.parametrize(
+    ("op", "provider"), ONCE, ids=[str(provider) for _, provider in ONCE]
+)
+MOST = {"cpu": 0.0, "cuda": 0.02}  # of the elements: a GPU's libraries add up in another order
+
+
+def _differing(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """The share of elements that are not the exact ones, rounded."""
+    rounded = exact.to(result.dtype)
+    return ((result != rounded) & ~(result.isnan() & rounded.isnan())).float().mean().item()
+
+
+@each_provider
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_16_bits_are_those_of_float32_rounded_once(
+    op: Op, provider: Provider, dtype: torch.dtype, device: torch.device, seed: int
+) -> None:
+    most = max(op.cases, key=lambda case: elements(op, case))
+    for case in op.cases:
+        one = OpCase(op, provider, case, dtype)
+        if one.unsupported() is not None:
+            continue
+        for extreme in (None, *op.extremes) if case in (op.cases[0], most) else (None,):
+            inputs = replace(one, extreme=extreme).inputs(device, seed)
+            narrow = evaluate(op, provider.call, inputs)
+            wide = evaluate(op, provider.call, inputs.to(torch.float32))
+            for name, value in narrow.items():
+                share = _differing(value, wide[name]) if value.numel() else 0.0
+                assert share <= MOST[device.type], f"{one} {extreme}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("op", "provider"),
+    [(op, one) for op, one in ONCE if len(op.differentiable) > 1 and op.name != "linear"],
+    ids=lambda one: one.name,
+)
+def test_a_wider_input_keeps_its_precision_beside_a_narrow_one(
+    op: Op, provider: Provider, device: torch.device, seed: int
+) -> None:
+    """The first input has 16 bits, the others 32, as activations and weights often do: results in
+    32 bits are those of float32. (A `linear` multiplies in the dtype of x.)"""
+    inputs = OpCase(op, provider, op.cases[0], torch.bfloat16).inputs(device, seed)
+    found = []
+    for narrow in (True, False):
+        args = {name: one if narrow else one.float() for name, one in inputs.args.items()}
+        first, *others = op.differentiable
+        args |= {name: args[name].float() for name in others}
+        wanted = [args[name].requires_grad_() for name in (first, *others)]
+        outputs = several(provider.call(*args.values(), **inputs.params))
+        given = [up for up in inputs.upstream.values() if up is not None]
+        upstream = [up.to(one.dtype) for up, one in zip(given, outputs, strict=True)]
+        grads = torch.autograd.grad(outputs, wanted, upstream)
+        found.append([*outputs, *grads])
+        assert [grad.dtype for grad in grads] == [one.dtype for one in wanted]
+    for result, exact in zip(*found, strict=True):
+        assert _differing(result, exact) <= MOST[device.type], f"{op.name}, {result.dtype}"

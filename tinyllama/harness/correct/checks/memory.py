@@ -1,0 +1,240 @@
+"""How the tensors of a call lie to each other, and what a call leaves behind."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank
+from tinyllama.harness.correct.checks.graph import Graph, outputs_of, same_bits
+from tinyllama.harness.correct.checks.sizes import general, resized
+from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied
+from tinyllama.harness.declare.autograd import several
+
+Arrangement = Callable[[Leaves, list[str]], Leaves]
+
+
+# -- outputs --------------------------------------------------------------------------------------
+
+
+def sharing(candidate: Candidate) -> Problem:
+    """A case in which an output shares memory with an input, or elements of an output with each
+    other, where the reference's do not."""
+    advice: Problem = None
+    for case in _plain(candidate):
+        inputs = candidate.inputs(case)
+        args = {name: copied(value) for name, value in inputs.args.items()}
+        with torch.no_grad():
+            outputs = outputs_of(candidate, args, inputs.params)
+            reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+        own, others = _shared(args, outputs), _shared(args, reference)
+        names = list(candidate.op.outputs)
+        for at, name in own.items():
+            if at not in others:
+                text = f"{names[at]} shares memory with {name}: a change of one changes both"
+                return case, text
+        for name, one, other in zip(names, outputs, reference, strict=False):
+            if _overlaps(one) and not _overlaps(other):
+                text = f"elements of {name} share memory: it has strides {one.stride()}"
+                return case, f"{text}, the reference's {other.stride()}"
+            if other.is_contiguous() and not one.is_contiguous():
+                text = f"{name} has strides {one.stride()}, the reference's is contiguous"
+                advice = advice or (case, text, Rank.ADVICE)
+    return advice
+
+
+def _plain(candidate: Candidate) -> Iterator[OpCase]:
+    """Those in the first dtype, and the general one with each axis of one entry."""
+    for case in candidate.plain():
+        if case.dtype is candidate.dtypes[0]:
+            yield case
+    base = general(candidate)
+    for axis, size in base.case.dims.items():
+        one = resized(candidate, base, axis, 1) if isinstance(size, int) else None
+        if one is not None and one.case.dims[axis] == 1:
+            yield one
+
+
+def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
+    """The places of outputs in the storage of an input, and that input."""
+    starts = {
+        tensor.untyped_storage().data_ptr(): name
+        for name, value in args.items()
+        for tensor in (value if isinstance(value, list) else [value])
+        if tensor.numel()
+    }
+    found = [starts.get(one.untyped_storage().data_ptr()) for one in outputs]
+    return {place: name for place, name in enumerate(found) if name is not None}
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 1 and any(size > 1 and not stride for size, stride in pairs)
+
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+def again(args: Leaves) -> Leaves:
+    """Other tensors in the same memory."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, list):
+            return [other(one) for one in value]
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(
+            value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+        )
+
+    return {name: other(value) for name, value in args.items()}
+
+
+def neighbours(candidate: Candidate) -> Problem:
+    """Inputs that lie in one memory, as columns of one buffer, or are one tensor give the results
+    of their values."""
+    case = candidate.telling()
+    plain = candidate.inputs(case)
+    alike: dict[Any, list[str]] = {}
+    for name in candidate.op.differentiable:
+        value = plain.args[name]
+        alike.setdefault((value.shape, value.dtype), []).append(name)
+    groups = [names for (shape, _), names in alike.items() if len(names) > 1 and shape]
+    every = [
+        name
+        for name, value in plain.args.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+    ]
+    behind = {dtype: [n for n in every if plain.args[n].dtype is dtype] for dtype in _dtypes(plain)}
+    tries: list[tuple[str, Arrangement, list[list[str]]]] = [
+        ("behind each other in one memory, the last one first", _behind, list(behind.values())),
+        ("one tensor", _one, groups),
+    ]
+    if not candidate.provider.contiguous:
+        tries.insert(1, ("columns of one buffer, the last one first", _columns, groups))
+    usual, _ = _called(candidate, plain)
+    for what, arrange, sets in tries:
+        sets = [names for names in sets if len(names) > 1]
+        if not sets:
+            continue
+        args = dict(plain.args)
+        for names in sets:
+            args |= arrange(args, names)
+        found, given = _called(candidate, replace(plain, args=args))
+        if arrange is not _one and _same(found, usual):
+            continue
+        if wrong := candidate.wrong(case, found, given):
+            named = " and ".join(", ".join(names) for names in sets)
+            return case, f"{named} {what}: {wrong[0]}"
+    return None
+
+
+def _dtypes(inputs: Inputs) -> list[torch.dtype]:
+    tensors = [value for value in inputs.args.values() if isinstance(value, torch.Tensor)]
+    return list(dict.fromkeys(value.dtype for value in tensors))
+
+
+def _behind(args: Leaves, names: list[str]) -> Leaves:
+    backwards = [args[name] for name in reversed(names)]
+    whole = torch.cat([one.reshape(-1) for one in backwards])
+    parts = whole.split([one.numel() for one in backwards])
+    views = [part.view(one.shape) for part, one in zip(parts, backwards, strict=True)]
+    return dict(zip(reversed(names), views, strict=True))
+
+
+def _columns(args: Leaves, names: list[str]) -> Leaves:
+    whole = torch.cat([args[name] for name in reversed(names)], -1)
+    return dict(zip(reversed(names), whole.chunk(len(names), -1), strict=True))
+
+
+def _one(args: Leaves, names: list[str]) -> Leaves:
+    return {name: args[names[0]].detach() for name in names}
+
+
+def _called(candidate: Candidate, inputs: Inputs) -> tuple[dict[str, torch.Tensor], Inputs]:
+    """The results of a call on these tensors themselves, and the inputs."""
+    given = replace(inputs, args={n: _detached(value) for n, value in inputs.args.items()})
+    graph = Graph(candidate, given, prepare=lambda value: value)
+    gradients = graph.gradients() if candidate.op.differentiable else {}
+    found = {**graph.outputs, **{f"grad {name}": one for name, one in gradients.items()}}
+    return {name: value.detach() for name, value in found.items()}, inputs
+
+
+def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return all(same_bits(value, other[name]) for name, value in one.items())
+
+
+def _detached(value: Any) -> Any:
+    """Another tensor in the same memory; a list as it is."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def parameters(candidate: Candidate) -> Problem:
+    """Inputs that are parameters give the results of what they hold, before and after a step."""
+    case, names = candidate.telling(), candidate.op.differentiable
+    if not names:
+        return None
+    first, second = (candidate.inputs(case, draw) for draw in (0, 1))
+    args = {name: copied(value) for name, value in first.args.items()}
+    args |= {name: torch.nn.Parameter(args[name]) for name in names}
+    for inputs, when in ((first, ""), (second, " and were changed")):
+        with torch.no_grad():
+            for name, value in inputs.args.items():
+                for mine, fresh in zip(_tensors(args[name]), _tensors(value), strict=True):
+                    mine.copy_(fresh)
+        given = replace(inputs, args=args)
+        graph = Graph(candidate, given, prepare=lambda value: value)
+        named = {f"grad {name}": one for name, one in graph.gradients().items()}
+        results = {**{n: value.detach() for n, value in graph.outputs.items()}, **named}
+        if _same(results, _called(candidate, inputs)[0]):
+            continue
+        if wrong := candidate.wrong(case, results, inputs):
+            return case, f"where inputs are parameters{when}: {wrong[0]}"
+    return None
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return value if isinstance(value, list) else [value]
+
+
+# -- what stays -----------------------------------------------------------------------------------
+
+
+SEED = 20_111_117  # that no candidate sets
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "whether gradients are computed": torch.is_grad_enabled(),
+        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled(),
+        "the precision of float32 products": torch.get_float32_matmul_precision(),
+        "the random numbers that follow": torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def left_behind(candidate: Candidate) -> Problem:
+    """A call leaves torch's settings and random numbers as the reference does. An earlier call may
+    have changed them to the same: so they are first set to what no candidate sets them to, or
+    compared with what a process begins with."""
+    case = candidate.telling()
+    inputs = candidate.inputs(case)
+    state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()
+    changed = {}
+    try:
+        for one in (candidate.op["eager"], candidate.provider):
+            torch.manual_seed(SEED)
+            torch.set_float32_matmul_precision("high" if precision == "highest" else "highest")
+            before = _settings()
+            if one is candidate.provider:
+                before["the default dtype"] = torch.float32
+            _called(replace(candidate, provider=one), inputs)
+            after = _settings()
+            changed[one.name] = [name for name, value in before.items() if after[name] != value]
+    finally:
+        torch.set_rng_state(state)
+        torch.set_float32_matmul_precision(precision)
+    of_reference = changed[candidate.op["eager"].name]
+    left = [name for name in changed[candidate.provider.name] if name not in of_reference]
+    return (case, f"a call changes {' and '.join(left)}", Rank.UNSAFE) if left else None
