@@ -26,11 +26,15 @@ def tree_digest(root: Path, report: Path | None) -> str:
         if report is not None and path.resolve() == report.resolve():
             continue
         if path.is_symlink():
-            content = os.readlink(path).encode()
+            kind, content = "link", os.fsencode(os.readlink(path))
+        elif path.is_file():
+            kind, content = "file", path.read_bytes()
         else:
-            content = path.read_bytes() if path.is_file() else b""
-        name = path.relative_to(root).as_posix()
-        found.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
+            kind, content = "nothing", b""  # not an empty file: a package needs its __init__
+        name = os.fsencode(path.relative_to(root))
+        found.update(
+            b"%s\0%s %s\0" % (name, kind.encode(), hashlib.sha256(content).hexdigest().encode())
+        )
     return found.hexdigest()
 
 
