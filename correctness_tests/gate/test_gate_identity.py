@@ -76,6 +76,35 @@ PATCHES = {
     "from tinyllama.harness.correct import compare as rule\n"
     "rule.compare = print": "tinyllama.harness.correct.compare.compare",
     "import gc\ngc.disable()": "garbage collection",
+    "gc.callbacks.append(lambda *of: None)": "calls of the garbage collector",
+    "import signal, sys, threading, tracemalloc\ntracemalloc.start()": "traced memory",
+    "threading.Thread(target=threading.Event().wait, daemon=True).start()": "threads of Python",
+    "sys.settrace(lambda *of: None)": "tracing",
+    "signal.signal(signal.SIGUSR1, print)": "signals",
+    "signal.setitimer(signal.ITIMER_VIRTUAL, 900, 900)": "timers",
+    "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})": "processors",
+    "os.nice(1)": "priority",
+    "import resource\n"
+    "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))": "limits",
+    "import numpy\nnumpy.seterr(over='raise')": "errors of numpy",
+    "import statistics\nstatistics.median = max": "statistics.median",
+    "import contextlib\n"
+    "contextlib.nullcontext.__enter__ = len": "contextlib.nullcontext.__enter__",
+    "torch.nn.functional.silu.__code__ = "
+    "(lambda input, inplace=False: input).__code__": "torch.nn.functional.silu, inside",
+    "torch.nn.functional.rms_norm.__defaults__ = "
+    "(None, None, 1.0)": "torch.nn.functional.rms_norm, inside",
+    "torch.optim.SGD.__init__.__kwdefaults__['foreach'] = "
+    "False": "torch.optim.sgd.SGD.__init__, inside",
+    "torch.nn.modules.module.register_module_forward_hook("
+    "lambda *of: None)": "torch.nn.modules.module._global_forward_hooks",
+    "HOOKS = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)\n"
+    "HOOKS.__enter__()": "hooks of saved tensors",
+    "torch.utils.deterministic.fill_uninitialized_memory = False": "what fills memory",
+    "import torch._inductor.config as c\n"
+    "c.pre_grad_fusion_options = {'x': {}}": "torch._inductor.config.pre_grad_fusion_options",
+    "torch.compiler.set_stance('force_eager')": "stance of the compiler",
 }
 
 

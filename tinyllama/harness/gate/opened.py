@@ -179,8 +179,9 @@ def _observed(group: Group, device: torch.device, code: Mapping[str, Any]) -> tu
         except (Exception, SystemExit) as error:
             seen.unidentified = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         after = process_state.settings()
-        after.pop(process_state.GENERATOR)  # a call may draw
-        before.pop(process_state.GENERATOR)
+        for name in process_state.AT_IMPORT:  # a call may draw, and compile in a thread
+            after.pop(name)
+            before.pop(name)
         seen.changed |= process_state.changes(before, after)
         seen.changed |= process_state.changes(code, process_state.code())
         seen.files = sorted(events.files)
