@@ -50,6 +50,16 @@ UNIDENTIFIED = {
     "process": ("subprocess.run(['true'])", "it starts a process (subprocess.Popen)"),
     "system": ("os.system('true')", "it starts a process (os.system)"),
     "library": ("import ctypes; ctypes.CDLL('libm.so.6')", "it loads the library libm.so.6"),
+    "loaded": (
+        "import shutil; LIB = str(HERE / 'lib.so'); shutil.copy(torch._C.__file__, LIB)\n"
+        "try:\n    torch.ops.load_library(LIB)\nexcept OSError:\n    pass",
+        "it loads the library",
+    ),
+    "spawned": (
+        "import multiprocessing\n"
+        "multiprocessing.get_context('spawn').Process(target=print).start()",
+        "it starts a process (multiprocessing)",
+    ),
     "raises": ("raise KeyError('no')", "KeyError: 'no'"),
     "ends": ("os._exit(0)", "ended the process"),
 }
@@ -89,8 +99,7 @@ PATCHES = {
     "resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))": "limits",
     "import numpy\nnumpy.seterr(over='raise')": "errors of numpy",
     "import statistics\nstatistics.median = max": "statistics.median",
-    "import contextlib\n"
-    "contextlib.nullcontext.__enter__ = len": "contextlib.nullcontext.__enter__",
+    "import contextlib\ncontextlib.nullcontext.__enter__ = len": "contextlib.nullcontext.__enter__",
     "torch.nn.functional.silu.__code__ = "
     "(lambda input, inplace=False: input).__code__": "torch.nn.functional.silu, inside",
     "torch.nn.functional.rms_norm.__defaults__ = "
@@ -165,6 +174,36 @@ def test_a_file_that_only_one_side_has_is_a_difference(
     assert judged(tmp_path, ["one"], seen) == {
         "one-sum": "it opens elsewhere/y.json, which differs"
     }
+
+
+def test_the_names_in_a_folder_that_is_listed_are_of_what_lists_it(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    """Where nothing in it is opened. To look for a module is not to list."""
+    lines = {
+        "listed": "SLOW = 'slow' in str(os.listdir(HERE / 'elsewhere'))",
+        "globbed": "SLOW = len([*(HERE / 'elsewhere').glob('*')]) > 1",
+        "scanned": "SLOW = len([*os.scandir(HERE / 'elsewhere')]) > 1",
+        "alone": "import sys; sys.path.insert(0, str(HERE / 'elsewhere')); import zz_found",
+    }
+    files = {f"kernels/{name}.py": op_file(name, line) for name, line in lines.items()}
+    pair(tmp_path, {**files, "elsewhere/zz_found.py": ""}, {"elsewhere/slow.txt": ""})
+    found = judged(tmp_path, list(lines), seen)
+    reason = "it opens elsewhere, which differs"
+    assert found == {f"{name}-sum": reason for name in lines if name != "alone"}
+
+
+@pytest.mark.parametrize("where", ["import", "call"])
+def test_what_stops_the_profile_may_have_run_anything(
+    tmp_path: Path, seen: Callable[..., list[Seen]], where: str
+) -> None:
+    stop = "(__import__('sys').setprofile(None), x + x)[1]"
+    line = "import sys; sys.setprofile(None)" if where == "import" else ""
+    pair(tmp_path, {"kernels/one.py": op_file("one", line, "x + x" if line else stop)}, {})
+    tree = Tree(BASE, tmp_path / BASE, sys.executable, "main", tmp_path)
+    (one,) = seen(tree, [Group(("kernels/one.py",), (("one", "sum"),))])
+    assert ("profile function" in one.changed) is (where == "import")
+    assert ("one-sum" in one.reached) is (where == "import")
 
 
 def test_what_files_cannot_tell_is_unidentified(

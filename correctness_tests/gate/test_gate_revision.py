@@ -346,7 +346,7 @@ def test_a_submodule_is_unpacked_as_its_commit_says(outer: Path, tmp_path: Path)
 def test_a_commit_of_a_submodule_that_is_not_here_is_refused(outer: Path, tmp_path: Path) -> None:
     git(outer, "update-index", "--cacheinfo", f"160000,{'1' * 40},kernels")
     git(outer, "commit", "--quiet", "--message=another")
-    with pytest.raises(RevisionError, match="submodule kernels of .* git -C kernels fetch"):
+    with pytest.raises(RevisionError, match=r"submodule kernels of .* git -C kernels fetch"):
         check_out("main", outer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
