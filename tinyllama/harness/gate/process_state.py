@@ -171,12 +171,13 @@ def _hooks() -> Iterator[tuple[str, str]]:
     """What torch calls around a call, or runs in the place of something."""
     for key, value in vars(torch.nn.modules.module).items():
         if key.startswith("_global_") and isinstance(value, (dict, bool)):
-            yield f"torch.nn.modules.module.{key}", str(len(value) if value else 0)
+            told = value if isinstance(value, bool) else len(value)
+            yield f"torch.nn.modules.module.{key}", str(told)
     saved = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     hooks = _told(None if saved is None else lambda: saved(False) is None)
     yield "hooks of saved tensors", hooks
     yield "the profiler", _told(getattr(torch.autograd, "_profiler_enabled", None))
-    filled = torch.utils.deterministic
+    filled: Any = torch.utils.deterministic
     yield "what fills memory", _told(lambda: filled.fill_uninitialized_memory)
     table = sys.modules.get("torch._decomp")
     yield "decompositions", "" if table is None else str(len(table.decomposition_table))
@@ -266,6 +267,6 @@ def _shown(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Inside):
-        return f"{value.code.co_qualname if sys.version_info >= (3, 11) else value.code.co_name}"
+        return value.code.co_name
     name = getattr(value, "__qualname__", type(value).__qualname__)
     return f"{getattr(value, '__module__', '')}.{name}"
