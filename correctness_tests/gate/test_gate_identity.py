@@ -45,6 +45,16 @@ UNIDENTIFIED = {
     "process": ("subprocess.run(['true'])", "it starts a process (subprocess.Popen)"),
     "system": ("os.system('true')", "it starts a process (os.system)"),
     "library": ("import ctypes; ctypes.CDLL('libm.so.6')", "it loads the library libm.so.6"),
+    "loaded": (
+        "import shutil; LIB = str(HERE / 'lib.so'); shutil.copy(torch._C.__file__, LIB)\n"
+        "try:\n    torch.ops.load_library(LIB)\nexcept OSError:\n    pass",
+        "it loads the library",
+    ),
+    "spawned": (
+        "import multiprocessing\n"
+        "multiprocessing.get_context('spawn').Process(target=print).start()",
+        "it starts a process (multiprocessing)",
+    ),
     "raises": ("raise KeyError('no')", "KeyError: 'no'"),
     "ends": ("os._exit(0)", "ended the process"),
 }
@@ -71,6 +81,34 @@ PATCHES = {
     "from tinyllama.harness.correct import compare as rule\n"
     "rule.compare = print": "tinyllama.harness.correct.compare.compare",
     "import gc\ngc.disable()": "garbage collection",
+    "gc.callbacks.append(lambda *of: None)": "calls of the garbage collector",
+    "import signal, sys, threading, tracemalloc\ntracemalloc.start()": "traced memory",
+    "threading.Thread(target=threading.Event().wait, daemon=True).start()": "threads of Python",
+    "sys.settrace(lambda *of: None)": "tracing",
+    "signal.signal(signal.SIGUSR1, print)": "signals",
+    "signal.setitimer(signal.ITIMER_VIRTUAL, 900, 900)": "timers",
+    "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})": "processors",
+    "os.nice(1)": "priority",
+    "import resource\n"
+    "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))": "limits",
+    "import numpy\nnumpy.seterr(over='raise')": "errors of numpy",
+    "import statistics\nstatistics.median = max": "statistics.median",
+    "import contextlib\ncontextlib.nullcontext.__enter__ = len": "contextlib.nullcontext.__enter__",
+    "torch.nn.functional.silu.__code__ = "
+    "(lambda input, inplace=False: input).__code__": "torch.nn.functional.silu, inside",
+    "torch.nn.functional.rms_norm.__defaults__ = "
+    "(None, None, 1.0)": "torch.nn.functional.rms_norm, inside",
+    "torch.optim.SGD.__init__.__kwdefaults__['foreach'] = "
+    "False": "torch.optim.sgd.SGD.__init__, inside",
+    "torch.nn.modules.module.register_module_forward_hook("
+    "lambda *of: None)": "torch.nn.modules.module._global_forward_hooks",
+    "HOOKS = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)\n"
+    "HOOKS.__enter__()": "hooks of saved tensors",
+    "torch.utils.deterministic.fill_uninitialized_memory = False": "what fills memory",
+    "import torch._inductor.config as c\n"
+    "c.pre_grad_fusion_options = {'x': {}}": "torch._inductor.config.pre_grad_fusion_options",
+    "torch.compiler.set_stance('force_eager')": "stance of the compiler",
 }
 
 
@@ -136,6 +174,36 @@ def test_a_file_that_only_one_side_has_is_a_difference(
     assert judged(tmp_path, ["one"], seen) == {
         "one-sum": "it opens elsewhere/y.json, which differs"
     }
+
+
+def test_the_names_in_a_folder_that_is_listed_are_of_what_lists_it(
+    tmp_path: Path, seen: Callable[..., list[Seen]]
+) -> None:
+    """Where nothing in it is opened. To look for a module is not to list."""
+    lines = {
+        "listed": "SLOW = 'slow' in str(os.listdir(HERE / 'elsewhere'))",
+        "globbed": "SLOW = len([*(HERE / 'elsewhere').glob('*')]) > 1",
+        "scanned": "SLOW = len([*os.scandir(HERE / 'elsewhere')]) > 1",
+        "alone": "import sys; sys.path.insert(0, str(HERE / 'elsewhere')); import zz_found",
+    }
+    files = {f"kernels/{name}.py": op_file(name, line) for name, line in lines.items()}
+    pair(tmp_path, {**files, "elsewhere/zz_found.py": ""}, {"elsewhere/slow.txt": ""})
+    found = judged(tmp_path, list(lines), seen)
+    reason = "it opens elsewhere, which differs"
+    assert found == {f"{name}-sum": reason for name in lines if name != "alone"}
+
+
+@pytest.mark.parametrize("where", ["import", "call"])
+def test_what_stops_the_profile_may_have_run_anything(
+    tmp_path: Path, seen: Callable[..., list[Seen]], where: str
+) -> None:
+    stop = "(__import__('sys').setprofile(None), x + x)[1]"
+    line = "import sys; sys.setprofile(None)" if where == "import" else ""
+    pair(tmp_path, {"kernels/one.py": op_file("one", line, "x + x" if line else stop)}, {})
+    tree = Tree(BASE, tmp_path / BASE, sys.executable, "main", tmp_path)
+    (one,) = seen(tree, [Group(("kernels/one.py",), (("one", "sum"),))])
+    assert ("profile function" in one.changed) is (where == "import")
+    assert ("one-sum" in one.reached) is (where == "import")
 
 
 def test_what_files_cannot_tell_is_unidentified(

@@ -20,7 +20,7 @@ from tinyllama.harness import Case, Op
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.accepted import load
 from tinyllama.harness.gate.comparison import state
-from tinyllama.harness.gate.judged import Change, changed_files, declarations
+from tinyllama.harness.gate.judged import Change, changed_files, declarations, shadowing
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.revision import RevisionError
 from tinyllama.harness.gate.verified import Proof, held_to_base
@@ -188,12 +188,14 @@ def test_a_base_that_cannot_judge_leaves_the_candidates_own(repository: Path) ->
 
 
 def test_the_installed_harness_judges_other_repositories(repository: Path, tmp_path: Path) -> None:
-    with judge.chosen(tmp_path, ["new"], None) as by:
+    other = tmp_path / "other"
+    other.mkdir()
+    with judge.chosen(other, ["new"], None) as by:
         assert (by.folder, by.own) == (judge.HARNESS, True)
-    with judge.chosen(tmp_path, ["new"], str(repository)) as by:
+    with judge.chosen(other, ["new"], str(repository)) as by:
         assert (by.folder, by.own) == (repository, True)
-    for name in ("nowhere", str(tmp_path)):
-        with pytest.raises(RevisionError), judge.chosen(tmp_path, ["new"], name):
+    for name in ("nowhere", str(other)):
+        with pytest.raises(RevisionError), judge.chosen(other, ["new"], name):
             pass
 
 
@@ -310,7 +312,7 @@ def test_a_verdict_that_can_be_read_is_the_only_one(
     def ended(one: judge.Judge, root: Path, arguments: list[str], *more: object) -> int:
         by.append(one.label)
         report = Path(arguments[-1].removeprefix("--gate-json="))
-        report.write_text('{"verdicts": [{"name": "candidate", "outcome": "SAME"}]}')
+        report.write_text('{"status": 0, "verdicts": [{"name": "candidate", "outcome": "SAME"}]}')
         return 0
 
     monkeypatch.setattr(judge, "_ended", ended)
@@ -331,3 +333,107 @@ def test_what_is_inside_a_tree(tmp_path: Path) -> None:
     assert judge._inside(tmp_path / "a" / ".." / "b", tmp_path)
     assert not judge._inside(tmp_path.parent, tmp_path)
     assert not judge._inside(tmp_path / ".." / "other", tmp_path)
+
+
+# -- what could speak in the place of a judge ---------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ['{"status": 10, "verdicts": []}', "", None])
+def test_a_judge_that_ends_with_0_counts_by_its_report_alone(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    """As where a plugin of pytest, or a variable of Python, changes the status of a process."""
+    report = tmp_path / "out.json"
+
+    def ended(*more: object) -> int:
+        if text is not None:
+            report.write_text(text)
+        return 0
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    given = [f"--gate-json={report}"]
+    assert judge.run(repository, given, ["perf_tests"], ["new"], None, report) == 15
+
+
+def test_a_plugin_of_pytest_that_the_tree_has_is_not_loaded_by_its_judge(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a package that is installed as a link to the tree."""
+    installed = tmp_path / "installed"
+    tree(
+        installed,
+        {
+            "one-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: one\nVersion: 1\n",
+            "one-1.dist-info/entry_points.txt": "[pytest11]\nsays-0 = zz_one.plugin\n"
+            "elsewhere = zz_other\n",
+            "zz_other.py": "",
+        },
+    )
+    tree(repository / "src", {"zz_one/__init__.py": "", "zz_one/plugin.py": ""})
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.syspath_prepend(str(repository / "src"))
+    given: list[str] = []
+
+    def ended(one: judge.Judge, root: Path, arguments: list[str], *more: object) -> int:
+        given[:] = arguments
+        return 2
+
+    monkeypatch.setattr(judge, "_ended", ended)
+    judge.run(repository, [], [], ["new"], None, tmp_path / "out.json")
+    assert given == ["-pno:says-0"]
+
+
+def test_variables_of_python_that_lose_a_status_are_not_a_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONUTF8"):
+        monkeypatch.setenv(name, "1")
+    assert {n for n in judge._environment() if n.startswith("PYTHON")} & {
+        "PYTHONINSPECT",
+        "PYTHONOPTIMIZE",
+        "PYTHONUTF8",
+    } == {"PYTHONUTF8"}
+
+
+def test_a_folder_of_the_tree_that_is_judged_is_no_judge(repository: Path) -> None:
+    inside = {f"main/{judge.ABLE}": "# the candidate's\n"}
+    tree(repository, inside)
+    with judge.chosen(repository, ["new"], str(repository / "main")) as by:
+        assert by.folder == repository / "main", "a checkout beside, which git does not track"
+    git("add", "--all")
+    with (
+        pytest.raises(RevisionError, match="is of the tree that is judged"),
+        judge.chosen(repository, ["new"], "main"),
+    ):
+        pass
+
+
+def test_a_module_in_the_place_of_another_judges() -> None:
+    before = {"types.py": 0, "torchlike/__init__.py": 0, "kernels/one.py": 0}
+    after = (
+        "sitecustomize.py",
+        "src/usercustomize.py",
+        "secrets.py",
+        "types.py",
+        "torch/__init__.py",
+        "torch/inside/more.py",
+        "src/numpy/__init__.py",
+        "scipy.so",
+    )
+    not_so = (
+        "kernels/one.py",
+        "kernels/torch.py",
+        "json/data.txt",
+        "io.md",
+        "torchlike/__init__.py",
+        "own.py",
+        "src/own/secrets.py",
+    )
+    loaded = {"torch", "numpy", "scipy", "torchlike", "pytest"}
+    assert shadowing({*after, *not_so}, loaded, before) == {*after}
+
+
+def test_bytecode_that_git_tracks_judges(tmp_path: Path) -> None:
+    name = "kernels/__pycache__/one.cpython-311.pyc"
+    (change,) = changed_files({}, tree(tmp_path, {name: "1"}))
+    assert change.name == name

@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -110,10 +113,19 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
     git("commit", "--quiet", "--message=ops")
     commit = git("rev-parse", "HEAD")
     (tree / "pyproject.toml").write_text('[tool.tinyllama]\nops = ["kernels/once.py"]\n')
-    request = SimpleNamespace(
+    with prepared(tree, commit, "kernels/once.py", monkeypatch) as setting:
+        own = setting.registered.own
+        assert own.files == ("kernels/once.py", PATTERN)
+        assert not (setting.base.root / "tinyllama").exists()
+
+
+@contextmanager
+def prepared(tree: Path, commit: str, files: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The setting of a comparison of the tree with a commit."""
+    request: Any = SimpleNamespace(
         all_verdicts=False,
         ops=(),
-        registered=Registered(ops, own=Own(("kernels/once.py",))),
+        registered=Registered(ops, own=Own((files,))),
         root=tree,
         label="main",
         commit=commit,
@@ -128,10 +140,66 @@ def test_the_base_keeps_the_benchmarks_of_patterns_that_the_candidate_dropped(
         doing=print,
     )
     monkeypatch.setattr(comparison, "Session", lambda setting: setting)
-    with comparison.prepared(request) as setting:  # type: ignore[arg-type]
-        own = setting.registered.own  # type: ignore[attr-defined]
-        assert own.files == ("kernels/once.py", PATTERN)
-        assert not (setting.base.root / "tinyllama").exists()  # type: ignore[attr-defined]
+    with comparison.prepared(request) as setting:
+        yield setting
+
+
+def test_both_sides_are_what_git_holds_without_bytecode(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes bytecode that says so in the place of source, and a file that git ignores is in
+    no report."""
+    compiled = tree / "kernels/__pycache__/once.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    git("add", "--all")
+    git("commit", "--quiet", "--message=bytecode")
+    (tree / ".gitignore").write_text("ignored.py\n")
+    for name in ("ignored.py", "new.py", "notes.txt"):
+        (tree / name).touch()
+    with prepared(tree, "main", PATTERN, monkeypatch) as setting:
+        has = {"kernels/once.py", "kernels/twice.py", "own_helper.py"}
+        for side, more in ((setting.base, set()), (setting.candidate, {"new.py"})):
+            files = (path for path in side.root.rglob("*.*") if path.is_file())
+            assert {path.relative_to(side.root).as_posix() for path in files} == has | more
+        assert setting.changed == (), "the bytecode is the base's"
+    compiled.write_text("more")
+    with prepared(tree, "main", PATTERN, monkeypatch) as setting:
+        (change,) = setting.changed
+        assert change.name == "kernels/__pycache__/once.pyc"
+
+
+def test_a_module_in_the_place_of_another_is_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sitecustomize.py", "torch.py", "other.py"):
+        (tree / name).touch()
+    with prepared(tree, "main", PATTERN, monkeypatch) as setting:
+        assert {one.name for one in setting.changed} == {"sitecustomize.py", "torch.py"}
+
+
+def test_a_candidate_with_a_link_out_of_its_tree_cannot_be_compared(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "kernels/more.py").symlink_to("/etc/passwd")
+    with (
+        pytest.raises(comparison.UnreadableError, match="links out of its tree"),
+        prepared(tree, "main", PATTERN, monkeypatch),
+    ):
+        pass
+
+
+def test_temporary_files_in_the_tree_that_is_compared_are_refused(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base would be unpacked there, and be untracked code of the candidate."""
+    (tree / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tree / "tmp"))
+    with (
+        pytest.raises(ValueError, match="set TMPDIR to another folder"),
+        prepared(tree, "main", PATTERN, monkeypatch),
+    ):
+        pass
 
 
 def test_the_command_is_that_of_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

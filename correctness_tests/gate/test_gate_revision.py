@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from correctness_tests.support.gated_suite import plain_git
+from tinyllama.harness.gate.proof import tree_digest
 from tinyllama.harness.gate.revision import (
     RevisionError,
     check_out,
     overlay,
     resolve,
     same_tree,
+    tracked_files,
     tree_of,
+    untracked_code,
 )
 
 NAMES = [
@@ -265,3 +268,115 @@ def test_files_are_laid_over_and_others_kept(tmp_path: Path) -> None:
     overlay(source, target, names)
     assert all((target / n).read_bytes() == (source / n).read_bytes() for n in names)
     assert (target / "kept.py").read_text() == "of the base"
+
+
+# -- what git shows in another way than it is ---------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", ["--assume-unchanged", "--skip-worktree"])
+def test_a_file_that_git_is_told_not_to_look_at_is_a_difference(repo: Path, mark: str) -> None:
+    git(repo, "update-index", mark, "README.md")
+    assert same_tree("main", repo)
+    (repo / "README.md").write_text("two\n")
+    assert not same_tree("main", repo)
+    git(repo, "update-index", f"--no-{mark.removeprefix('--')}", "README.md")
+    git(repo, "config", "core.ignoreStat", "true")
+    assert not same_tree("main", repo)
+
+
+def test_a_file_that_keeps_its_size_and_time_is_read(repo: Path) -> None:
+    path = repo / "README.md"
+    os.utime(path, (10**9, 10**9))
+    git(repo, "config", "core.trustctime", "false")
+    git(repo, "update-index", "--refresh")
+    path.write_text("two\n")  # as long as it was
+    os.utime(path, (10**9, 10**9))
+    assert not same_tree("main", repo)
+
+
+def test_a_commit_is_not_what_was_put_in_its_place(repo: Path, tmp_path: Path) -> None:
+    first, second = git(repo, "rev-parse", "HEAD~1"), git(repo, "rev-parse", "HEAD")
+    git(repo, "replace", second, first)
+    assert (check_out("main", repo, tmp_path / "out") / "run.sh").exists()
+    git(repo, "replace", "--delete", second)
+    (repo / "README.md").write_text("three\n")
+    third = commit(repo)
+    (repo / ".git/info/grafts").write_text(f"{third} {first}\n")
+    assert resolve("main~1", repo) == second
+
+
+@pytest.mark.parametrize("name", ["GIT_LITERAL_PATHSPECS", "GIT_NOGLOB_PATHSPECS"])
+def test_a_variable_does_not_hide_untracked_code(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (repo / "new.py").touch()
+    monkeypatch.setenv(name, "1")
+    assert untracked_code(repo) == [repo / "new.py"]
+    assert not same_tree("main", repo)
+
+
+@pytest.fixture
+def outer(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of which ``kernels`` is a submodule."""
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")
+    folder = tmp_path / "outer"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "submodule", "--quiet", "add", str(repo), "kernels")
+    commit(folder)
+    return folder
+
+
+def test_a_submodule_is_unpacked_as_its_commit_says(outer: Path, tmp_path: Path) -> None:
+    git(outer / "kernels", "checkout", "--quiet", "HEAD~1")
+    commit(outer)
+    assert (check_out("main~1", outer, tmp_path / "out") / "kernels/run.sh").is_file()
+    after = check_out("main", outer, tmp_path / "after") / "kernels"
+    assert not (after / "run.sh").exists()
+    assert (after / "README.md").is_file()
+    git(outer, "submodule", "--quiet", "deinit", "--force", "kernels")
+    assert not list((check_out("main", outer, tmp_path / "without") / "kernels").iterdir())
+
+
+def test_a_commit_of_a_submodule_that_is_not_here_is_refused(outer: Path, tmp_path: Path) -> None:
+    git(outer, "update-index", "--cacheinfo", f"160000,{'1' * 40},kernels")
+    git(outer, "commit", "--quiet", "--message=another")
+    with pytest.raises(RevisionError, match=r"submodule kernels of .* git -C kernels fetch"):
+        check_out("main", outer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_files_of_a_submodule_are_the_trees(outer: Path) -> None:
+    assert outer / "kernels/run.sh" in tracked_files(outer)
+    before = tree_digest(outer, None)
+    (outer / "kernels/README.md").write_text("three\n")
+    assert tree_digest(outer, None) != before
+
+
+# -- the digest of a tree -----------------------------------------------------------------------
+
+
+def test_a_digest_tells_a_file_that_is_gone_from_an_empty_one_and_from_a_link(repo: Path) -> None:
+    path = repo / "README.md"
+    path.write_text("")
+    found = [tree_digest(repo, None)]
+    path.unlink()
+    found.append(tree_digest(repo, None))
+    path.symlink_to("run.sh")
+    found.append(tree_digest(repo, None))
+    path.unlink()
+    path.write_text("run.sh")
+    found.append(tree_digest(repo, None))
+    assert len(set(found)) == 4
+
+
+def test_names_of_any_bytes_have_a_digest_and_end_where_they_end(repo: Path) -> None:
+    (repo / os.fsdecode(b"latin-\xe4.py")).write_text("")
+    before = tree_digest(repo, None)
+    (repo / "b.py").write_text("x = 1\n")
+    one = tree_digest(repo, None)
+    assert one != before
+    (repo / "b.py").rename(repo / "b.py\nc.py")
+    assert tree_digest(repo, None) != one

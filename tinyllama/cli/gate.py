@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = args.gate_json or Path(folder) / "gate.json"
         check_writable(report, "--gate-json")
+        untracked(report, args)
         report.unlink(missing_ok=True)  # else it could be taken for this run's
         status = judged(args, report)
         if status == 0:
@@ -87,13 +88,27 @@ def run(args: argparse.Namespace) -> int:
         return status
 
 
+def untracked(report: Path, args: argparse.Namespace) -> None:
+    """Raises UsageError for a report in the place of a file of the tree."""
+    from tinyllama.harness.gate.proof import check_report
+    from tinyllama.harness.gate.revision import RevisionError, tree_of
+
+    try:
+        check_report(report, Path(tree_of(Path(args.tree or "."))))
+    except RevisionError as error:
+        raise UsageError(str(error)) from error
+
+
 def verified(report: Path, args: argparse.Namespace) -> str:
     """As `verify` says of the checkout of the current folder. Raises UsageError."""
+    from tinyllama.harness.gate.judge import labels
     from tinyllama.harness.gate.proof import verify
     from tinyllama.harness.gate.revision import RevisionError, tree_of
 
     try:
-        return verify(report, Path(tree_of(Path(args.tree or "."))), args.against, args.op)
+        root = Path(tree_of(Path(args.tree or ".")))
+        judges = [*filter(None, [args.judge]), *labels(root, bool(args.against_env))]
+        return verify(report, root, args.against, args.op, args.device, judges)
     except RevisionError as error:
         raise UsageError(str(error)) from error
 

@@ -23,7 +23,14 @@ import torch
 
 from tinyllama.harness.gate import accepted, identity, side, team
 from tinyllama.harness.gate.judge import HARNESS
-from tinyllama.harness.gate.judged import INSTRUMENT, INSTRUMENT_FILES, Change, changed_files
+from tinyllama.harness.gate.judged import (
+    BYTECODE,
+    INSTRUMENT,
+    INSTRUMENT_FILES,
+    Change,
+    changed_files,
+    shadowing,
+)
 from tinyllama.harness.gate.noise import Noise
 from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree, make_side
 from tinyllama.harness.gate.pool import launcher, pairs_at_once, timing_processor
@@ -81,6 +88,11 @@ def prepared(request: Request) -> Iterator[Session]:
     """
     registered = request.registered
     before = contents(request.root, registered)
+    if Path(tempfile.gettempdir()).resolve().is_relative_to(request.root.resolve()):
+        raise ValueError(
+            f"temporary files are in {tempfile.gettempdir()}, which is in the tree that is "
+            "compared: set TMPDIR to another folder"
+        )
     changed: list[Change] = []
     processor = timing_processor(request.device)
     trees = request.seconds.of("trees")
@@ -91,8 +103,10 @@ def prepared(request: Request) -> Iterator[Session]:
             with trees:
                 base_root = check_out(request.commit, request.root, folder / "base")
                 changed = changes(base_root, request.root, registered)
+                for bytecode in [*base_root.rglob(BYTECODE)]:
+                    shutil.rmtree(bytecode)
+                root = copied(request.root, folder / "candidate")
                 if registered.own is None:
-                    root = copied(request.root, folder / "candidate")
                     _instrumented(base_root, root, registered)
         of_base = team.load(base_root, of_base=True)
         if registered.own is not None:  # a pattern that the candidate dropped drops no benchmark
@@ -198,8 +212,12 @@ def contents(root: Path, registered: Registered) -> str:
         paths = sorted(path for folder in folders for path in folder.rglob("*"))
     for path in paths:
         if path.suffix in (".py", ".json", ".toml") and path.is_file():
-            found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            found.update(b"%s\0%s\0" % (os.fsencode(path), _digest(path)))
     return found.hexdigest()
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def state(tree: Tree, copies: Path) -> str:
@@ -209,9 +227,9 @@ def state(tree: Tree, copies: Path) -> str:
     paths = root.rglob("*") if inside else {*tracked_files(root), *untracked_code(root)}
     for path in sorted(paths):
         if path.is_symlink():
-            found.update(f"{path} {os.readlink(path)}\n".encode())
+            found.update(b"%s\0>%s\0" % (os.fsencode(path), os.fsencode(os.readlink(path))))
         elif path.is_file():
-            found.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            found.update(b"%s\0%s\0" % (os.fsencode(path), _digest(path)))
     return found.hexdigest()
 
 
@@ -230,12 +248,15 @@ def changes(base: Path, candidate: Path, registered: Registered) -> list[Change]
     here = {path.relative_to(candidate).as_posix(): path for path in paths if path.is_file()}
     modules = (module_file(HARNESS, name) for name in registered.modules)
     timing = [str(path.relative_to(HARNESS)) for path in modules if path is not None]
-    return changed_files(has, here, timing)
+    hiding = shadowing(here, {name.partition(".")[0] for name in sys.modules}, has)
+    return changed_files(has, here, {*timing, *hiding})
 
 
 def copied(root: Path, folder: Path) -> Path:
-    """A copy of a checkout: the files that git tracks or would, and untracked code."""
+    """A copy of a checkout: the files that git tracks or would, and untracked code; no bytecode."""
     for path in {*tracked_files(root), *untracked_code(root)}:
+        if BYTECODE in path.parts:
+            continue
         copy = folder / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):

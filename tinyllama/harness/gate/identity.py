@@ -204,7 +204,7 @@ def _opened(sides: Sequence[_Side], modules: tuple[str, ...], *, every: bool) ->
 def _differing(
     sides: Sequence[_Side], files: Iterable[str], *, host: bool = False
 ) -> Iterator[str]:
-    for name in sorted(files):
+    for name in sorted(files, key=lambda name: ((sides[0].root / name).is_dir(), name)):
         base, candidate = (side.sources.digest(side.root / name, host=host) for side in sides)
         if base != candidate:
             yield name

@@ -10,6 +10,7 @@ configuration of it. A base from before a harness could judge another tree canno
 candidate's then judges itself, which is JUDGE CHANGED and never green.
 """
 
+import importlib.util
 import json
 import os
 import signal
@@ -19,11 +20,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import tinyllama
 from tinyllama.harness.gate import stages
-from tinyllama.harness.gate.revision import RevisionError, check_out, resolve
+from tinyllama.harness.gate.revision import RevisionError, check_out, resolve, tracked_files
 from tinyllama.harness.machine.files import replace_text
 from tinyllama.harness.machine.interrupts import sigterm_as_interrupt
 from tinyllama.harness.records.outcome import Outcome
@@ -32,6 +35,8 @@ HARNESS = Path(tinyllama.__file__).resolve().parent.parent  # of this process
 ABLE = "tinyllama/harness/gate/judge.py"  # what a harness has that can judge another tree
 REPORTED = 60.0  # seconds for the report of a judge that was interrupted
 INTERRUPTED = 2  # pytest's status
+UNPROVEN = 15  # as MISSING
+_LEFT_OUT = ("PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONSTARTUP", "PYTHONBREAKPOINT")
 # The current folder is the candidate's: nothing is imported from it.
 _PYTEST = (
     "import sys; here, tree = sys.argv[1:3]; del sys.argv[1:3]; "
@@ -59,13 +64,19 @@ def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Ju
     with tempfile.TemporaryDirectory(prefix="judge-") as name:
         if judge is not None and Path(judge).is_dir():
             folder = Path(judge).resolve()
+            inside = folder != root.resolve() and _inside(folder, root)
+            if inside and any(_inside(path, folder) for path in tracked_files(root)):
+                raise RevisionError(
+                    f"--judge {judge}: that folder is of the tree that is judged: name another, or "
+                    "a revision by its long name"
+                )
             if not (folder / ABLE).is_file():
                 raise RevisionError(f"--judge {judge}: that folder has no {ABLE}: name another")
             yield Judge(judge, folder, own)
         elif own and judge is not None:
             raise RevisionError(f"--judge {judge}: no such folder; name one that has {ABLE}")
         elif own:
-            yield Judge(f"tinyllama {tinyllama.__version__}", HARNESS, own)
+            yield Judge(_installed(), HARNESS, own)
         elif judge is None and not against:  # two interpreters run one tree
             yield Judge("this tree", root, own)
         else:
@@ -75,6 +86,17 @@ def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Ju
             if judge is not None and not able:
                 raise RevisionError(f"--judge {judge}: {rev} has no {ABLE}: name a newer one")
             yield Judge(rev if able else "this tree", folder if able else root, own)
+
+
+def labels(root: Path, toolchains: bool) -> list[str]:
+    """Of judges that need no name: this process's harness, where that is not the tree's, and for
+    two interpreters, which run one tree, the tree's."""
+    own = [] if root.resolve() == HARNESS else [str(HARNESS), _installed()]
+    return [*own, *(["this tree"] if toolchains else [])]
+
+
+def _installed() -> str:
+    return f"tinyllama {tinyllama.__version__}"
 
 
 def run(
@@ -98,7 +120,11 @@ def run(
             report = Path(name) / "gate.json"
             given.append(f"--gate-json={report}")
         given += [f"-p{name}" for name in plugins] if by.own else []
+        given += [f"-pno:{one}" for one in _plugins_of(root, by.folder)]
         status = _ended(by, root, given, paths, Path(name))
+        if status == 0 and (said := _status(report)) != 0:
+            print(f"tinyllama: the judge ended with 0, and its report says {said}", file=sys.stderr)
+            status = UNPROVEN
         if _unreadable(report) and by.folder != root:
             print("What the candidate's own harness says, which decides nothing:", flush=True)
             second = Path(name) / "second.json"
@@ -135,13 +161,46 @@ def _ended(
             *where,  # before options that take several values
             *arguments,
         ],
-        env={**os.environ, **stages.handed_on(), "PYTHONPATH": path},
+        env={**_environment(), **stages.handed_on(), "PYTHONPATH": path},
     )
     try:
         with sigterm_as_interrupt():
             return process.wait()
     except KeyboardInterrupt:
         return _interrupted(process)
+
+
+def _environment() -> dict[str, str]:
+    """Of this process, without what makes Python lose a status, or leave out its assertions."""
+    return {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+
+
+def _plugins_of(root: Path, judge: Path) -> list[str]:
+    """The names of pytest's plugins that a tree has: one that is installed as a link to it would be
+    loaded by its judge, and could say anything."""
+    found = []
+    for point in metadata.entry_points(group="pytest11"):
+        top = point.value.partition(":")[0].partition(".")[0]
+        places = () if (judge / top).exists() or (judge / f"{top}.py").exists() else _places(top)
+        if any(_inside(Path(place), root) for place in places):
+            found.append(point.name)
+    return found
+
+
+def _places(module: str) -> list[str]:
+    """Where a module at the top is, which is not imported for that."""
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        return []
+    return [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin else [])]
+
+
+def _status(report: Path) -> Any:
+    """What a report says; None where there is none."""
+    try:
+        return json.loads(report.read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _interrupted(process: subprocess.Popen[bytes]) -> int:

@@ -1,9 +1,10 @@
 """What of a candidate would change its own verdict, and is the base's in it.
 
 Files that judge: those of the harness that no timed op runs, the modules that time what is
-registered, conftests, configuration and the workflows. `tinyllama.harness.kernels` and `declare`
-are run by ops: they are compared like these. Of an op that the base has: its reference, cases,
-slack and limits.
+registered, conftests, configuration and the workflows. So do modules that Python takes in the place
+of others when a worker starts (`shadowing`), and bytecode, which it takes in the place of source.
+`tinyllama.harness.kernels` and `declare` are run by ops: they are compared like these. Of an op
+that the base has: its reference, cases, slack and limits.
 
 A change of these is accepted by name in the accepted file, with a digest of what it became.
 """
@@ -11,8 +12,9 @@ A change of these is accepted by name in the accepted file, with a digest of wha
 import ast
 import hashlib
 import inspect
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ _INSTRUMENT = ("correct", "gate", "measure", "records")
 INSTRUMENT = tuple(f"tinyllama/harness/{name}/" for name in _INSTRUMENT)
 INSTRUMENT_FILES = tuple(f"tinyllama/harness/machine/{name}.py" for name in ("worker", "wire"))
 FOLDERS = (*INSTRUMENT, "tinyllama/harness/plugins/", "tinyllama/suites/", ".github/", ".ci/")
+BYTECODE = "__pycache__"
 NAMES = ("conftest.py", "pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 TABLES = (("tool", "pytest"), ("tool", "tinyllama"), ("project", "entry-points"))
 GONE = "removed"
@@ -60,6 +63,36 @@ def changed_files(
     return found
 
 
+def shadowing(names: Collection[str], loaded: Collection[str], base: Iterable[str]) -> set[str]:
+    """Of a candidate's files by name, those of modules that a process of it loads in the place of
+    another: of Python's, of one that the judge has loaded, or of `site`'s.
+
+    loaded: the first parts of names of modules. base: the names of the base's files; what is at its
+    top is its own.
+    """
+    own = {_top(name) for name in base} - {*sys.stdlib_module_names, *_OF_SITE}
+    known = {*sys.stdlib_module_names, *_OF_SITE, *loaded} - own
+    return {name for name in names if (top := _top(name)) in known and _is_of(name, top, names)}
+
+
+_OF_SITE = ("sitecustomize", "usercustomize")
+
+
+def _top(name: str) -> str:
+    """The module or package at the top of a tree, or of its ``src``, that a file is or is in."""
+    path = name.removeprefix("src/")
+    first, inside, _ = path.partition("/")
+    code = path.endswith((".py", ".pyc", ".so", ".pyd"))
+    return first if inside else first.partition(".")[0] if code else ""
+
+
+def _is_of(name: str, top: str, names: Collection[str]) -> bool:
+    """Whether a file is that module, or is in that package; a folder without ``__init__`` hides
+    nothing."""
+    alone = "/" not in name.removeprefix("src/")
+    return alone or any(f"{where}{top}/__init__.py" in names for where in ("", "src/"))
+
+
 def _same_bytes(one: Path | None, other: Path | None) -> bool:
     if one is None or other is None or not (one.is_file() and other.is_file()):
         return False
@@ -67,7 +100,8 @@ def _same_bytes(one: Path | None, other: Path | None) -> bool:
 
 
 def _judges(name: str) -> bool:
-    return name in INSTRUMENT_FILES or name.startswith(FOLDERS) or name.rpartition("/")[2] in NAMES
+    of_harness = name in INSTRUMENT_FILES or name.startswith(FOLDERS)
+    return of_harness or name.rpartition("/")[2] in NAMES or name.endswith(".pyc")
 
 
 def _digest(path: Path | None) -> str:

@@ -50,6 +50,13 @@ _LATE = (
 )
 _KNOWN = ("torch", "triton", "numpy", "scipy")  # their native code may run: the harness needs it
 _PROGRAMS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen"}
+_PROGRAMS |= {"os.forkpty", "cpython.PyInterpreterState_New"}
+# Loaded where a process is started without an event: fresh, or by a server.
+_STARTS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
+_INSTALLED = ("/usr/", "/lib", "/opt/", *(f"{each}/" for each in {sys.prefix, sys.base_prefix}))
+_LISTS = ("os.listdir", "os.scandir")
+# Whose lists are of modules, not of data.
+_SEARCHES = ("<frozen importlib", f"{os.sep}importlib{os.sep}", f"{os.sep}pkgutil.py")
 
 
 @dataclass(frozen=True)
@@ -174,13 +181,16 @@ def _observed(group: Group, device: torch.device, code: Mapping[str, Any]) -> tu
                 ops = _imported(group.modules)
             seen.at_import, seen.imported = sorted(events.files), sorted(executed.places)
             seen.changed = process_state.changes(before, process_state.settings())
+            if executed.replaced:
+                seen.changed["profile function"] = process_state.GONE
             for op, provider in group.calls:
                 _observe_call(ops[op], ops[op][provider], device, root, events, seen)
         except (Exception, SystemExit) as error:
             seen.unidentified = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         after = process_state.settings()
-        after.pop(process_state.GENERATOR)  # a call may draw
-        before.pop(process_state.GENERATOR)
+        for name in process_state.AT_IMPORT:  # a call may draw, and compile in a thread
+            after.pop(name)
+            before.pop(name)
         seen.changed |= process_state.changes(before, after)
         seen.changed |= process_state.changes(code, process_state.code())
         seen.files = sorted(events.files)
@@ -221,6 +231,8 @@ def _observe_call(
     before, executed = set(events.files), Executed(root)
     _call(op, provider, device, executed)
     unseen = sorted(executed.places - reached.places)
+    if executed.replaced:
+        return None
     if all(file.startswith(ours) for file, _ in unseen):
         name = f"{op.name}-{provider.name}"
         seen.reached[name] = sorted(reached.places)
@@ -272,15 +284,30 @@ class _Events:
         sys.addaudithook(self._event)
 
     def _event(self, event: str, args: tuple[Any, ...]) -> None:
-        if event in ("open", "sqlite3.connect"):
-            if isinstance(args[0], (str, bytes, os.PathLike)):  # else of an open one
-                self.files.add(os.path.abspath(os.fsdecode(args[0])))
+        if event in ("open", "sqlite3.connect") or (event in _LISTS and not self._is_search()):
+            name = "." if args[0] is None else args[0]
+            if isinstance(name, (str, bytes, os.PathLike)):  # else of an open one
+                self.files.add(os.path.abspath(os.fsdecode(name)))
         elif event == "import" and args[1]:  # an extension module; its file
             self._foreign(str(args[1]), f"it loads {args[1]}")
         elif event == "ctypes.dlopen":
-            self._by_itself(f"it loads the library {args[0]}")
+            reason = f"it loads the library {args[0]}"
+            if self._is_apart(args[0]):  # whoever loads it
+                return self.native.append(reason)
+            self._by_itself(reason)
         elif event in _PROGRAMS:
             self._by_itself(f"it starts a process ({event})")
+
+    def _is_search(self) -> bool:
+        """Whether a folder is listed for the modules in it."""
+        file = sys._getframe(2).f_code.co_filename  # of who lists it
+        return any(part in file for part in _SEARCHES)
+
+    def _is_apart(self, name: Any) -> bool:
+        """Whether a library is named by a path that is in no folder of Python or of the system."""
+        if not isinstance(name, (str, bytes, os.PathLike)) or os.sep not in os.fsdecode(name):
+            return False
+        return not os.path.realpath(os.fsdecode(name)).startswith(_INSTALLED)
 
     def _foreign(self, file: str, reason: str) -> None:
         """Note what is not of Python, or of the libraries of `_KNOWN`."""
@@ -305,7 +332,10 @@ class _Events:
 
     def unidentified(self) -> str | None:
         """Why what was run cannot be told from files; None where it can."""
-        for name in sorted(set(sys.modules) - self.known):
+        new = set(sys.modules) - self.known
+        if new.intersection(_STARTS):
+            return "it starts a process (multiprocessing)"
+        for name in sorted(new):
             file = str(getattr(sys.modules[name], "__file__", None) or "")
             if file.endswith(".pyc"):
                 return f"it imports {name} without source"

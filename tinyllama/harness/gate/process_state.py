@@ -1,5 +1,5 @@
-"""What of a process an import may change for everyone: functions and classes of torch, Triton and
-the harness, torch's settings, and the environment.
+"""What of a process an import may change for everyone: functions and classes of torch, Triton, the
+harness and Python, torch's settings, the environment, and what slows a process down (`process`).
 
 before = code(), settings()
 ...                                     # an import
@@ -8,23 +8,38 @@ changes(before[0], code())              # name -> what it became, as a text
 
 import gc
 import hashlib
+import json
 import os
+import resource
+import signal
 import sys
+import threading
+import tracemalloc
 import types
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 # Modules whose functions and classes are compared, with all that is inside them.
 _WATCHED = ("torch", "triton", "numpy", "tinyllama.harness")
-_STANDARD = ("builtins", "functools", "gc", "inspect", "math", "os", "sys", "time")
 _ATEN = ("aten", "prims")  # namespaces of torch's own operators
 GONE = "removed"
 GENERATOR = "state of the random generator"
+THREADS = "threads of Python"
+AT_IMPORT = (GENERATOR, THREADS)  # what a call may change
 
 Snapshot = dict[str, Any]
+
+
+class Inside(NamedTuple):
+    """What a function runs. It can be replaced while the function is the same object."""
+
+    code: types.CodeType
+    defaults: tuple[Any, ...] | None
+    keywords: tuple[tuple[str, int], ...]  # with the addresses of their values
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
@@ -33,11 +48,20 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, st
     found = {}
     for name, value in before.items():
         now = after.get(name, GONE)
-        same = value == now if isinstance(value, str) else value is now
+        same = _same_inside(value, now) if isinstance(value, Inside) else value is now
+        same = value == now if isinstance(value, str) else same
         if not same:
             found[name] = _shown(now)
     added = [n for n in after if n not in before and n.startswith(("environment ", "operator "))]
     return found | {name: _shown(after[name]) for name in added}
+
+
+def _same_inside(one: Inside, other: object) -> bool:
+    return (
+        isinstance(other, Inside)
+        and (one.code is other.code and one.defaults is other.defaults)
+        and one.keywords == other.keywords
+    )
 
 
 def loaded() -> set[str]:
@@ -50,28 +74,43 @@ def _watched(name: str) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in _WATCHED)
 
 
+def _standard(name: str) -> bool:
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
 def code() -> Snapshot:
-    """By name, functions, classes and modules of torch, Triton and the harness."""
+    """By name, functions, classes and modules of torch, Triton, the harness and Python."""
     found: Snapshot = {}
     for name, module in list(sys.modules.items()):
-        if not (_watched(name) or name in _STANDARD) or not isinstance(module, types.ModuleType):
+        if not (_watched(name) or _standard(name)) or not isinstance(module, types.ModuleType):
             continue
         found[f"module {name}"] = module
         for key, value in list(vars(module).items()):
             if issubclass(type(value), type):  # some deprecated objects warn when asked themselves
                 found[f"{name}.{key}"] = value
-                if _watched(value.__module__ or ""):
+                if _watched(value.__module__ or "") or value.__module__ == name:
                     found |= _members(value)
             elif callable(value):
-                found[f"{name}.{key}"] = value
+                found |= _function(f"{name}.{key}", value)
     return found
+
+
+def _function(name: str, value: Any) -> Snapshot:
+    """A function, and what it runs."""
+    if not isinstance(value, types.FunctionType):
+        return {name: value}
+    keywords = tuple((key, id(one)) for key, one in (value.__kwdefaults__ or {}).items())
+    return {name: value, f"{name}, inside": Inside(value.__code__, value.__defaults__, keywords)}
 
 
 def _members(kind: type) -> Snapshot:
     """The methods and properties of a class."""
     where = f"{kind.__module__}.{kind.__qualname__}"
-    named = ((f"{where}.{key}", value) for key, value in list(vars(kind).items()))
-    return {name: value for name, value in named if callable(value) or _describes(value)}
+    found: Snapshot = {}
+    for key, value in list(vars(kind).items()):
+        if callable(value) or _describes(value):
+            found |= _function(f"{where}.{key}", value)
+    return found
 
 
 def _describes(value: object) -> bool:
@@ -94,10 +133,56 @@ def settings() -> dict[str, str]:
     overridden = getattr(torch.library, "_impls", ())
     found |= {f"operator {name}": "replaced" for name in overridden if name.startswith(_ATEN)}
     found |= {f"environment {name}": value for name, value in os.environ.items()}
-    found["garbage collection"] = str((gc.isenabled(), gc.get_threshold()))
-    found["switch interval, recursion"] = str((sys.getswitchinterval(), sys.getrecursionlimit()))
-    found["import hooks"] = str((len(sys.meta_path), len(sys.path_hooks)))
-    return found
+    return found | process() | dict(_hooks())
+
+
+def process() -> dict[str, str]:
+    """What makes a process slower or otherwise different, as texts."""
+    return {
+        "garbage collection": str(
+            (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug())
+        ),
+        "calls of the garbage collector": str(len(gc.callbacks)),
+        "switch interval, recursion": str((sys.getswitchinterval(), sys.getrecursionlimit())),
+        "import hooks": ", ".join(map(_shown, (*sys.meta_path, *sys.path_hooks))),
+        "tracing": str((sys.gettrace() is None, threading.gettrace() is None, _monitors())),
+        "profiling": str((sys.getprofile() is None, threading.getprofile() is None)),
+        "traced memory": str(tracemalloc.is_tracing()),
+        THREADS: str(len(threading.enumerate())),
+        "processors": str(sorted(os.sched_getaffinity(0))),
+        "priority": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "signals": str([(one, _shown(signal.getsignal(one))) for one in signal.valid_signals()]),
+        "timers": str([signal.getitimer(one)[1] for one in range(3)]),
+        "limits": str([resource.getrlimit(one) for one in _LIMITS]),
+        "errors of numpy": str((numpy.geterr(), numpy.getbufsize())),
+    }
+
+
+_LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+
+
+def _monitors() -> list[str | None]:
+    """The tools that observe this process, from Python 3.12 on."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return [] if monitoring is None else [monitoring.get_tool(number) for number in range(6)]
+
+
+def _hooks() -> Iterator[tuple[str, str]]:
+    """What torch calls around a call, or runs in the place of something."""
+    for key, value in vars(torch.nn.modules.module).items():
+        if key.startswith("_global_") and isinstance(value, (dict, bool)):
+            told = value if isinstance(value, bool) else len(value)
+            yield f"torch.nn.modules.module.{key}", str(told)
+    saved = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = _told(None if saved is None else lambda: saved(False) is None)
+    yield "hooks of saved tensors", hooks
+    yield "the profiler", _told(getattr(torch.autograd, "_profiler_enabled", None))
+    filled: Any = torch.utils.deterministic
+    yield "what fills memory", _told(lambda: filled.fill_uninitialized_memory)
+    table = sys.modules.get("torch._decomp")
+    yield "decompositions", "" if table is None else str(len(table.decomposition_table))
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    yield "stance of the compiler", str(getattr(getattr(frames, "_stance", None), "stance", ""))
 
 
 _GETTERS = (
@@ -163,13 +248,25 @@ def _configurations() -> Iterator[tuple[str, str]]:
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.") and hasattr(type(module), "get_config_copy"):
             for key, value in module.get_config_copy().items():
-                if isinstance(value, (bool, int, float, str, type(None))):
-                    yield f"{name}.{key}", str(value)
+                if isinstance(value, (bool, int, float, str, type(None), list, dict, tuple, set)):
+                    yield f"{name}.{key}", _plain(value)
+
+
+def _plain(value: object) -> str:
+    """A text of plain values; of others, what they are."""
+    if not isinstance(value, (list, dict, tuple, set)):
+        return str(value)
+    try:
+        return json.dumps(sorted(map(str, value)) if isinstance(value, set) else value)
+    except (TypeError, ValueError):
+        return type(value).__name__
 
 
 def _shown(value: object) -> str:
     """A text that does not depend on addresses."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Inside):
+        return value.code.co_name
     name = getattr(value, "__qualname__", type(value).__qualname__)
     return f"{getattr(value, '__module__', '')}.{name}"

@@ -26,25 +26,47 @@ def tree_digest(root: Path, report: Path | None) -> str:
         if report is not None and path.resolve() == report.resolve():
             continue
         if path.is_symlink():
-            content = os.readlink(path).encode()
+            kind, content = "link", os.fsencode(os.readlink(path))
+        elif path.is_file():
+            kind, content = "file", path.read_bytes()
         else:
-            content = path.read_bytes() if path.is_file() else b""
-        name = path.relative_to(root).as_posix()
-        found.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
+            kind, content = "nothing", b""  # not an empty file: a package needs its __init__
+        name = os.fsencode(path.relative_to(root))
+        found.update(
+            b"%s\0%s %s\0" % (name, kind.encode(), hashlib.sha256(content).hexdigest().encode())
+        )
     return found.hexdigest()
 
 
-def verify(report: Path, root: Path, against: Sequence[str] = (), ops: Sequence[str] = ()) -> str:
-    """What a green report says, in one line. against: revisions that must have been bases. ops: a
-    report of these alone will do.
+def check_report(report: Path | None, root: Path) -> None:
+    """Raise UsageError for a place of a report that is a file of the tree: it would be removed, and
+    is not in the digest."""
+    if report is not None and report.resolve() in {one.resolve() for one in tracked_files(root)}:
+        raise UsageError(f"--gate-json {report}: git tracks that file: name another place")
 
-    Raises UsageError for a report that is not green, or of another tree or base.
+
+def verify(
+    report: Path,
+    root: Path,
+    against: Sequence[str] = (),
+    ops: Sequence[str] = (),
+    device: str | None = None,
+    judges: Sequence[str] = (),
+) -> str:
+    """What a green report says, in one line. against: revisions that must have been bases. ops: a
+    report of these alone will do. device: the kind of device, as "cuda", that it must be of.
+    judges: whose harness may have judged, beside those of the bases.
+
+    Raises UsageError for a report that is not green, of another tree, base or device, or by another
+    judge.
     """
+    check_report(report, root)
     try:
         content = json.loads(report.read_text(encoding="utf-8"))
         verdicts, status = content["verdicts"], content["status"]
         outcomes = [one["outcome"] for one in verdicts]
         judged, bases = content["candidate"], dict(content["bases"])
+        on, by = str(content["device"]), str(content["judge"])
         only = sorted(map(str, content.get("only", [])))
         ended = {one["against"] for one in content["comparisons"] if one["ended"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -58,10 +80,14 @@ def verify(report: Path, root: Path, against: Sequence[str] = (), ops: Sequence[
         raise UsageError(f"{report} is not green: status {status}, {said}")
     if judged != tree_digest(root, report):
         raise UsageError(f"{report} is of another tree than {root}: gate this one")
-    if only and not {*ops} >= {*only}:
+    if device is not None and on.partition(" ")[0] != device.partition(":")[0]:
+        raise UsageError(f"{report} is of {on}, not of {device}: gate there")
+    if by not in (*bases, *judges):
+        raise UsageError(f"{report} is by another judge, {by}: name it with --judge, or gate again")
+    if only and not (ops and {*ops} <= {*only}):
         raise UsageError(f"{report} compares {', '.join(only)} alone (--op): gate all of it")
     for rev in against:
         if (commit := resolve(rev, root)) not in bases.values():
             compared = ", ".join(map(str, bases.values()))
             raise UsageError(f"{report} compares with {compared}, not with {rev} ({commit})")
-    return f"{len(outcomes)} verdicts against {', '.join(bases)}, all green, of this tree"
+    return f"{len(outcomes)} verdicts against {', '.join(bases)}, all green, of this tree, on {on}"

@@ -260,10 +260,12 @@ def _filled(cell: Any) -> bool:
 
 
 class Executed:
-    """The functions of a tree that run, by their places. root: its folder, resolved."""
+    """The functions of a tree that run, by their places. root: its folder, resolved. replaced: what
+    ran has set another profile function, so that others may have run."""
 
     def __init__(self, root: Path) -> None:
         self.root = f"{str(root).rstrip(os.sep)}{os.sep}"
+        self.replaced = False
         self.places: set[Place] = set()
         self._known: dict[types.CodeType, bool] = {}
 
@@ -276,6 +278,7 @@ class Executed:
         try:
             yield
         finally:
+            self.replaced |= sys.getprofile() != self._called
             sys.setprofile(before)
             threading.setprofile(None)
 

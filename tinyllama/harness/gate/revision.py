@@ -10,8 +10,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# A hook sets these for its own repository, which need not be the one that is named.
-_PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+# git's variables that are kept. Others are a hook's, for a repository that need not be the one that
+# is named, or change what a path or a commit means: GIT_LITERAL_PATHSPECS, GIT_REPLACE_REF_BASE.
+_KEPT = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
+# A commit is what its name says, whatever `git replace` and a file of grafts put in its place.
+_PLAINLY = {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}
+_SETTINGS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
+_LINK = "160000"  # mode of a submodule
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -64,23 +69,23 @@ def _refs(name: str) -> list[str]:
 def same_tree(rev: str, repo: Path) -> bool:
     """Whether the working tree is exactly that revision, so that it would be compared with itself.
 
-    Untracked files count where a benchmark could run them.
+    Untracked files count where a benchmark could run them. Every file is read: an index of one's
+    own has none of the marks by which git leaves some out, as `update-index --assume-unchanged`.
     """
     commit, top = resolve(rev, repo), Path(tree_of(repo))
     plainly = ("--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=none")
-    index = top / _git(top, "rev-parse", "--git-path", "index")[1].removesuffix("\n")
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "index"  # `diff` writes to it
-        if index.exists():
-            shutil.copy2(index, copy)  # with its time, by which it trusts those of files
-        if _git(top, "diff", *plainly, commit, "--", fails=(1,), GIT_INDEX_FILE=str(copy))[0]:
+        own = str(Path(folder) / "index")
+        _git(top, "read-tree", commit, GIT_INDEX_FILE=own)
+        if _git(top, "diff", *plainly, "--", fails=(1,), GIT_INDEX_FILE=own)[0]:
             return False
-    return not untracked_code(top)
+        names = _git(top, "ls-files", "-z", GIT_INDEX_FILE=own)[1]
+    return names == _git(top, "ls-files", "-z")[1] and not untracked_code(top)
 
 
 def tracked_files(repo: Path) -> list[Path]:
-    """The files that git tracks of the checkout that a folder is in."""
-    return _listed(repo, "--cached")
+    """The files that git tracks of the checkout that a folder is in, and of its submodules."""
+    return _listed(repo, "--cached", "--recurse-submodules")
 
 
 def untracked_code(repo: Path) -> list[Path]:
@@ -99,11 +104,7 @@ def check_out(commit: str, repo: Path, folder: Path) -> Path:
     commit, top = resolve(commit, repo), Path(tree_of(repo))
     folder.mkdir(parents=True)
     try:
-        with tempfile.TemporaryDirectory() as own:
-            index = str(Path(own) / "index")  # the checkout's own stays as it is
-            _git(top, "read-tree", commit, GIT_INDEX_FILE=index)
-            write = ("checkout-index", "--all", "--quiet")
-            _git(top, *write, GIT_INDEX_FILE=index, GIT_WORK_TREE=str(folder))
+        _unpack(commit, top, folder)
         for path in folder.rglob("*"):
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 raise RevisionError(f"{path.relative_to(folder)} of {commit} links out of its tree")
@@ -111,6 +112,25 @@ def check_out(commit: str, repo: Path, folder: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _unpack(commit: str, top: Path, folder: Path) -> None:
+    """Write a commit's files into a folder, and those of the submodules that the checkout has."""
+    with tempfile.TemporaryDirectory() as own:
+        index = str(Path(own) / "index")  # the checkout's own stays as it is
+        _git(top, "read-tree", commit, GIT_INDEX_FILE=index)
+        write = ("checkout-index", "--all", "--quiet")
+        _git(top, *write, GIT_INDEX_FILE=index, GIT_WORK_TREE=str(folder))
+    for entry in filter(None, _git(top, "ls-tree", "-r", "-z", commit)[1].split("\0")):
+        (mode, _, named), name = entry.partition("\t")[0].split(), entry.partition("\t")[2]
+        if mode != _LINK or not (top / name / ".git").exists():
+            continue  # no submodule, or one that this checkout does not have
+        if not _commit(named, top / name):
+            raise RevisionError(
+                f"submodule {name} of {commit} is at {named}, which this checkout lacks: git -C "
+                f"{name} fetch"
+            )
+        _unpack(named, top / name, folder / name)
 
 
 def overlay(source: Path, target: Path, files: Sequence[str]) -> None:
@@ -125,10 +145,14 @@ def overlay(source: Path, target: Path, files: Sequence[str]) -> None:
 def _git(folder: Path, *args: str, fails: tuple[int, ...] = (), **places: str) -> tuple[int, str]:
     """Status and output. Raises RevisionError for a status that is neither 0 nor in ``fails``."""
     try:
-        kept = {name: value for name, value in os.environ.items() if name not in _PLACES}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("GIT_") or name.startswith(_KEPT)
+        }
         done = subprocess.run(
-            ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *args],
-            env={**kept, "LC_ALL": "C", **places},
+            ["git", *_SETTINGS, "-C", str(folder), *args],
+            env={**kept, **_PLAINLY, **places},
             capture_output=True,
             check=False,
         )

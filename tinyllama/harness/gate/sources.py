@@ -86,8 +86,11 @@ class Sources:
         return self._found[modules]
 
     def digest(self, path: Path, *, host: bool = False) -> str:
-        """Of any file of the tree; of code that is no Python, its bytes; empty where it is not.
-        host: without the bodies of kernels."""
+        """Of any file of the tree; of code that is no Python, its bytes; of a folder, the names in
+        it; empty where it is not. host: without the bodies of kernels."""
+        if path.is_dir():
+            names = (one.name for one in path.iterdir())
+            return _hash(repr(sorted(n for n in names if n[0] != "." and n != "__pycache__")))
         if not path.is_file():
             return ""
         try:

@@ -17,11 +17,12 @@ import tinyllama
 from tinyllama.harness.gate import judge
 from tinyllama.harness.gate.comparison import Request, UnreadableError, prepared
 from tinyllama.harness.gate.interrupted import Interruption
-from tinyllama.harness.gate.proof import tree_digest
+from tinyllama.harness.gate.proof import check_report, tree_digest
 from tinyllama.harness.gate.registered import Registered
 from tinyllama.harness.gate.revision import RevisionError, resolve, same_tree, tree_of
 from tinyllama.harness.gate.stages import Stages, age, began
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
+from tinyllama.harness.machine.device import device_name
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.machine.files import check_writable, replace_text
 from tinyllama.harness.plugins.benchmarks import team_of
@@ -48,7 +49,8 @@ class Gating:
         self.json = Path(option.gate_json) if option.gate_json else None
         try:
             check_writable(self.json, "--gate-json")
-        except UsageError as error:
+            check_report(self.json, Path(tree_of(Path(option.tree or config.rootpath))))
+        except (UsageError, RevisionError) as error:
             raise pytest.UsageError(str(error)) from error
         if self.json:
             self.json.unlink(missing_ok=True)  # else it could be taken for this run's
@@ -216,6 +218,7 @@ class Gating:
             ],
             "comparisons": self.reports,
             "judge": self.judge,
+            "device": f"{self.device.type} ({device_name(self.device)})",
             "only": list(self.ops),
             "candidate": self.judged,
             "bases": {**self.commits, **{str(path): str(path) for path in self.interpreters}},
