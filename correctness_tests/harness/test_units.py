@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS, laid_out
+from tinyllama.harness.kernels import gluon
 from tinyllama.harness.kernels.occupancy import Occupancy, occupancy
 from tinyllama.harness.machine.device import (
     cannot,
@@ -322,3 +324,27 @@ def test_what_has_no_axis_or_one_has_the_layouts_that_it_can() -> None:
         assert torch.equal(found, torch.zeros(4) if layout == "summed" else row)
     with pytest.raises(ValueError, match="unknown layout 'dense': use one of "):
         laid_out(row, torch.float32, CPU, "dense", 1)
+
+
+# -- where Triton has no Gluon --------------------------------------------------------------------
+
+
+def test_without_gluon_a_kernel_has_its_name_and_says_why_it_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
+    spec = importlib.util.spec_from_file_location("without_gluon", gluon.__file__)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def copies(source: Any, target: Any) -> None: ...
+
+    for made in (module.jit(copies), module.jit(unspecialised=("size",))(copies)):
+        assert (made.fn, made.__name__) == (copies, "copies")
+        with pytest.raises(RuntimeError, match="copies needs Gluon: this triton has no Gluon"):
+            made[(1,)]
+    assert module.lacking("sm_90").startswith("this triton has no Gluon")
+    assert module.lacking("").startswith("a CPU has not both")
+    assert module.lacking("gfx942").startswith("gfx942 has not both")

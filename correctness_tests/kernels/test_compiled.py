@@ -11,6 +11,7 @@ that a search may try.
 """
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,3 +294,24 @@ def test_of_other_chips_the_largest_case_alone_is_compiled_in_the_fast_lane() ->
 
     assert quick("bf16") == [*[False] * (len(op.timed) - 1), True]
     assert not any(quick("fp16"))
+
+
+@pytest.mark.parametrize("chip", WHOLLY)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("requires", [("triton",), ("triton", "cooperative")])
+def test_what_is_compiled_for_the_two_chips_and_when(
+    chip: str, mode: str, requires: tuple[str, ...]
+) -> None:
+    """Each case as (quick, held): a CPU times the first of several, and cooperative kernels take
+    seconds."""
+    quick = mode == "bf16" or "cooperative" not in requires
+    timed = (False, False) if mode == "fp16" else (quick, True)
+    provider: Any = SimpleNamespace(requires=requires)
+    for names in (["a"], ["a", "b"], ["a", "b", "c"]):
+        op: Any = SimpleNamespace(timed=names, cases=["other"])
+        found = list(cases_of(op, provider, chip, mode))
+        first = timed if len(names) == 1 else (False, False)
+        expected = [first, *[timed] * (len(names) - 1), (False, False)]
+        assert found == [
+            (name, *one) for name, one in zip([*names, "other"], expected, strict=True)
+        ]

@@ -1,0 +1,193 @@
+"""Parts of a gate, each by itself: what ends it, what is said before and after it, its proof."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness.gate import proof
+from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
+from tinyllama.harness.gate.interrupted import Interruption
+from tinyllama.harness.gate.run import unconfirmed
+from tinyllama.harness.gate.stages import Stages
+from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.plugins import gate
+from tinyllama.harness.plugins.gate import Gating
+from tinyllama.harness.records.outcome import Outcome
+from tinyllama.harness.records.verdict import Verdict
+
+
+def test_the_gate_collects_no_file_and_other_sessions_do(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").touch()
+    for gating, path, ignored in [
+        (object(), tmp_path / "test_it.py", True),
+        (object(), tmp_path, None),
+        (None, tmp_path / "test_it.py", None),
+        (None, tmp_path, None),
+    ]:
+        config: Any = SimpleNamespace(stash={gate.GATING: gating})
+        assert gate.pytest_ignore_collect(path, config) is ignored
+
+
+def test_an_interruption_handles_signals_in_the_main_thread_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timers: list[tuple[int, float]] = []
+    monkeypatch.setattr(signal, "setitimer", lambda which, left: timers.append((which, left)))
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM]
+    before = {one: signal.getsignal(one) for one in numbers}
+    made = Interruption()
+
+    def handled() -> list[signal.Signals]:
+        now = {one: signal.getsignal(one) for one in numbers}
+        other = [one for one in numbers if now[one] != before[one]]
+        assert all(now[one] == made._end for one in other)
+        return other
+
+    there = threading.Thread(target=made.open, args=(9.0, 8.0))
+    there.start()
+    there.join()
+    made.close()
+    assert (handled(), made.limit, timers) == ([], None, [])
+    made.open(None, None)
+    assert (handled(), timers) == (numbers[:2], [])
+    made.close()
+    assert (handled(), timers) == ([], [])
+    made.open(9.0, 8.0)
+    assert (handled(), made.limit) == (numbers, 8.0)
+    made.close()
+    assert (handled(), timers) == ([], [(signal.ITIMER_REAL, 9.0), (signal.ITIMER_REAL, 0)])
+    made.open(-1.0, 8.0)  # the time was over before it began
+    made.close()
+    assert timers[2:] == [(signal.ITIMER_REAL, 1e-3), (signal.ITIMER_REAL, 0)]
+
+
+@pytest.mark.parametrize(
+    ("own", "commit", "unwatched", "expected"),
+    [
+        (True, "abc", False, [Outcome.JUDGE_CHANGED, "no sensor"]),
+        (True, None, False, ["no sensor"]),  # another interpreter, by the same code
+        (False, "abc", False, ["no sensor"]),
+        (False, "abc", True, ["another process"]),
+        (True, "abc", True, [Outcome.JUDGE_CHANGED, "another process"]),
+    ],
+)
+def test_what_is_said_before_anything_is_compared(
+    own: bool,
+    commit: str | None,
+    unwatched: bool,
+    expected: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = SimpleNamespace(
+        unreadable="no sensor", wait_until_idle=lambda seconds, say: "another process"
+    )
+    monkeypatch.setattr(gate, "Watch", lambda device: watch)
+    made: Any = object.__new__(Gating)
+    made.root, made.device = (gate.judge.HARNESS if own else tmp_path), torch.device("cpu")
+    made.judge, made.verdicts, made.stages = "x", [], Stages()
+    made.config = SimpleNamespace(option=SimpleNamespace(unwatched=unwatched))
+    made._against("main", commit, "python")
+    assert len(made.verdicts) == len(expected)
+    for (label, verdict), said in zip(made.verdicts, expected, strict=True):
+        assert label == "main"
+        if isinstance(said, Outcome):
+            assert verdict.outcome is said
+        else:
+            assert verdict.outcome is Outcome.BUSY
+            assert said in verdict.text
+
+
+SLOWER, SAME = Outcome.SLOWER, Outcome.SAME
+
+
+@pytest.mark.parametrize(
+    ("verdict", "figures", "again", "expected"),
+    [
+        (SLOWER, [("t", SLOWER)], 0, True),
+        (SLOWER, [("t", SLOWER)], CONFIRM_BLOCKS - 1, True),
+        (SLOWER, [("t", SLOWER)], CONFIRM_BLOCKS, False),
+        (SAME, [("t", SLOWER)], 0, False),
+        (None, [("t", SLOWER)], 0, False),
+        # Times are confirmed; what is counted, as bytes are, need not be.
+        (SLOWER, [("bytes", SLOWER), ("t", SAME)], 0, False),
+        (SLOWER, [("t", SAME), ("u", SLOWER)], 0, True),
+        (SLOWER, [], 0, False),
+    ],
+)
+def test_only_times_that_are_slower_are_to_be_confirmed(
+    verdict: Outcome | None,
+    figures: list[tuple[str, Outcome]],
+    again: int,
+    expected: bool,
+) -> None:
+    one: Any = SimpleNamespace(
+        verdict=verdict and Verdict("x", verdict, ""),
+        figures=[SimpleNamespace(metric=name, outcome=outcome) for name, outcome in figures],
+        series={"t": 0, "u": 0},
+        again=again,
+    )
+    assert unconfirmed(one) is expected
+
+
+REPORT = {
+    "verdicts": [{"outcome": SAME.title} for _ in range(3)],
+    "status": 0,
+    "candidate": "tree",
+    "bases": {"main": "c0", "old": "c1"},
+    "comparisons": [{"against": name, "ended": True} for name in ("main", "old")],
+}
+
+
+def proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> str:
+    monkeypatch.setattr(proof, "tree_digest", lambda root, report: "tree")
+    asked = {name: changed.pop(name) for name in ("against", "ops") if name in changed}
+    monkeypatch.setattr(proof, "resolve", lambda rev, root: f"c{['main', 'old', 'new'].index(rev)}")
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({**REPORT, **changed}))
+    return proof.verify(report, tmp_path, **asked)
+
+
+def test_a_report_is_green_if_all_of_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "3 verdicts against main, old, all green, of this tree"
+    assert proven(tmp_path, monkeypatch) == said
+    assert proven(tmp_path, monkeypatch, against=["main", "old"]) == said
+    assert proven(tmp_path, monkeypatch, only=["a", "b"], ops=["c", "b", "a"]) == said
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_one_verdict_that_is_not_green_is_named(
+    place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts: list[Any] = [{"outcome": SAME.title} for _ in range(3)]
+    verdicts[place] = {"outcome": SLOWER.title}
+    with pytest.raises(UsageError, match=f"is not green: status 0, {SLOWER.title}$"):
+        proven(tmp_path, monkeypatch, verdicts=verdicts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"status": 1}, "is not green: status 1"),
+        ({"verdicts": []}, "is not green"),
+        ({"bases": {}}, "is not green"),
+        ({"comparisons": REPORT["comparisons"][:1]}, "a comparison did not end"),  # type: ignore[index]
+        ({"comparisons": [{"against": "main", "ended": False}]}, "a comparison did not end"),
+        ({"candidate": "other"}, "is of another tree"),
+        ({"only": ["a", "b"]}, r"compares a, b alone \(--op\)"),
+        ({"only": ["a", "b"], "ops": ["b"]}, "compares a, b alone"),
+        ({"against": ["main", "new"]}, "compares with c0, c1, not with new"),
+        ({"verdicts": None}, "is no report of a gate that ended"),
+    ],
+)
+def test_what_a_report_does_not_prove_is_said(
+    changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        proven(tmp_path, monkeypatch, **changed)
