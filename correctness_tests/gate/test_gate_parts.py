@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.gate import proof
+from tinyllama.harness.gate import proof, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.interrupted import Interruption
 from tinyllama.harness.gate.run import unconfirmed
@@ -20,6 +20,24 @@ from tinyllama.harness.plugins import gate
 from tinyllama.harness.plugins.gate import Gating
 from tinyllama.harness.records.outcome import Outcome
 from tinyllama.harness.records.verdict import Verdict
+
+
+@pytest.mark.parametrize(
+    ("batch", "undecided", "expected"),
+    [
+        ([[], []], 3, True),
+        ([[], []], 2, False),
+        ([[], ["a"]], 3, False),
+        ([["a"], []], 2, False),
+    ],
+)
+def test_a_wave_makes_room_once_nothing_is_left_in_it(
+    batch: Any, undecided: int, expected: bool
+) -> None:
+    wave: Any = object.__new__(waves._Wave)
+    wave.run = SimpleNamespace(undecided=lambda: range(undecided))
+    wave.which = ["a", "b"]
+    assert wave._another_follows(batch) is expected
 
 
 def test_the_gate_collects_no_file_and_other_sessions_do(tmp_path: Path) -> None:

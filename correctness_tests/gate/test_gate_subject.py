@@ -434,6 +434,17 @@ def test_one_rounding_of_the_result_s_own_dtype_is_allowed() -> None:
         verified.proven(plain + 16 * eps, plain, oracle, 1.0)
 
 
+def test_what_was_verified_is_kept_with_twice_its_allowed_error(subject: Make) -> None:
+    made = subject()
+    proofs = made.verify()
+    made.expect(proofs)
+    assert list(made.expected) == list(range(SEEDS))
+    for seed, one in made.expected.items():
+        assert one.allowed == {name: 2 * proof.allowed for name, proof in proofs[seed].items()}
+        assert all(value > 0 for value in one.allowed.values())
+        assert set(one.results) == RESULTS
+
+
 def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
     subject: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from tinyllama.cli import main
 from tinyllama.harness.correct import apart
 from tinyllama.harness.correct.checks import remote
 from tinyllama.harness.correct.checks.remote import APART
+from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -173,3 +174,18 @@ def test_memory_is_limited_to_what_is_available_but_a_reserve(
     monkeypatch.setattr(resource, "setrlimit", lambda what, limit: limits.append(limit))
     remote.limit_memory()
     assert limits == [(8 * 2**30 - remote.RESERVE, resource.RLIM_INFINITY)]
+
+
+def test_each_tensor_of_inputs_is_replaced_and_nothing_else() -> None:
+    one, two, three = (torch.full((2,), float(number)) for number in range(3))
+    inputs = Inputs(
+        args={"x": one, "many": [one, two, three], "deep": {"a": [two], "b": three}, "n": 3},
+        upstream={"y": two, "z": None},
+        params={"kept": one},
+        fresh=[{"x": one}, {"x": two}],
+    )
+    found = apart._mapped(inputs, lambda tensor: int(tensor[0]))
+    assert found.args == {"x": 0, "many": [0, 1, 2], "deep": {"a": [1], "b": 2}, "n": 3}
+    assert found.upstream == {"y": 1, "z": None}
+    assert found.params["kept"] is one
+    assert found.fresh == [{"x": 0}, {"x": 1}]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
+import signal
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from tinyllama.harness.machine.device import (
     usable_device,
 )
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.interrupts import held_interrupts, sigterm_as_interrupt
 from tinyllama.harness.measure import ceilings
 from tinyllama.harness.measure.overlap import Overlap, overlap_of
 
@@ -348,3 +351,39 @@ def test_without_gluon_a_kernel_has_its_name_and_says_why_it_does_not_run(
     assert module.lacking("sm_90").startswith("this triton has no Gluon")
     assert module.lacking("").startswith("a CPU has not both")
     assert module.lacking("gfx942").startswith("gfx942 has not both")
+
+
+# -- interruptions --------------------------------------------------------------------------------
+
+
+def test_interruptions_are_held_until_the_end_and_handlers_come_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    came: list[int] = []
+    before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in numbers}
+    own = [signal.getsignal(one) for one in numbers]
+    try:
+        for sent in ([], [signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]):
+            came.clear()
+            with held_interrupts() as held:
+                for one in sent:
+                    signal.raise_signal(one)
+                assert (held, came) == (sent, [])
+            assert came == sent[:1], "one ends the program"
+            assert [signal.getsignal(one) for one in numbers] == own
+        came.clear()
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"), sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+        assert [signal.getsignal(one) for one in numbers] == own
+        found: list[Any] = []
+
+        def elsewhere() -> None:
+            with held_interrupts() as held, sigterm_as_interrupt():
+                found.extend([held, *(signal.getsignal(one) for one in numbers)])
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert found == [[], *own], "only the main thread receives signals"
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
