@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.gate import proof, waves
+from tinyllama.harness.gate import preparing, proof, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
+from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.interrupted import Interruption
 from tinyllama.harness.gate.run import unconfirmed
 from tinyllama.harness.gate.stages import Stages
@@ -38,6 +39,77 @@ def test_a_wave_makes_room_once_nothing_is_left_in_it(
     wave.run = SimpleNamespace(undecided=lambda: range(undecided))
     wave.which = ["a", "b"]
     assert wave._another_follows(batch) is expected
+
+
+class Observing:
+    """A run of three benchmarks before it is known what differs. sources: of each, whole and
+    without the bodies of kernels, by side."""
+
+    def __init__(self, *sources: tuple[str, str], apart: str = "", **setting: Any) -> None:
+        self.found = {
+            name: SimpleNamespace(
+                name=name, benchmark=SimpleNamespace(name=name, factory=name != apart)
+            )
+            for name in "abc"
+        }
+        self.sources = dict(zip("abc", sources, strict=True))
+        self.asked: list[Any] = []
+        given = {"toolchains": (), "measure_all": False, "differs": None, **setting}
+        self.setting = SimpleNamespace(sources=self.sources_of, doing=lambda text: None, **given)
+        self.trees, self.stage, self.new, self.differs = ("base", "other"), "", {}, None
+        self.undecided = lambda: list(self.found.values())
+        self.untampered = lambda: self.asked.append("untampered")
+
+    def sources_of(self, tree: str, benchmark: Any) -> list[str]:
+        return [
+            f"{tree} {one}" if one == "differs" else one for one in self.sources[benchmark.name]
+        ]
+
+    def observed(self) -> Any:
+        run: Any = self
+        with preparing._observing(run) as seen:
+            return seen()
+
+
+SAME_SOURCE, BODIES, OTHER = ("same", "same"), ("differs", "same"), ("differs", "differs")
+ANSWER = Differs({"a": "launches", "z": "moved"}, {"a": "launches"})
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("why", ["same source", "kernels alone differ", "runs no changed file"])
+def test_what_is_opened_is_asked_if_it_may_show_any_benchmark_unchanged(
+    place: int, why: str
+) -> None:
+    sources = [OTHER] * 3
+    sources[place] = {"same source": SAME_SOURCE, "kernels alone differ": BODIES}.get(why, OTHER)
+
+    def differs(trees: Any, benchmarks: Any) -> Differs:
+        run.asked.append([one.name for one in benchmarks])
+        return ANSWER
+
+    apart = "abc"[place] if why == "runs no changed file" else ""
+    run = Observing(*sources, apart=apart, differs=differs)
+    assert run.observed() == ANSWER
+    assert run.asked == [["a", "b", "c"], "untampered"]
+    assert run.unidentified == ({"a": "launches"} if place == 0 and why == "same source" else {})
+    assert run.observed() == ANSWER
+    assert len(run.asked) == 2, "it is asked once"
+
+
+def test_what_differs_is_told_by_sources_where_nothing_else_could_tell() -> None:
+    by_source = Differs({"b": "source", "c": "source"}, {"c": "source"})
+    run = Observing(SAME_SOURCE, BODIES, OTHER, differs=None)
+    assert run.observed() == by_source
+    every = dict.fromkeys("abc", "source")
+    assert Observing(OTHER, OTHER, OTHER, differs=lambda *_: ANSWER).observed() == (
+        every,
+        every,
+        frozenset(),
+    )
+    timed = dict.fromkeys("abc", "everything is timed")
+    for asked in ({"toolchains": ("3.12",)}, {"measure_all": True}):
+        run = Observing(SAME_SOURCE, SAME_SOURCE, SAME_SOURCE, **asked)
+        assert run.observed() == Differs(timed, timed)
 
 
 def test_the_gate_collects_no_file_and_other_sessions_do(tmp_path: Path) -> None:
