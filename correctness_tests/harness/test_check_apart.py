@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from tinyllama.cli import main
 from tinyllama.harness.correct import apart
-from tinyllama.harness.correct.checks import remote
+from tinyllama.harness.correct.checks import Finding, Outcome, remote
 from tinyllama.harness.correct.checks.remote import APART
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.ops import OPS
@@ -189,3 +190,55 @@ def test_each_tensor_of_inputs_is_replaced_and_nothing_else() -> None:
     assert found.upstream == {"y": 1, "z": None}
     assert found.params["kept"] is one
     assert found.fresh == [{"x": 0}, {"x": 1}]
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch,
+    declines: list[str | None],
+    wrong: str = "",
+    missing: str = "",
+    before: tuple[Outcome, ...] = (Outcome.PASSED,),
+    **asked: Any,
+) -> Finding:
+    """The finding of a candidate that answers so, whose case of this name is wrong."""
+    names = [f"case {number}" for number, _ in enumerate(declines)]
+    answers = {"named": ("norm", missing), "traits": SimpleNamespace(declines=declines)}
+    checks: Any = object.__new__(remote._Run)
+    checks.worker = SimpleNamespace(call=lambda whose, what, provider: answers[what])
+    checks.asked = SimpleNamespace(
+        **{"op": "norm", "candidate": False, "package": "", "file": None, **asked}
+    )
+
+    def found(provider: str, case: str, stated: Any) -> Finding | None:
+        return Finding(APART, Outcome.FAILED, case, "wrong") if case == wrong else None
+
+    checks._apart = found
+    monkeypatch.setattr(remote, "discover", lambda package, plugins: {"norm": "an op"})
+    monkeypatch.setattr(apart, "cases_of", {"an op": names}.__getitem__)
+    plain = [Finding("outputs", outcome) for outcome in before]
+    made: Finding = checks.judged_apart("mine", False, plain)
+    return made
+
+
+def test_each_case_that_is_not_declined_is_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, [None, "no", None, None]) == Finding(
+        APART, Outcome.PASSED, message="3 of 4 cases, inputs from a secret seed"
+    )
+    for number in range(3):
+        name = f"case {number}"
+        assert judged(monkeypatch, [None] * 3, wrong=name).case == name
+        assert judged(monkeypatch, [None] * 3, wrong=name).outcome is Outcome.FAILED
+    none = "it covers none of the cases"
+    for before, outcome in [
+        ((Outcome.PASSED,), Outcome.FAILED),
+        ((Outcome.UNSUPPORTED,), Outcome.UNSUPPORTED),
+    ]:
+        found = judged(monkeypatch, ["no", "no"], before=before)
+        assert (found.outcome, found.message) == (outcome, none)
+        found = judged(monkeypatch, [None, None], missing="no triton", before=before)
+        assert (found.outcome, found.message) == (outcome, "no triton")
+    blocked = judged(monkeypatch, [None], before=(Outcome.PASSED, Outcome.FAILED))
+    assert blocked.outcome is Outcome.BLOCKED
+    own = judged(monkeypatch, [None], candidate=True, op="other", file="mine.py")
+    assert own.outcome is Outcome.UNSUPPORTED
+    assert "declares op 'other'" in own.message
