@@ -14,6 +14,7 @@ from tinyllama.harness.gate import preparing, proof, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.interrupted import Interruption
+from tinyllama.harness.gate.process_state import changes
 from tinyllama.harness.gate.run import unconfirmed
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
@@ -281,3 +282,17 @@ def test_what_a_report_does_not_prove_is_said(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         proven(tmp_path, monkeypatch, **changed)
+
+
+def test_what_a_process_had_and_changed_is_told_and_of_what_is_added_what_counts() -> None:
+    one, other = len, max
+    before = {"torch.a": one, "torch.b": one, "torch.c": one, "setting": "x", "environment A": "1"}
+    after = {
+        **{"torch.a": one, "torch.b": other, "setting": "y", "environment A": "1"},
+        **{"torch.new": other, "environment B": "2", "operator aten.c": "3"},
+    }
+    same = {"torch.b": "builtins.max", "torch.c": "removed", "setting": "y"}
+    added = {"environment B": "2", "operator aten.c": "3"}
+    assert changes(before, after) == {**same, **added}
+    assert changes(after, {**after}) == {}
+    assert changes(before, dict(reversed(after.items()))) == {**same, **added}
