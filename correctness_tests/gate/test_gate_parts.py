@@ -1,6 +1,7 @@
 """Parts of a gate, each by itself: what ends it, what is said before and after it, its proof."""
 
 import json
+import re
 import signal
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.gate import preparing, proof, waves
+from tinyllama.harness.gate import pair, preparing, proof, reach, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.interrupted import Interruption
@@ -296,3 +297,95 @@ def test_what_a_process_had_and_changed_is_told_and_of_what_is_added_what_counts
     assert changes(before, after) == {**same, **added}
     assert changes(after, {**after}) == {}
     assert changes(before, dict(reversed(after.items()))) == {**same, **added}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ["same"]),
+        ({"digest": "edited"}, ["same", "was edited while it was compared"]),
+        ({"digest": "edited", "outcome": SLOWER}, ["slower"]),  # which says enough
+        ({"ended": False}, ["same", "the run did not end$"]),
+        ({"ended": False, "why": "Ctrl-C"}, ["same", "the run did not end: Ctrl-C"]),
+        ({"outcome": None}, ["nothing was compared"]),
+        ({"fails": True}, ["same", "could not be written: full"]),
+        ({"status": 2}, ["same"]),
+    ],
+    ids=str,
+)
+def test_how_a_gate_concludes(
+    fields: dict[str, Any], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"digest": "tree", "outcome": SAME, "ended": True, "why": "", "status": 0, **fields}
+    told: list[Any] = []
+    written: list[int | None] = []
+
+    def write(status: int | None) -> None:
+        written.append(status)
+        if "fails" in given:
+            raise OSError("full")
+
+    monkeypatch.setattr(gate, "tree_digest", lambda root, report: given["digest"])
+    monkeypatch.setattr(gate, "report_verdict", lambda config, label, verdict: told.append(verdict))
+    made: Any = object.__new__(Gating)
+    one = given["outcome"]
+    made.verdicts = [("main", Verdict("x", one, one.title.lower()))] if one else []
+    made.root, made.json, made.judged, made.config = tmp_path, tmp_path / "r.json", "tree", None
+    made.ended, closed = given["ended"], []
+    made.interruption = SimpleNamespace(ended=given["why"], close=lambda: closed.append(True))
+    monkeypatch.setattr(made, "_write", write)
+    session: Any = SimpleNamespace(exitstatus=given["status"], testscollected=3)
+    made.conclude(session)
+    assert [verdict for _, verdict in made.verdicts] == told
+    assert len(told) == len(expected)
+    for verdict, said in zip(told, expected, strict=True):
+        assert re.search(said, verdict.text)
+    assert written == [2 if given["status"] == 2 else None]
+    assert session.testscollected == 3 + len(told)
+    assert closed == [True]
+    outcome = Outcome.MISSING if told[-1].outcome is Outcome.MISSING else given["outcome"]
+    assert session.exitstatus == (2 if given["status"] == 2 else outcome.status)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "pythons", "expected"),
+    [
+        ("own", ("3.12", "3.12"), "own"),
+        ("own", ("3.11", "3.12"), ""),  # another Triton may be there
+        (None, ("3.12", "3.12"), ""),
+    ],
+)
+def test_the_candidate_alone_takes_kernels_of_the_base(
+    kernels: str | None,
+    pythons: tuple[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr(
+        pair, "make_side", lambda worker, *given, **more: made.update({worker: more})
+    )
+    one: Any = object.__new__(pair.Pair)
+    sides = (pair.BASE, pair.CANDIDATE)
+    one.trees = {
+        name: SimpleNamespace(kernels=kernels, python=python, slowed={}, usual={})
+        for name, python in zip(sides, pythons, strict=True)
+    }
+    one.workers, one.device, one.registered = {name: name for name in sides}, None, None
+    one.is_open, one.unstarted = False, None
+    one._both = lambda make: [make(name) for name in sides]
+    one.open()
+    assert {name: made[name]["base_kernels"] for name in sides} == dict(
+        zip(sides, ("", expected), strict=True)
+    )
+    assert all(made[name]["kernels"] == (kernels or "") for name in sides)
+
+
+def test_what_a_value_is_of_is_the_package_of_a_module_or_function() -> None:
+    bare = eval("lambda: 0", {})  # as of a namespace without a name
+    bare.__module__ = None
+    values = [json, signal.default_int_handler, json.dumps, json.decoder, bare, 3, "json", Path]
+    assert [reach._of_module(value) for value in values] == [
+        *("json", "_signal", "json", "json"),
+        *("", "", "", ""),
+    ]

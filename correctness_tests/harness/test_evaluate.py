@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.cases import OpCase, _subsets
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
 from tinyllama.harness.declare.values import (
     Values,
@@ -168,3 +168,15 @@ def test_values_spread_as_their_name_says(values: Values, name: str, rows: list[
     if name.startswith("uniform"):
         assert 1 <= found.min() < 1.01
         assert 3.99 < found.max() < 4
+
+
+def test_gradients_are_wanted_in_every_part_or_of_many_alone_and_all_but_one() -> None:
+    def parts(names: str, most: int) -> list[str]:
+        return ["".join(one) for one in _subsets(names, most)]
+
+    assert parts("abc", 3) == ["a", "b", "c", "ab", "ac", "bc"]
+    pairs = ["ab", "ac", "ad", "bc", "bd", "cd"]
+    assert parts("abcd", 4) == [*"abcd", *pairs, "abc", "abd", "acd", "bcd"]
+    assert parts("abcd", 3) == [*"abcd", "abc", "abd", "acd", "bcd"]
+    assert parts("ab", 3) == ["a", "b"]
+    assert parts("a", 3) == []

@@ -166,3 +166,20 @@ def test_a_tensor_given_by_name_is_not_kept(named: Any, specialised: list[Compil
     """A key that held it would keep its memory."""
     assert known.launch_key((X, 2.0), {"BLOCK": 16}) is not None
     assert known.launch_key((X, 2.0), {"y": named}) is None
+
+
+def test_a_type_of_a_block_is_shared_and_never_with_a_kind_of_its_own() -> None:
+    class Kind(tl.block_type):  # type: ignore[misc]
+        pass
+
+    own = Kind(tl.float32, [2, 64, 8])
+    sizes = ([2, 64, 8], [2, 64, 16], [2, 64, 8])
+    found = [tl.block_type(tl.float32, size) for size in sizes]
+    assert found[0] is found[2], "others between do not end that"
+    found = [found[0], found[2]]
+    assert [type(one) for one in (own, *found)] == [Kind, tl.block_type, tl.block_type]
+    named = tl.block_type(element_ty=tl.float32, shape=[2, 64, 8])
+    others = [tl.block_type(tl.float16, [2, 64, 8]), tl.block_type(tl.float32, [2, 8, 64])]
+    assert named == found[0] == found[1]
+    assert [one == found[0] for one in others] == [False, False]
+    assert [list(one.shape) for one in (own, named, *others)] == [[2, 64, 8]] * 3 + [[2, 8, 64]]

@@ -20,6 +20,7 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, is_recorded_so, planned
+from tinyllama.harness.correct import launched as module
 from tinyllama.harness.correct.launched import (
     MODES,
     WHOLLY,
@@ -315,3 +316,24 @@ def test_what_is_compiled_for_the_two_chips_and_when(
         assert found == [
             (name, *one) for name, one in zip([*names, "other"], expected, strict=True)
         ]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942", "sm_100", "gfx908"])
+def test_on_other_chips_a_kernel_counts_with_its_own_op_alone(
+    chip: str, held: bool, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, launches = OPS["rms_norm"], ["rms_norm.rows", "silu_mul.rows", "rms_norm_other.rows"]
+    monkeypatch.setattr(module, "cases_of", lambda *given: [(op.timed[0], quick, held)])
+    monkeypatch.setattr(module, "launches_of", lambda *given, **options: launches)
+    monkeypatch.setattr(
+        module, "compilation", lambda launch, chip: SimpleNamespace(kernel=launch, key=launch)
+    )
+    found = list(plan_of(op["triton"], op, [chip]))
+    assert found
+    for one in found:
+        counts = chip in WHOLLY or one.where.endswith("-rms_norm.rows")
+        assert (one.quick, one.held) == (quick and counts, held and counts)
+    only = list(plan_of(op["triton"], op, [chip], only_quick=True))
+    assert only == (found if quick or held else [])
