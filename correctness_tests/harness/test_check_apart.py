@@ -242,3 +242,17 @@ def test_each_case_that_is_not_declined_is_judged_apart(monkeypatch: pytest.Monk
     own = judged(monkeypatch, [None], candidate=True, op="other", file="mine.py")
     assert own.outcome is Outcome.UNSUPPORTED
     assert "declares op 'other'" in own.message
+
+
+def test_results_are_of_the_named_candidate_and_in_the_folder_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(apart, "answer", lambda *asked: given.append(asked) or {"y": 1})
+    one, other = (
+        SimpleNamespace(op=f"op {name}", provider=name, device="cpu") for name in ("one", "other")
+    )
+    checks: Any = object.__new__(remote.Checks)
+    checks.candidates, checks.asked = {"one": one, "other": other}, SimpleNamespace(seconds=60.0)
+    assert checks.answer("other", "inputs", str(tmp_path)) == {"y": 1}
+    assert given == [("op other", "other", "inputs", "cpu", tmp_path)]
