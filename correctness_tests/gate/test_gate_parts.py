@@ -6,12 +6,12 @@ import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from tinyllama.harness.gate import pair, preparing, proof, reach, waves
+from tinyllama.harness.gate import identity, pair, preparing, proof, reach, waves
 from tinyllama.harness.gate.decision import CONFIRM_BLOCKS
 from tinyllama.harness.gate.identity import Differs
 from tinyllama.harness.gate.interrupted import Interruption
@@ -389,3 +389,19 @@ def test_what_a_value_is_of_is_the_package_of_a_module_or_function() -> None:
         *("json", "_signal", "json", "json"),
         *("", "", "", ""),
     ]
+
+
+def test_each_file_of_the_tree_that_a_group_opened_is_named(tmp_path: Path) -> None:
+    class Opened(NamedTuple):
+        modules: tuple[str, ...]
+
+    def seen(*names: str) -> Any:
+        return SimpleNamespace(files=[str(tmp_path / name) for name in names], imported=[])
+
+    groups = {Opened(("a",)): seen("one.py", "two.py"), Opened(("b",)): seen("../away", "three.py")}
+    tree: Any = SimpleNamespace(name="base", root=tmp_path)
+    sources: Any = None
+    side = identity._Side(tree, sources, groups)  # type: ignore[arg-type]
+    assert side.files(["a"], every=False) == {"one.py", "two.py"}
+    assert side.files(["b"], every=False) == {"three.py"}
+    assert side.files(["b"], every=True) == {"one.py", "two.py", "three.py"}
