@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, frameworks, run
 from tinyllama.harness.correct.checks.accuracy import PLAIN, faults
 from tinyllama.harness.correct.checks.crash import place_in
 from tinyllama.harness.kernels.launch import jit, tl
@@ -250,3 +250,14 @@ def test_a_refusal_breaks_the_contract_for_a_layout_and_where_all_must_be_taken(
     case = replace(candidate.smallest(), **varied)
     first = next(faults(candidate, case, refusable=refusable))
     assert (first.special is Rank.CONTRACT) is (contract or refusable), first
+
+
+@pytest.mark.parametrize("wrong", [["first"], ["first", "second"], []])
+def test_of_what_is_wrong_compiled_the_first_is_told(
+    wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Candidate, "wrong", lambda self, case, results, inputs: wrong)
+    provider = Provider(OP.name, "tried", EAGER, dtypes=(torch.float32,))
+    candidate = Candidate(OP, provider, backend="eager")
+    told = (candidate.smallest(), "first") if wrong else None
+    assert frameworks.compiled(candidate) == told

@@ -157,9 +157,7 @@ def test_no_rows_may_be_refused_and_an_output_may_have_another_dtype() -> None:
 
     dtypes = {"y": torch.float64, "z": torch.float64}
     for check in ("empty batch", "compiled"):
-        wrong = found(mean, wide, check)[check]
-        assert wrong.outcome is FAILED
-        assert "y has dtype" in wrong.message, f"the first is told: {wrong.message}"
+        assert found(mean, wide, check)[check].outcome is FAILED
         finding = found(mean, wide, check, output_dtypes=dtypes)[check]
         assert finding.outcome is PASSED, finding
 
