@@ -4,8 +4,10 @@
                                    [--seconds 450] [--budget 45]
 
 The changes of `tools.mutation` in `FOLDERS` are put into the order of a seed, and the first are
-tried. Each is planted in a copy of the tree; the tests that import its module and execute the
-changed lines run there, in the default lane (`tools.mutant_tests`; needs `coverage`).
+tried with the tests that import the module and execute the changed lines, in the default lane
+(`tools.mutant_tests`; needs `coverage`). First a function is changed in forks of a process that
+has collected these tests: about a second a mutant. A change of what runs at import, and one that
+survives, is then planted in a copy of the tree, where the tests and their processes import it.
 A mutant is killed when one of them fails; one that only raises or does not end is counted apart:
 that shows that the code runs, not that it is checked. What a file (--json) holds is not tried
 again, so a run can be continued. `tools/mutants.toml` must explain each survivor, or the exit
@@ -17,13 +19,11 @@ import hashlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
 
 from tools import mutant_record
 from tools.mutant_record import ROOT, Trial, Tried
@@ -36,14 +36,9 @@ from tools.mutant_tests import (
     module_of,
     nearest,
     servers,
-    trace,
 )
 from tools.mutation import Change, changes_of, defaults
 from tools.tested import SURVIVED
-
-AHEAD = 4  # mutants, whose test files are traced before the first of them is tried
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -70,18 +65,21 @@ class Mutant:
         first = self.change.statement.lineno
         return range(first, (self.change.node.end_lineno or first) + 1)
 
-    def tried(self, server: Server, budget: float) -> Trial:
-        """How its tests end with the change planted in a copy of the tree: those of the nearest
-        test file, then those of the next four, then those of all others. budget: the seconds that
-        each of the three may take unchanged."""
+    def tried(self, server: Server, budget: float, planted: bool) -> Trial:
+        """How its tests end with the change planted in a copy of the tree, or else swapped in:
+        those of the nearest test file, then those of the next four, then those of all others.
+        budget: the seconds that each of the three may take unchanged."""
         every = nearest(self.module)
         outcome = SURVIVED, "no test runs it"
         for files in (every[:1], every[1:5], every[5:]):
             if outcome[0] != SURVIVED:
                 break
             if tests := chosen(files, self.file, self.lines, server, budget):
-                with server.planted(self.file, self.change.source):
-                    outcome = server.run(tests)
+                if planted:
+                    with server.planted(self.file, self.change.source):
+                        outcome = server.run(tests)
+                else:
+                    outcome = server.swapped(self.file, self.change.source, tests)
         return Trial(self.change.line, self.change.text, self.change.gives, *outcome)
 
 
@@ -112,40 +110,35 @@ def drawn(every: Sequence[Mutant], seed: int) -> list[Mutant]:
 def attempts(some: Sequence[Mutant], jobs: int, end: float, budget: float) -> Iterator[Tried]:
     """The trials of these mutants, so many at a time, each as soon as it ended; none of those that
     have not ended by ``end`` (of `time.monotonic`)."""
-    with servers(jobs, end) as started, ThreadPoolExecutor(jobs) as pool:
+    files = sorted({file for one in some for file in nearest(one.module)})
+    with servers(jobs, end, files) as started, ThreadPoolExecutor(jobs) as pool:
         free: SimpleQueue[Server] = SimpleQueue()
         for server in started:
             free.put(server)
 
-        def served(work: Callable[[Server], Answer]) -> Answer | None:
+        def tried(one: Mutant, planted: bool) -> Trial | None:
             server = free.get()
             try:
-                if time.monotonic() >= end:
-                    raise TimeOverError  # else each of hundreds would ask its server, in vain
-                return work(server)
+                # Else each of hundreds would ask its server, in vain.
+                return one.tried(server, budget, planted) if time.monotonic() < end else None
             except TimeOverError:
                 return None
             finally:
                 free.put(server)
 
-        # Traces go ahead, since the mutants of a module would wait for the same one; but not all of
-        # them, so that a run whose time is over has tried the first of the sample.
-        traced: dict[str, Future[Any]] = {}
-        trials: dict[Future[Trial | None], Mutant] = {}
-        for block in (some[place : place + AHEAD] for place in range(0, len(some), AHEAD)):
-            for file in (file for one in block for file in nearest(one.module)[:1]):
-                if file not in traced:
-                    traced[file] = pool.submit(served, partial(trace, file))
-            for one in block:
-                trials[pool.submit(served, partial(one.tried, budget=budget))] = one
-        try:
-            for future in as_completed(trials):
-                if found := future.result():
-                    yield Tried(trials[future].name, found)
-            for made in traced.values():
-                made.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        left = list(some)
+        for planted in (False, True):
+            now = [one for one in left if planted or one.lines]
+            trials = {pool.submit(tried, one, planted): one for one in now}
+            try:
+                for future in as_completed(trials):
+                    found, one = future.result(), trials[future]
+                    if found and (planted or found.outcome != SURVIVED):
+                        left.remove(one)
+                        yield Tried(one.name, found)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from typing import Any
 
 from tools.copies import copied
 from tools.mutant_record import ROOT, relative
-from tools.tested import TEST
+from tools.tested import SURVIVED, TEST
 
 FOLDERS = ("tinyllama/harness", "tinyllama/model", "tinyllama/training")
 KEPT = ROOT / "build/mutants"
@@ -99,18 +100,21 @@ class TimeOverError(Exception):
 
 
 @contextlib.contextmanager
-def servers(number: int, end: float = float("inf")) -> "Iterator[list[Server]]":
+def servers(
+    number: int, end: float = float("inf"), files: Sequence[str] = ()
+) -> "Iterator[list[Server]]":
     """Servers in copies of the tree's files, in which mutants are planted. Each copy has a change
     that is not committed, so that no mutant is killed by a test that asks whether there is one.
 
-    end: of `time.monotonic`; a request that has not ended by then raises TimeOverError.
+    files: of tests, for changes that are swapped in. end: of `time.monotonic`; a request that has
+    not ended by then raises TimeOverError.
     """
 
     def started(tree: Path) -> Server:
         copied(ROOT, tree)
         with (tree / "tinyllama/__init__.py").open("a") as changed:
             changed.write("# changed\n")
-        return Server(tree, end)
+        return Server(tree, end, files)
 
     with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(number) as pool:
@@ -124,39 +128,55 @@ def servers(number: int, end: float = float("inf")) -> "Iterator[list[Server]]":
 
 
 class Server:
-    """A process that runs tests in a tree; see `tools.tested`."""
+    """A process that runs tests in a tree, and one that has collected those of some files, each
+    started when it is first asked; see `tools.tested`."""
 
-    def __init__(self, tree: Path, end: float = float("inf")) -> None:
-        self.tree, self._end, self._planted = tree, end, 0
+    def __init__(self, tree: Path, end: float = float("inf"), files: Sequence[str] = ()) -> None:
+        self.tree, self._end, self._files, self._planted = tree, end, files, 0
         self._paths = [str(tree), *(path for path in _paths() if Path(path) != ROOT)]
-        # Else each request would compile the tree once more.
-        given = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.tested"],
-            cwd=tree,
-            env={**given, **WITHOUT_GPU, "PYTHONPATH": os.pathsep.join(self._paths)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._running: dict[bool, subprocess.Popen[str]] = {}
 
-    def ask(self, seconds: float, request: dict[str, Any], path: str = "", **env: str) -> Any:
+    def process(self, collected: bool = False) -> "subprocess.Popen[str]":
+        if collected not in self._running:
+            # Else each request would compile the tree once more.
+            given = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+            self._running[collected] = subprocess.Popen(
+                [sys.executable, "-m", "tools.tested", *(self._files if collected else ())],
+                cwd=self.tree,
+                env={**given, **WITHOUT_GPU, "PYTHONPATH": os.pathsep.join(self._paths)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        return self._running[collected]
+
+    def ask(
+        self,
+        seconds: float,
+        request: dict[str, Any],
+        path: str = "",
+        *,
+        collected: bool = False,
+        **env: str,
+    ) -> Any:
         """The answer to a request, which may take so many seconds. path: a folder of modules for
         the processes that tests start.
 
         Raises TimeOverError if the run's time is over first.
         """
+        process = self.process(collected)
         seconds = max(0.0, min(seconds, self._end - time.monotonic()))
         paths = os.pathsep.join([path, *self._paths] if path else self._paths)
         asked = {**request, "limit": seconds, "environment": {**env, "PYTHONPATH": paths}}
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        if not (said := process.stdout.readline()):
+            raise RuntimeError(f"the process of the tests ended with status {process.wait()}")
         if time.monotonic() >= self._end:
             raise TimeOverError
-        return answer
+        return json.loads(said)
 
     @contextlib.contextmanager
     def planted(self, file: str, text: str) -> Iterator[None]:
@@ -182,18 +202,34 @@ class Server:
     def run(self, tests: Tests) -> tuple[str, str]:
         """The outcome of these tests, and the first that fails or the first error."""
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        return self._outcome(tests, files=files)[:2]
+
+    def swapped(self, source: str, text: str, tests: Tests) -> tuple[str, str]:
+        """The same in a fork of a process that has imported a source file, some functions of which
+        run as in a changed text of it. What fails unchanged in such a fork counts as survived."""
+        outcome, check, test = self._outcome(tests, source=source, text=text)
+        if outcome != SURVIVED:
+            last = list(tests).index(test) + 1 if test else len(tests)
+            before = dict(itertools.islice(tests.items(), last))
+            if self._outcome(before, source=source, text=None)[0] != SURVIVED:
+                return SURVIVED, f"unchanged, too: {check}"
+        return outcome, check
+
+    def _outcome(self, tests: Tests, **request: Any) -> tuple[str, str, str]:
         limits = {test: LEAST + TIMES * seconds for test, seconds in tests.items()}
         limit = 3 * LEAST + TIMES * sum(tests.values())
-        outcome, check = self.ask(limit, {"files": files, "seconds": limits})
-        return outcome, relative(check, self.tree)
+        asked = {**request, "seconds": limits}
+        outcome, check, *test = self.ask(limit, asked, collected="source" in request)
+        return outcome, relative(check, self.tree), "".join(test)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process().pid
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        for process in self._running.values():
+            process.kill()
+            process.communicate()
 
 
 def _paths() -> list[str]:

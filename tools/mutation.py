@@ -71,12 +71,13 @@ class Change:
 
     @property
     def source(self) -> str:
-        """The whole text, changed."""
+        """The whole text, changed; its other lines have the numbers that they had."""
         lines = self.original.encode().splitlines(keepends=True)
         last = (self.node.end_lineno or self.node.lineno) - 1
         head = b"".join(lines[: self.line - 1]) + lines[self.line - 1][: self.node.col_offset]
         tail = lines[last][self.node.end_col_offset :] + b"".join(lines[last + 1 :])
         new = ast.unparse(self.new)
+        new += "\n" * (last + 1 - self.line - new.count("\n"))
         if isinstance(self.node, ast.expr):
             new = f"({new})"  # it binds as the node did
         return (head + new.encode() + tail).decode()

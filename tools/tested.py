@@ -1,10 +1,11 @@
 """A process that runs tests in forks of itself: one after another until one fails, or all of a
 file with the lines that each executes.
 
-    python -m tools.tested    (asked by `tools.mutant_tests`; a line of JSON for each request)
+    python -m tools.tested [FILE ...]    (asked by `tools.mutant_tests`, a line of JSON a request)
 
-It has imported all that is not of the tree, which takes longer than most tests. It imports nothing
-of the tree: there a change may raise at import, and lines that run at import are to be seen.
+It has imported all that is not of the tree, which takes longer than most tests. Without files it
+imports nothing of the tree: there a change may raise at import, and lines that run at import are
+to be seen. With files it has collected their tests, and a function is swapped in the fork.
 """
 
 import contextlib
@@ -20,9 +21,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
+
+from tools.swapping import Functions, NotSwappedError
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLED, SURVIVED, RAISED, ENDED = "killed", "survived", "raised", "did not end"
@@ -38,6 +41,7 @@ IMPORTED = (
     *("rich.console", "rich.table", "yaml", "jinja2", "filelock"),
     *("_pytest.pytester", "pytest_benchmark.plugin", "pytest_timeout", "xdist.plugin"),
 )
+COLLECTING = 600.0  # seconds that it may take
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -45,10 +49,11 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class First:
-    """Notes the first test that fails, or the first error of one."""
+    """Notes the first test that fails, or the first error of one; test: its name."""
 
     def __init__(self) -> None:
         self.ended: tuple[str, str] | None = None
+        self.test = ""
 
     @pytest.hookimpl
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
@@ -56,7 +61,7 @@ class First:
             wrong = call.excinfo.errisinstance((AssertionError, pytest.fail.Exception))
             test = item.nodeid.partition("[")[0]
             ended = (KILLED, test) if wrong else (RAISED, call.excinfo.exconly())
-            self.ended = self.ended or ended
+            self.ended, self.test = self.ended or ended, self.test or item.nodeid
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: Any) -> None:
@@ -173,7 +178,41 @@ def traced(file: str, folder: str, most: float) -> dict[str, Any]:
     return {"seconds": plugin.seconds, "failed": failed}
 
 
-def _answer(request: dict[str, Any], folder: Path) -> None:
+class Collected:
+    """Once the tests are collected, serves requests, each with a changed text of a file."""
+
+    def __init__(self, asked: TextIO, told: TextIO) -> None:
+        self.asked, self.told = asked, told
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        faulthandler.cancel_dump_traceback_later()
+        self.session, self.items = session, {item.nodeid: item for item in session.items}
+        self.functions = Functions(ROOT / "tinyllama")
+        serve(self.asked, self.told, self)
+        return True
+
+    def ended(self, request: dict[str, Any], output: int) -> tuple[str, str, str]:
+        """The first test that fails, or the first error of one, and the test's whole name."""
+        first, session = First(), self.session
+        self.functions.empty_caches()
+        if request["text"] is not None:
+            try:
+                self.functions.swap(ROOT / request["source"], request["text"])
+            except NotSwappedError as error:
+                return SURVIVED, str(error), ""
+        session.items = [self.items[name] for name in request["seconds"] if name in self.items]
+        session.config.option.maxfail, session.shouldfail = 1, False
+        manager = session.config.pluginmanager
+        manager.unregister(self)
+        for plugin in (first, Only(request["seconds"], output)):
+            manager.register(plugin)
+        with contextlib.suppress(session.Failed):
+            session.config.hook.pytest_runtestloop(session=session)
+        return *(first.ended or (SURVIVED, "")), first.test
+
+
+def _answer(request: dict[str, Any], folder: Path, collected: Collected | None) -> None:
     os.environ.update(request["environment"], TMPDIR=str(folder))
     tempfile.tempdir = None
     output = os.open(folder / "output", os.O_CREAT | os.O_WRONLY)
@@ -182,7 +221,9 @@ def _answer(request: dict[str, Any], folder: Path) -> None:
         os.dup2(descriptor, place)
     gc.unfreeze = lambda: None  # as a session does at its end: each collection would walk torch
     answer: Any
-    if "folder" in request:
+    if collected:
+        answer = collected.ended(request, output)
+    elif "folder" in request:
         answer = traced(request["file"], request["folder"], request["most"])
     elif "file" in request:
         answer = {"failed": failing(request["file"], Only(request["seconds"], output))}
@@ -230,28 +271,30 @@ def _end_all() -> None:
         time.sleep(0.02)
 
 
-def answered(request: dict[str, Any]) -> Any:
+def answered(request: dict[str, Any], collected: Collected | None = None) -> Any:
     """What a request gives in a process of its own, or how that ended without an answer."""
     with tempfile.TemporaryDirectory() as name:
         folder, end = Path(name), time.monotonic() + request["limit"]
         if not (child := os.fork()):
             try:
                 os.setsid()
-                _answer(request, folder)
+                _answer(request, folder, collected)
             except BaseException as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
                 os._exit(0)
         try:
-            while os.waitpid(child, os.WNOHANG)[0] == 0:
+            while not (ended := os.waitpid(child, os.WNOHANG))[0]:
                 own = _descendants()
                 if time.monotonic() > end or len(own) > PROCESSES or _resident(own) > RESIDENT:
                     return ENDED, ""
-                time.sleep(0.1)
+                time.sleep(0.05)
         finally:
             _end_all()
         if (folder / "answer").exists():
             return json.loads((folder / "answer").read_text(encoding="utf-8"))
+        if os.WIFSIGNALED(ended[1]):
+            return RAISED, f"ended by {signal.Signals(os.WTERMSIG(ended[1])).name}"
         output = folder / "output"
         said = output.read_text(errors="replace") if output.exists() else ""
         if "Timeout (" in said:  # faulthandler's
@@ -259,16 +302,29 @@ def answered(request: dict[str, Any]) -> Any:
         return RAISED, said.strip().rpartition("\n")[2]
 
 
-def serve() -> None:
-    for name in IMPORTED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+def serve(asked: TextIO, told: TextIO, collected: Collected | None = None) -> None:
     gc.collect()
     gc.freeze()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for line in sys.stdin:
-        print(json.dumps(answered(json.loads(line))), flush=True)
+    for line in asked:
+        print(json.dumps(answered(json.loads(line), collected)), file=told, flush=True)
+
+
+def main(files: Sequence[str]) -> None:
+    # pytest and what it imports may print; it must not be taken for an answer.
+    asked, told = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(0, 1)
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    if files:
+        faulthandler.dump_traceback_later(COLLECTING, exit=True)
+        words = [*WORDS, "--continue-on-collection-errors", "-p", "no:faulthandler"]
+        pytest.main([*words, *files], plugins=[Collected(asked, told)])
+    else:
+        serve(asked, told)
 
 
 if __name__ == "__main__":
-    serve()
+    main(sys.argv[1:])

@@ -60,6 +60,12 @@ def test_calls_are_told_by_each_bit_alone_and_together(
     assert digests_of_calls([call, [], call[:2]])[0] == whole[0], "beside calls of other shapes"
 
 
+def test_calls_of_two_sizes_are_told_as_each_alone() -> None:
+    for sizes in ((4, 8), (8, 4), (4, 4, 8), (1, 2), (3, 0)):
+        calls = [[torch.arange(size) + 5] for size in sizes]
+        assert digests_of_calls(calls) == [digests_of_calls([one])[0] for one in calls]
+
+
 def test_a_digest_tells_one_bit_anywhere() -> None:
     value = torch.randn(100, generator=torch.Generator().manual_seed(0))
     found = {digest(value)}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +93,30 @@ def test_other_options_and_other_source_are_other_kernels() -> None:
     ]
     assert len(set(each)) == 4
     assert each[0] == _kernel(Source("a"), "sm_90", {"num_stages": 2, "num_warps": 4})
+
+
+def test_each_function_that_compiles_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends = pytest.importorskip("triton.backends").backends
+    compiler = pytest.importorskip("triton.compiler")
+    modules = [compiler, *(sys.modules[one.driver.__module__] for one in backends.values())]
+    places: list[tuple[Any, str]] = []
+    for place in modules:
+        name = "compile" if place is compiler else "compile_module_from_src"
+        if hasattr(place, name):
+            monkeypatch.setattr(place, name, lambda *args, **options: (args, options))
+            places.append((place, name))
+    made = OnlyOnce(tmp_path / "own")
+    compiled: list[str] = []
+
+    def only(name: str, compile: Callable[[], Any]) -> Any:
+        compiled.append(name)
+        return compile()
+
+    monkeypatch.setattr(made, "compiled", only)
+    made.install()
+    for place, name in places:
+        assert getattr(place, name)("source", options=None) == (("source",), {"options": None})
+    names = ["source None None", *[" source"] * (len(places) - 1)]
+    assert compiled == names

@@ -224,6 +224,18 @@ def test_a_link_out_of_the_tree_is_not_unpacked(repo: Path, tmp_path: Path, targ
     assert not (tmp_path / "out").exists()
 
 
+def test_a_link_out_of_the_tree_is_found_where_there_is_nothing_else(
+    repo: Path, tmp_path: Path
+) -> None:
+    for path in repo.iterdir():
+        if path.name != ".git":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (repo / "bad").symlink_to("../../outside")
+    commit(repo)
+    with pytest.raises(RevisionError, match=r"bad of .* links out of its tree"):
+        check_out("HEAD", repo, tmp_path / "out")
+
+
 def test_what_an_archive_or_a_sparse_checkout_would_leave_out_is_there(
     repo: Path, tmp_path: Path
 ) -> None:

@@ -1,8 +1,10 @@
 """What a side says that it has, and what it does when it is asked."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from tinyllama.harness.gate.pair import FACTORY, READY
 from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side, declared, left_out
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
-from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.machine.worker import TRITON_CACHE, Worker, caches_in
+from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 from tinyllama.harness.records.results import versions
 from tinyllama.ops import OPS
@@ -321,3 +324,17 @@ def test_a_provider_is_left_out_for_the_reason_of_its_first_case(
         module, "_left_out", lambda op, timed, device: reason.get(timed, f"{timed}")
     )
     assert left_out(CPU, PACKAGE) == {"small": 2}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_caches_are_in_a_folder_but_kernels_where_all_pairs_share_them(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    made: Any = object.__new__(Side)
+    made.once = SimpleNamespace(own=tmp_path / "shared") if shared else None
+    made.use_caches(str(tmp_path / "own"))
+    own = caches_in(tmp_path / "own")
+    assert TRITON_CACHE in own
+    assert environment == {**own, **({TRITON_CACHE: f"{tmp_path}/shared"} if shared else {})}

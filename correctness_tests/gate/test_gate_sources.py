@@ -1,5 +1,6 @@
 """What a benchmark runs is found whole, and what does not change it changes no fingerprint."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -364,3 +365,21 @@ def test_a_path_is_no_module(tmp_path: Path) -> None:
         (tmp_path / f"kernels/{name}.py").touch()
     found = [sources.module_file(tmp_path, f"kernels.{one}") for one in ("norm", "not-a-name", "")]
     assert found == [tmp_path / "kernels/norm.py", None, None]
+
+
+def test_a_file_has_a_digest_whole_and_one_of_the_host_alone(tmp_path: Path) -> None:
+    kernel = "from triton import jit\n\n@jit\ndef one(x):\n    return x\n"
+    write(tmp_path, {"one": kernel, "other": kernel.replace("return x", "return x + 1")})
+    (tmp_path / "data.json").write_text("{}")
+    (tmp_path / "bad.py").write_text("def (")
+    made = Sources(tmp_path)
+    one, other = (tmp_path / f"{name}.py" for name in ("one", "other"))
+    for path in (one, other):
+        assert made.digest(path) == digest(path) != made.digest(path, host=True)
+        assert made.digest(path, host=True) == host_digest(path)
+    assert made.digest(one) != made.digest(other)
+    assert made.digest(one, host=True) == made.digest(other, host=True)
+    data = tmp_path / "data.json"
+    assert made.digest(data) == made.digest(data, host=True) != ""
+    assert made.digest(tmp_path / "gone.py") == ""
+    assert made.digest(tmp_path / "bad.py") == hashlib.sha256(b"def (").hexdigest()

@@ -430,3 +430,72 @@ def test_one_rounding_of_the_result_s_own_dtype_is_allowed() -> None:
     verified.proven(plain + eps, plain, oracle, 1.0)
     with pytest.raises(ValueError, match="error"):
         verified.proven(plain + 16 * eps, plain, oracle, 1.0)
+
+
+def test_what_was_verified_is_kept_with_twice_its_allowed_error(subject: Make) -> None:
+    made = subject()
+    proofs = made.verify()
+    made.expect(proofs)
+    assert list(made.expected) == list(range(SEEDS))
+    for seed, one in made.expected.items():
+        assert one.allowed == {name: 2 * proof.allowed for name, proof in proofs[seed].items()}
+        assert all(value > 0 for value in one.allowed.values())
+        assert set(one.results) == RESULTS
+
+
+def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
+    subject: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = subject(), []
+
+    @contextlib.contextmanager
+    def watched() -> Any:
+        yield []
+
+    counted = SimpleNamespace(counts={"kernels": 2, "bytes": None}, by_name={"k": (1, 0.5)})
+    reading = SimpleNamespace(device=2.0)
+
+    def read(run: Any, before: Callable[[], None]) -> Any:
+        before()
+        return reading
+
+    stubs: dict[str, Any] = {
+        "_prepare": lambda name, layout="": asked.append(name),
+        "_give": lambda name, layout="": asked.append(name),
+        "_run": lambda: None,
+        "_check": lambda: None,
+        "_peak": lambda: 7,
+        "_allocated": lambda: 0,
+        "_forget": lambda: None,
+        "_note_all": lambda calls: None,
+        "clock": SimpleNamespace(read=read),
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(made, name, stub)
+    monkeypatch.setattr(module, "launches", lambda run, device: counted)
+    monkeypatch.setattr(module, "launched", watched)
+    monkeypatch.setattr(module, "synchronize", lambda device: None)
+    monkeypatch.setattr(Subject, "passes", ("first", "second", "last"))
+
+    def told(ask: Callable[[], Any]) -> tuple[Any, list[str]]:
+        asked.clear()
+        return ask(), list(asked)
+
+    assert told(made.launched) == ([], []), "there are no kernels on a CPU"
+    assert told(made.counted) == ({}, [])
+    made.device, made.kept_bytes = torch.device("cuda"), 3
+    last = ["last"]
+    assert told(made.launched) == ([], last)
+    counts = {"peak_bytes": 7, "kept_bytes": 3, "kernels": 2}
+    assert told(made.counted) == (counts, last * 2)
+    assert told(made.profile) == ({"k": (1, 0.5)}, last)
+    for ask in (made.run_once, made.ready):
+        assert told(ask)[1] == last
+    assert told(lambda: made.compile_layouts(["strided"]))[1] == last * 2
+    assert told(made._repeat)[1] == last * (1 + CALLS)
+    made.clocked, made.repeated = True, None
+    assert told(made.rehearse)[1] == last
+    made.slow_down(0.25)
+    assert told(made._calibrate)[1] == last * 6
+    assert made.extra == 0.5
+    assert told(made._calibrate)[1] == [], "it is known by then"

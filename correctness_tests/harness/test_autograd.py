@@ -93,6 +93,31 @@ def test_a_lost_gradient_is_an_error(lost: str) -> None:
         y.sum().backward()
 
 
+@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("by", ["call", "custom_op"])
+def test_an_output_that_no_loss_uses_gives_no_gradient_and_no_zeros(used: int, by: str) -> None:
+    op, given = scaled_pair("unused"), []
+
+    @op.provider("noting", keep=("x", "weight"))
+    class Noting:
+        @staticmethod
+        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
+            return x * weight * factor, x + 1
+
+        @staticmethod
+        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
+            given.append([one is not None for one in grads])
+            return {name: torch.ones_like(each) for name, each in kept.items()}
+
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    provider = op["noting"]
+    assert provider.derived is not None
+    custom_op: Any = provider.derived.custom_op
+    results = provider(x, weight) if by == "call" else custom_op(x, weight, 3.0)
+    results[used].sum().backward()
+    assert given == [[place == used for place in range(2)]]
+
+
 def test_forward_must_return_what_is_declared() -> None:
     op = scaled_pair("short")
 

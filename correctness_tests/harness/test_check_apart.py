@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from tinyllama.cli import main
 from tinyllama.harness.correct import apart
-from tinyllama.harness.correct.checks import remote
+from tinyllama.harness.correct.checks import Finding, Outcome, remote
 from tinyllama.harness.correct.checks.remote import APART
+from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -173,3 +175,84 @@ def test_memory_is_limited_to_what_is_available_but_a_reserve(
     monkeypatch.setattr(resource, "setrlimit", lambda what, limit: limits.append(limit))
     remote.limit_memory()
     assert limits == [(8 * 2**30 - remote.RESERVE, resource.RLIM_INFINITY)]
+
+
+def test_each_tensor_of_inputs_is_replaced_and_nothing_else() -> None:
+    one, two, three = (torch.full((2,), float(number)) for number in range(3))
+    inputs = Inputs(
+        args={"x": one, "many": [one, two, three], "deep": {"a": [two], "b": three}, "n": 3},
+        upstream={"y": two, "z": None},
+        params={"kept": one},
+        fresh=[{"x": one}, {"x": two}],
+    )
+    found = apart._mapped(inputs, lambda tensor: int(tensor[0]))
+    assert found.args == {"x": 0, "many": [0, 1, 2], "deep": {"a": [1], "b": 2}, "n": 3}
+    assert found.upstream == {"y": 1, "z": None}
+    assert found.params["kept"] is one
+    assert found.fresh == [{"x": 0}, {"x": 1}]
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch,
+    declines: list[str | None],
+    wrong: str = "",
+    missing: str = "",
+    before: tuple[Outcome, ...] = (Outcome.PASSED,),
+    **asked: Any,
+) -> Finding:
+    """The finding of a candidate that answers so, whose case of this name is wrong."""
+    names = [f"case {number}" for number, _ in enumerate(declines)]
+    answers = {"named": ("norm", missing), "traits": SimpleNamespace(declines=declines)}
+    checks: Any = object.__new__(remote._Run)
+    checks.worker = SimpleNamespace(call=lambda whose, what, provider: answers[what])
+    checks.asked = SimpleNamespace(
+        **{"op": "norm", "candidate": False, "package": "", "file": None, **asked}
+    )
+
+    def found(provider: str, case: str, stated: Any) -> Finding | None:
+        return Finding(APART, Outcome.FAILED, case, "wrong") if case == wrong else None
+
+    checks._apart = found
+    monkeypatch.setattr(remote, "discover", lambda package, plugins: {"norm": "an op"})
+    monkeypatch.setattr(apart, "cases_of", {"an op": names}.__getitem__)
+    plain = [Finding("outputs", outcome) for outcome in before]
+    made: Finding = checks.judged_apart("mine", False, plain)
+    return made
+
+
+def test_each_case_that_is_not_declined_is_judged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged(monkeypatch, [None, "no", None, None]) == Finding(
+        APART, Outcome.PASSED, message="3 of 4 cases, inputs from a secret seed"
+    )
+    for number in range(3):
+        name = f"case {number}"
+        assert judged(monkeypatch, [None] * 3, wrong=name).case == name
+        assert judged(monkeypatch, [None] * 3, wrong=name).outcome is Outcome.FAILED
+    none = "it covers none of the cases"
+    for before, outcome in [
+        ((Outcome.PASSED,), Outcome.FAILED),
+        ((Outcome.UNSUPPORTED,), Outcome.UNSUPPORTED),
+    ]:
+        found = judged(monkeypatch, ["no", "no"], before=before)
+        assert (found.outcome, found.message) == (outcome, none)
+        found = judged(monkeypatch, [None, None], missing="no triton", before=before)
+        assert (found.outcome, found.message) == (outcome, "no triton")
+    blocked = judged(monkeypatch, [None], before=(Outcome.PASSED, Outcome.FAILED))
+    assert blocked.outcome is Outcome.BLOCKED
+    own = judged(monkeypatch, [None], candidate=True, op="other", file="mine.py")
+    assert own.outcome is Outcome.UNSUPPORTED
+    assert "declares op 'other'" in own.message
+
+
+def test_results_are_of_the_named_candidate_and_in_the_folder_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(apart, "answer", lambda *asked: given.append(asked) or {"y": 1})
+    one, other = (
+        SimpleNamespace(op=f"op {name}", provider=name, device="cpu") for name in ("one", "other")
+    )
+    checks: Any = object.__new__(remote.Checks)
+    checks.candidates, checks.asked = {"one": one, "other": other}, SimpleNamespace(seconds=60.0)
+    assert checks.answer("other", "inputs", str(tmp_path)) == {"y": 1}
+    assert given == [("op other", "other", "inputs", "cpu", tmp_path)]

@@ -1,6 +1,7 @@
 """Accesses out of bounds and endless loops of interpreted kernels: named before they do harm."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from correctness_tests.support.memory import filled
 from tinyllama.harness import Provider
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, remote, run
 from tinyllama.harness.kernels import interpreter
-from tinyllama.harness.kernels.bounds import Bounds, watched
+from tinyllama.harness.kernels.bounds import Bounds, tensors_of, watched
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
 
@@ -282,3 +283,14 @@ def test_a_fault_of_any_check_names_the_kernels_with_their_lines(call: Any, chec
     assert finding.outcome is FAILED, finding
     line = storing.fn.__code__.co_firstlineno
     assert finding.message.endswith(f"; kernels: {NAME}.storing ({__file__}:{line})")
+
+
+def test_each_tensor_of_a_launch_has_a_name_of_its_own() -> None:
+    a, b, c, d = (torch.ones(1) for _ in range(4))
+    base = SimpleNamespace(base=d)  # as a descriptor has it
+    arguments = {"x": a, "n": 3, "one": (b,), "two": [b, c], "far": torch.ones(1, device="meta")}
+    found = list(tensors_of({**arguments, "of": base, "mixed": (3, base, a)}))
+    names = ["x", "one", "two[0]", "two[1]", "of", "mixed[1]", "mixed[2]"]
+    assert [name for name, _ in found] == names
+    expected = [a, b, b, c, d, d, a]
+    assert all(one is other for (_, one), other in zip(found, expected, strict=True))

@@ -2,6 +2,7 @@
 looked for, and a crash names the author's file and line."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, run
-from tinyllama.harness.correct.checks.accuracy import PLAIN
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, frameworks, run
+from tinyllama.harness.correct.checks.accuracy import PLAIN, faults
 from tinyllama.harness.correct.checks.crash import place_in
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.ops import OPS
@@ -224,3 +225,39 @@ def test_the_line_of_a_process_that_ended_is_the_innermost(heading: str, line: i
     text = f'{heading}\n  File "/a.py", line 3 in f\n  File "/b.py", line 5\n  File "/a.py", line 9'
     assert place_in(text, "/a.py") == f"/a.py:{line}: "
     assert place_in(text, "/c.py") == ""
+
+
+@pytest.mark.parametrize(
+    ("varied", "contract"),
+    [
+        ({}, False),
+        ({"layout": "strided"}, True),
+        ({"upstream": "summed"}, True),
+        ({"extreme": next(iter(OP.extremes))}, False),
+        ({"wanted": ("gate",)}, False),
+        ({"absent": "h"}, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("refusable", [False, True])
+def test_a_refusal_breaks_the_contract_for_a_layout_and_where_all_must_be_taken(
+    varied: dict[str, Any], contract: bool, refusable: bool
+) -> None:
+    def refusing(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not this one")
+
+    candidate = Candidate(OP, Provider(OP.name, "tried", refusing, dtypes=(torch.float32,)))
+    case = replace(candidate.smallest(), **varied)
+    first = next(faults(candidate, case, refusable=refusable))
+    assert (first.special is Rank.CONTRACT) is (contract or refusable), first
+
+
+@pytest.mark.parametrize("wrong", [["first"], ["first", "second"], []])
+def test_of_what_is_wrong_compiled_the_first_is_told(
+    wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Candidate, "wrong", lambda self, case, results, inputs: wrong)
+    provider = Provider(OP.name, "tried", EAGER, dtypes=(torch.float32,))
+    candidate = Candidate(OP, provider, backend="eager")
+    told = (candidate.smallest(), "first") if wrong else None
+    assert frameworks.compiled(candidate) == told

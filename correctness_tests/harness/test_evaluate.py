@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.cases import OpCase, _subsets
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.declare.values import (
+    Values,
+    constant,
+    integers,
+    normal,
+    scaled_rows,
+    uniform,
+)
 from tinyllama.ops import OPS
 
 OP = OPS["rms_norm"]
@@ -130,3 +138,42 @@ def test_what_torch_makes_of_gaps_is_not_held_against_a_provider() -> None:
     case = OpCase(op, op["right"], op.cases[0], torch.float32, layout="strided")
     assert not case.inputs().args["x"].is_contiguous()
     assert all(comparison.passed for comparison in case.compare())
+
+
+# -- values of inputs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "rows"),
+    [
+        (normal(2.0, 1.0), "normal(1,2)", [2.0] * 5),
+        (scaled_rows(0.01, 100.0), "rows(0.01..100)", [0.01, 0.1, 1.0, 10.0, 100.0]),
+        (uniform(1.0, 4.0), "uniform(1,4)", [3 / 12**0.5] * 5),
+        (constant(2.5), "2.5", [0.0] * 5),
+        (integers(3), "integers(3)", [(2 / 3) ** 0.5] * 5),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_values_spread_as_their_name_says(values: Values, name: str, rows: list[float]) -> None:
+    """rows: the standard deviation of each row."""
+    found = values.sample((5, 20_000), torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(found.std(1), torch.tensor(rows).double(), rtol=0.03, atol=1e-9)
+    assert values.name == name
+    mean = {"normal(1,2)": 1.0, "uniform(1,4)": 2.5, "2.5": 2.5, "integers(3)": 1.0}.get(name)
+    if mean is not None:
+        assert abs(float(found.mean()) - mean) < 0.05
+    if name.startswith("uniform"):
+        assert 1 <= found.min() < 1.01
+        assert 3.99 < found.max() < 4
+
+
+def test_gradients_are_wanted_in_every_part_or_of_many_alone_and_all_but_one() -> None:
+    def parts(names: str, most: int) -> list[str]:
+        return ["".join(one) for one in _subsets(names, most)]
+
+    assert parts("abc", 3) == ["a", "b", "c", "ab", "ac", "bc"]
+    pairs = ["ab", "ac", "ad", "bc", "bd", "cd"]
+    assert parts("abcd", 4) == [*"abcd", *pairs, "abc", "abd", "acd", "bcd"]
+    assert parts("abcd", 3) == [*"abcd", "abc", "abd", "acd", "bcd"]
+    assert parts("ab", 3) == ["a", "b"]
+    assert parts("a", 3) == []

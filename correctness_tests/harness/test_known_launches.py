@@ -5,6 +5,7 @@ No GPU is needed: Triton's part of a launch is a stand-in, which compiles nothin
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import jit, known, launch, tl
+from tinyllama.harness.kernels import jit, known, launch, tl, tuned
 
 
 class Compiled:
@@ -166,3 +167,53 @@ def test_a_tensor_given_by_name_is_not_kept(named: Any, specialised: list[Compil
     """A key that held it would keep its memory."""
     assert known.launch_key((X, 2.0), {"BLOCK": 16}) is not None
     assert known.launch_key((X, 2.0), {"y": named}) is None
+
+
+def test_a_type_of_a_block_is_shared_and_never_with_a_kind_of_its_own() -> None:
+    class Kind(tl.block_type):  # type: ignore[misc]
+        pass
+
+    own = Kind(tl.float32, [2, 64, 8])
+    sizes = ([2, 64, 8], [2, 64, 16], [2, 64, 8])
+    found = [tl.block_type(tl.float32, size) for size in sizes]
+    assert found[0] is found[2], "others between do not end that"
+    found = [found[0], found[2]]
+    assert [type(one) for one in (own, *found)] == [Kind, tl.block_type, tl.block_type]
+    named = tl.block_type(element_ty=tl.float32, shape=[2, 64, 8])
+    others = [tl.block_type(tl.float16, [2, 64, 8]), tl.block_type(tl.float32, [2, 8, 64])]
+    assert named == found[0] == found[1]
+    assert [one == found[0] for one in others] == [False, False]
+    assert [list(one.shape) for one in (own, named, *others)] == [[2, 64, 8]] * 3 + [[2, 8, 64]]
+
+
+@pytest.mark.parametrize(
+    ("device", "forced", "expected"),
+    [
+        ("cuda", False, "tuned"),
+        ("cuda", True, "forced"),
+        ("cpu", False, "first"),
+        ("cpu", True, "forced"),
+        (None, False, "first"),
+    ],
+)
+def test_a_kernel_is_tuned_on_a_gpu_unless_a_configuration_is_forced(
+    device: str | None, forced: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+
+    class Known(SimpleNamespace):
+        def all_kwargs(self) -> dict[str, str]:
+            return {"CONFIG": self.name}
+
+    first, second = (Known(name=name, pre_hook=None) for name in ("first", "forced"))
+    kernel = SimpleNamespace(arg_names=["x"], run=lambda *args, **named: ran.append(named))
+    tuner = SimpleNamespace(run=lambda *args, **named: ran.append({"CONFIG": "tuned", **named}))
+    made = tuned.AutoTuned(kernel, [first, second], lambda kernel: tuner)
+    monkeypatch.setattr(tuned, "device_of", lambda given: device and torch.device(device))
+    monkeypatch.setattr(tuned, "current", lambda device: contextlib.nullcontext())
+    with tuned.tuned() as seen, contextlib.ExitStack() as stack:
+        if forced:
+            stack.enter_context(tuned.Tuned(made, [first], first).forced(second))
+        made.run(3, grid=(1,))
+    assert ran == [{"CONFIG": expected, "grid": (1,)}]
+    assert seen[made].configs == [first, second]

@@ -1,8 +1,11 @@
 """The tool that mutates Python modules: what it changes, and what it tries a change with."""
 
+import ast
+import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from tools.module_mutants import Mutant
 from tools.mutant_record import KernelTrials, Trial, Tried
 from tools.mutant_tests import Server
 from tools.mutation import changes_of, defaults
+from tools.swapping import Functions, NotSwappedError
 from tools.tested import ENDED, KILLED, RAISED, SURVIVED
 
 SOURCE = '''
@@ -144,6 +148,96 @@ def test_the_lines_of_a_change_are_those_of_its_statement() -> None:
     assert lines == {"2 -> 3": None, "x + 1 -> x - 1": range(3, 6), "1 -> 2": range(3, 6)}
 
 
+def test_other_lines_have_the_numbers_that_they_had() -> None:
+    source = (
+        "def f(x):\n    call(\n        x,\n    )\n    return (\n        x +\n        1\n    )\n"
+    )
+    texts = {change.text: change.source for change in changes_of(f"{source}LAST = 3\n", {})}
+    assert {"call(x) -> pass", "x + 1 -> x - 1"} <= texts.keys()
+    for text in texts.values():
+        assert ast.parse(text).body[-1].lineno == 9
+
+
+SWAPPED = """import functools
+ONE = [lambda: 1]
+
+
+class Kept:
+    limit = 3
+
+    def twice(self, x):
+        return 2 * x + 0 * Kept.limit
+
+
+def around(function):
+    @functools.wraps(function)
+    def inner(x):
+        return function(x) + 1
+    return inner
+
+
+@functools.cache
+def half(x):
+    return x // 2
+
+
+@around
+def three(x): return x * 3
+
+
+TWO = half(4)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> tuple[Any, Functions]:
+    """A module of a file, and its functions."""
+    (tmp_path / "here.py").write_text(SWAPPED)
+    spec = importlib.util.spec_from_file_location("here", tmp_path / "here.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, Functions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "asked", "given"),
+    [
+        ("2 * x", "2 + x", lambda it: it.Kept().twice(5), 7),
+        ("(x) + 1", "(x) - 1", lambda it: it.three(5), 14),  # made when it was imported
+        ("x * 3", "x + 3", lambda it: it.three(5), 9),
+        ("x // 2", "x * 2", lambda it: it.half(4), 8),  # whose value is remembered
+    ],
+)
+def test_a_function_is_swapped(
+    here: tuple[Any, Functions], old: str, new: str, asked: Callable[[Any], int], given: int
+) -> None:
+    module, functions = here
+    own = asked(module)
+    functions.empty_caches()
+    functions.swap(Path(module.__file__), SWAPPED.replace(old, new))
+    assert asked(module) == given != own
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("limit = 3", "limit = 4"),
+        ("half(4)", "half(5)"),
+        ("[lambda: 1]", "[]"),
+        ("@around", "@functools.cache"),
+        ("return function(x) + 1", "return x + 1"),
+        ("import functools", "import functools, os"),
+        ("", ""),
+    ],
+)
+def test_what_cannot_be_swapped_is_refused(here: tuple[Any, Functions], old: str, new: str) -> None:
+    module, functions = here
+    with pytest.raises(NotSwappedError):
+        functions.swap(Path(module.__file__), SWAPPED.replace(old, new))
+
+
 @pytest.mark.parametrize("file", [mutant_record.RECORD, mutant_record.OF_MODULES])
 def test_records_name_no_folder_of_a_machine(file: Path) -> None:
     assert not mutant_record.FOLDER.search(file.read_text())
@@ -202,6 +296,7 @@ def test_slow(x, slow): assert x < 2
 def test_untraced(): assert here.twice(0) == 0 and sys.gettrace() is None
 """
 FILE, MODULE = "tests/test_here.py", "tinyllama/model/here.py"
+TOOLS = ("tools/tested.py", "tools/swapping.py")
 UNTRACED = f"{FILE}::test_untraced"
 TWICE = dict.fromkeys((f"{FILE}::test_twice[3]", f"{FILE}::test_twice[4]"), 0.1)
 
@@ -212,7 +307,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     root, tree = tmp_path / "root", tmp_path / "copy"
     texts = {
         "pytest.ini": "[pytest]\npythonpath = tinyllama/model\n",
-        "tools/tested.py": (mutant_record.ROOT / "tools/tested.py").read_text(),
+        **{name: (mutant_record.ROOT / name).read_text() for name in TOOLS},
         "tinyllama/harness/plugins/suite.py": (
             "def pytest_addoption(parser): parser.addoption('--device')\n"
         ),
@@ -225,7 +320,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(mutant_tests, "ROOT", root)
     monkeypatch.setattr(mutant_tests, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(mutant_tests, "LEAST", 3.0)
-    one = Server(tree)
+    one = Server(tree, files=[FILE])
     yield one
     one.close()
 
@@ -253,6 +348,27 @@ def test_what_fails_raises_and_does_not_end_is_told_apart(server: Server) -> Non
     assert ended(left)[0] == KILLED
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
     assert children.read_text() == ""
+
+
+@SERVED
+def test_a_change_is_swapped_in_where_its_module_is_imported(server: Server) -> None:
+    def ended(text: str, tests: dict[str, float] = TWICE) -> tuple[str, str]:
+        return server.swapped(MODULE, text, tests)
+
+    def changed(new: str) -> str:
+        return CODE.replace("2 * x", new)
+
+    assert ended(changed("2 + x")) == (KILLED, f"{FILE}::test_twice")
+    assert ended(changed("x + x")) == (SURVIVED, ""), "no other mutant is left"
+    assert ended(CODE.replace("3", "4"))[0] == SURVIVED
+    assert ended(changed("x.y")) == (RAISED, "AttributeError: 'int' object has no attribute 'y'")
+    assert ended(changed("__import__('os').abort()")) == (RAISED, "ended by SIGABRT")
+    assert ended(changed("__import__('time').sleep(600)")) == (ENDED, "")
+    # What fails unchanged is no kill, though it would be one with this change.
+    wrong = {f"{FILE}::test_wrong": 0.1}
+    unchanged = (SURVIVED, f"unchanged, too: {FILE}::test_wrong")
+    assert ended(changed("2 + 2 * x"), {**wrong, **TWICE}) == unchanged
+    assert ended(changed("2 + x"), {**TWICE, **wrong}) == (KILLED, f"{FILE}::test_twice")
 
 
 def test_each_planted_text_has_a_second_of_its_own(tmp_path: Path) -> None:

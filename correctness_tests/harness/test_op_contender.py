@@ -1,7 +1,9 @@
 """A provider that is timed: readings of each pass, on fresh inputs and cold caches, and facts."""
 
+import functools
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +151,44 @@ def test_facts_are_of_each_pass(contender: Contender, device: torch.device) -> N
         else:
             assert facts["peak_bytes"] >= 16 * 64 * 4
             assert facts["kernels"] >= 1
+
+
+def test_the_last_pass_is_run_where_one_stands_for_all(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = contender(weighed), []
+
+    def prepare(name: str, layout: str = "") -> None:
+        asked.append((name, layout))
+
+    run = functools.partial(time.sleep, 1e-5)
+    for name, stub in {"_prepare": prepare, "_run": run, "_check": lambda: None}.items():
+        monkeypatch.setattr(made, name, stub)
+    monkeypatch.setattr(op_contender.OpContender, "passes", ("first", "second", "last"))
+    made.run_once()
+    assert asked == [("last", "")]
+    asked.clear()
+    made.warm_up(1e-4)
+    assert set(asked) == {("last", "")}
+    asked.clear()
+    made.layouts(("strided",), rounds=8)
+    assert set(asked) == {("last", "contiguous"), ("last", "strided")}
+
+
+def test_each_fact_is_of_a_call_on_fresh_inputs_of_its_pass(
+    contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, done = contender(weighed), []
+
+    def counted(run: Any, device: Any) -> SimpleNamespace:
+        done.append("kernels")
+        return SimpleNamespace(kernels=3)
+
+    monkeypatch.setattr(op_contender, "launches", counted)
+    monkeypatch.setattr(made, "_prepare", done.append)
+    monkeypatch.setattr(made, "_peak", lambda: done.append("peak"))
+    assert made.facts() == {one: {"peak_bytes": None, "kernels": 3} for one in (FORWARD, BOTH)}
+    assert done == [FORWARD, "peak", FORWARD, "kernels", BOTH, "peak", BOTH, "kernels"]
 
 
 def test_the_peak_is_of_one_call_and_not_less_by_what_the_last_one_left(

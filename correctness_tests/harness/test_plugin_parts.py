@@ -144,6 +144,28 @@ def a_recording(**fields: Any) -> Any:
     return made
 
 
+@pytest.mark.parametrize("when", ["setup", "call", "teardown"])
+@pytest.mark.parametrize("raised", [None, NoBarApplies, AssertionError, ValueError])
+def test_a_report_tells_a_missed_bar_from_one_that_does_not_apply_and_from_an_error(
+    when: str, raised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[Any] = []
+    state = object()
+    found = a_recording(groups={"g": state}, group_of={"item": "g"})
+    monkeypatch.setattr(found, "_once", lambda *given: broken.append(given))
+    seen = SimpleNamespace(type=raised, value="too slow") if raised else None
+    one = report("item", when, outcome="failed" if raised else "passed")
+    hook = found.pytest_runtest_makereport(SimpleNamespace(when=when, excinfo=seen))
+    next(hook)
+    with pytest.raises(StopIteration) as ended:
+        hook.send(one)
+    assert ended.value.value is one
+    assert getattr(one, "without_bars", False) is (raised is NoBarApplies)
+    assert hasattr(one, "missed") is (raised is AssertionError and when == "call")
+    assert getattr(one, "missed", "too slow") == "too slow"
+    assert broken == ([(state, one)] if raised and when == "setup" else [])
+
+
 def test_bars_are_listed_and_those_that_are_missed_fail() -> None:
     found = a_recording(group_of={"item": "g"}, current="item")
     bars = [

@@ -3,7 +3,9 @@
 Each kernel sums rows of x into one, in a way that real kernels use; the fault is a constant.
 """
 
+import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.saboteurs import EAGER
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, programs, run
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.programs import NAMES, EndlessError, Order, ordered
 from tinyllama.ops import OPS
@@ -233,3 +235,40 @@ def test_a_kernel_that_launches_nothing_says_so() -> None:
     found = finding(EAGER["rms_norm"])
     assert found.outcome is Outcome.UNSUPPORTED
     assert "launches no kernel" in found.message
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("racing", [0, 1, 2, None])
+def test_races_are_looked_for_in_each_plain_case_of_the_first_dtype(
+    racing: int | None, declared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [SimpleNamespace(name=name, dtype=torch.float32) for name in range(3)]
+    half = SimpleNamespace(name="half", dtype=torch.float16)
+    ran: list[Any] = []
+
+    class Seen:
+        def __init__(self) -> None:
+            self.races, self.places, self.watch = {}, {"kernel": "it.py:3"}, None
+
+        def close(self) -> None:
+            if ran[-1].name == racing:
+                self.races["kernel"] = "3 addresses"
+
+    candidate: Any = SimpleNamespace(
+        plain=lambda: iter([half, *cases]),
+        dtypes=(torch.float32, torch.float16),
+        inputs=lambda case: case,
+        shielded=lambda: SimpleNamespace(results=ran.append),
+        provider=SimpleNamespace(races={"kernel": "equal values"} if declared else {}),
+    )
+    monkeypatch.setattr(programs, "Stores", Seen)
+    monkeypatch.setattr(programs, "interpreted", lambda candidate: None)
+    monkeypatch.setattr(programs, "watched", lambda watch: contextlib.nullcontext())
+    problem = programs.races(candidate)
+    if racing is None or declared:
+        assert (problem, ran) == (None, cases)
+    else:
+        assert problem is not None
+        case, text = problem
+        assert (case, ran) == (cases[racing], cases[: racing + 1])
+        assert text.startswith("kernel (it.py:3): two programs of a launch store to 3 addresses;")

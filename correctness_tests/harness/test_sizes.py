@@ -2,7 +2,7 @@
 is said."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from correctness_tests.support.narrowed import narrowed
 from tinyllama.harness import Case, Op, Provider
+from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
 from tinyllama.ops import OPS
 
@@ -185,3 +186,30 @@ def test_a_size_may_take_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     one = found(slow, round_sizes(SILU))
     assert "N up to 259 (1,027 would take more than 10 s)" in one.message, one
+
+
+@pytest.mark.parametrize("known", [None, False, True])
+def test_a_fault_of_an_extreme_alone_may_be_excused(
+    known: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """known: whether the reference fails on the extreme as well; None: the fault has none."""
+    asked: list[str | None] = []
+
+    def faults(candidate: Candidate, case: OpCase, refusable: bool) -> Iterator[Finding]:
+        if (case.extreme is None) is (known is None):
+            yield Finding("outputs", Outcome.FAILED, str(case), "wrong")
+
+    def excused(candidate: Candidate, case: OpCase, fault: Finding | None) -> bool:
+        asked.append(case.extreme)
+        return known is not False
+
+    monkeypatch.setattr(sizes, "faults", faults)
+    monkeypatch.setattr(sizes, "excused", excused)
+    monkeypatch.setattr(sizes, "SIZES", (sizes.OF_EXTREMES,))
+    one = found(EAGER)
+    assert None not in asked
+    if known:
+        assert one.outcome is Outcome.PASSED, one
+        assert set(asked) == set(SILU.extremes)
+    else:
+        assert (one.outcome, one.message) == (Outcome.FAILED, "outputs: wrong")

@@ -104,3 +104,31 @@ def test_a_configuration_with_any_wrong_result_is_not_trusted(wrong: str) -> Non
     tuning._assert_close(right, right)
     with pytest.raises(AssertionError, match=f"{wrong} differs by"):
         tuning._assert_close({**right, wrong: torch.ones(3) + 1}, right)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("precision", "dtype", "unit"),
+    [
+        ("highest", torch.float32, 2.0**-23),
+        ("high", torch.float32, 2.0**-10),  # products in tf32
+        ("high", torch.bfloat16, 2.0**-7),
+        ("high", torch.float64, 2.0**-52),
+        ("highest", torch.bfloat16, 2.0**-7),
+    ],
+)
+def test_how_far_a_configuration_may_be_off_follows_from_its_precision(
+    precision: str,
+    dtype: torch.dtype,
+    unit: float,
+    times: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    right = torch.ones(16, dtype=dtype)
+    off = {"y": right.double() * (1 + times * tuning.SIEVE * unit)}
+    if times < 1:
+        tuning._assert_close(off, {"y": right})
+    else:
+        with pytest.raises(AssertionError, match="y differs by"):
+            tuning._assert_close(off, {"y": right})

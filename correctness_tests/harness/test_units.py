@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
+import signal
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 pytest.importorskip("triton")
 
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS, laid_out
+from tinyllama.harness.kernels import gluon
 from tinyllama.harness.kernels.occupancy import Occupancy, occupancy
 from tinyllama.harness.machine.device import (
     cannot,
@@ -27,6 +31,7 @@ from tinyllama.harness.machine.device import (
     usable_device,
 )
 from tinyllama.harness.machine.errors import UsageError
+from tinyllama.harness.machine.interrupts import held_interrupts, sigterm_as_interrupt
 from tinyllama.harness.measure import ceilings
 from tinyllama.harness.measure.overlap import Overlap, overlap_of
 
@@ -322,3 +327,63 @@ def test_what_has_no_axis_or_one_has_the_layouts_that_it_can() -> None:
         assert torch.equal(found, torch.zeros(4) if layout == "summed" else row)
     with pytest.raises(ValueError, match="unknown layout 'dense': use one of "):
         laid_out(row, torch.float32, CPU, "dense", 1)
+
+
+# -- where Triton has no Gluon --------------------------------------------------------------------
+
+
+def test_without_gluon_a_kernel_has_its_name_and_says_why_it_does_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
+    spec = importlib.util.spec_from_file_location("without_gluon", gluon.__file__)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def copies(source: Any, target: Any) -> None: ...
+
+    for made in (module.jit(copies), module.jit(unspecialised=("size",))(copies)):
+        assert (made.fn, made.__name__) == (copies, "copies")
+        with pytest.raises(RuntimeError, match="copies needs Gluon: this triton has no Gluon"):
+            made[(1,)]
+    assert module.lacking("sm_90").startswith("this triton has no Gluon")
+    assert module.lacking("").startswith("a CPU has not both")
+    assert module.lacking("gfx942").startswith("gfx942 has not both")
+
+
+# -- interruptions --------------------------------------------------------------------------------
+
+
+def test_interruptions_are_held_until_the_end_and_handlers_come_back() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    came: list[int] = []
+    before = {one: signal.signal(one, lambda number, _: came.append(number)) for one in numbers}
+    own = [signal.getsignal(one) for one in numbers]
+    try:
+        for sent in ([], [signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]):
+            came.clear()
+            with held_interrupts() as held:
+                for one in sent:
+                    signal.raise_signal(one)
+                assert (held, came) == (sent, [])
+            assert came == sent[:1], "one ends the program"
+            assert [signal.getsignal(one) for one in numbers] == own
+        came.clear()
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"), sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGTERM)
+        assert [signal.getsignal(one) for one in numbers] == own
+        found: list[Any] = []
+
+        def elsewhere() -> None:
+            with held_interrupts() as held, sigterm_as_interrupt():
+                found.extend([held, *(signal.getsignal(one) for one in numbers)])
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert found == [[], *own], "only the main thread receives signals"
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -11,6 +11,7 @@ that a search may try.
 """
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.launched import KNOWN, LIMITS, MINOR, is_recorded_so, planned
+from tinyllama.harness.correct import launched as module
 from tinyllama.harness.correct.launched import (
     MODES,
     WHOLLY,
@@ -293,3 +295,45 @@ def test_of_other_chips_the_largest_case_alone_is_compiled_in_the_fast_lane() ->
 
     assert quick("bf16") == [*[False] * (len(op.timed) - 1), True]
     assert not any(quick("fp16"))
+
+
+@pytest.mark.parametrize("chip", WHOLLY)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("requires", [("triton",), ("triton", "cooperative")])
+def test_what_is_compiled_for_the_two_chips_and_when(
+    chip: str, mode: str, requires: tuple[str, ...]
+) -> None:
+    """Each case as (quick, held): a CPU times the first of several, and cooperative kernels take
+    seconds."""
+    quick = mode == "bf16" or "cooperative" not in requires
+    timed = (False, False) if mode == "fp16" else (quick, True)
+    provider: Any = SimpleNamespace(requires=requires)
+    for names in (["a"], ["a", "b"], ["a", "b", "c"]):
+        op: Any = SimpleNamespace(timed=names, cases=["other"])
+        found = list(cases_of(op, provider, chip, mode))
+        first = timed if len(names) == 1 else (False, False)
+        expected = [first, *[timed] * (len(names) - 1), (False, False)]
+        assert found == [
+            (name, *one) for name, one in zip([*names, "other"], expected, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942", "sm_100", "gfx908"])
+def test_on_other_chips_a_kernel_counts_with_its_own_op_alone(
+    chip: str, held: bool, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, launches = OPS["rms_norm"], ["rms_norm.rows", "silu_mul.rows", "rms_norm_other.rows"]
+    monkeypatch.setattr(module, "cases_of", lambda *given: [(op.timed[0], quick, held)])
+    monkeypatch.setattr(module, "launches_of", lambda *given, **options: launches)
+    monkeypatch.setattr(
+        module, "compilation", lambda launch, chip: SimpleNamespace(kernel=launch, key=launch)
+    )
+    found = list(plan_of(op["triton"], op, [chip]))
+    assert found
+    for one in found:
+        counts = chip in WHOLLY or one.where.endswith("-rms_norm.rows")
+        assert (one.quick, one.held) == (quick and counts, held and counts)
+    only = list(plan_of(op["triton"], op, [chip], only_quick=True))
+    assert only == (found if quick or held else [])

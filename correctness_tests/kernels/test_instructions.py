@@ -26,6 +26,7 @@ from correctness_tests.support.launched import (
     recorded_kernels,
 )
 from tinyllama.harness.correct.launched import WHOLLY
+from tinyllama.harness.kernels import instruction_record
 from tinyllama.harness.kernels.instruction_record import (
     FILE,
     Difference,
@@ -331,4 +332,19 @@ def test_recording_keeps_other_versions_and_chips(monkeypatch: pytest.MonkeyPatc
     assert tool.updated({"3.0": RECORD["3.9"], MINOR: stale}, found) == {
         "3.0": RECORD["3.9"],
         MINOR: {**found, ("sm_90", "kept"): MATRIX},
+    }
+
+
+def test_records_of_ops_are_one_by_version_of_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {"a": {"3.6": {"a.k": 1}, "3.7": {"a.k": 2}}, "b": {"3.7": {"b.k": 3}}, "c": {}}
+    monkeypatch.setattr(instruction_record, "load", lambda path, op: held[op])
+    for op in "abc":
+        (tmp_path / op).mkdir()
+        (tmp_path / op / instruction_record.FILE).touch()
+    folders = {op: tmp_path / op for op in "abcd"}
+    assert instruction_record.load_all(folders) == {
+        "3.6": {"a.k": 1},
+        "3.7": {"a.k": 2, "b.k": 3},
     }

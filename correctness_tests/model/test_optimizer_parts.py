@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from correctness_tests.support.two_ranks import SHAPE
-from tinyllama.model import llama
+from tinyllama.model import llama, optim
 from tinyllama.model.config import ModelConfig, TrainConfig
 from tinyllama.model.llama import ALIGNMENT, TinyLlama
 from tinyllama.model.optim import AdamW, EarlyUpdate, counted_apart
@@ -273,3 +274,50 @@ def test_blocks_are_one_op_where_that_pays_or_was_asked_for(
     expected = plan == "single" or pays
     assert model.stacks(model.embedding, torch.float32) is expected
     assert TinyLlama(ODD, "v3").stacks(model.embedding, torch.float32) is False
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, torch.float32), (torch.bfloat16, torch.bfloat16)]
+)
+def test_products_are_in_the_dtype_of_autocast_or_else_of_the_parameters(
+    given: torch.dtype | None, expected: torch.dtype
+) -> None:
+    asked: list[Any] = []
+
+    def stacks(x: torch.Tensor, dtype: torch.dtype) -> bool:
+        asked.append((tuple(x.shape), dtype))
+        return False
+
+    model: Any = SimpleNamespace(
+        tier=SimpleNamespace(table={"adamw": "triton", "stack": "several"}),
+        embedding=torch.ones(5, 3),
+        stack=object(),
+        stacks=stacks,
+    )
+    optimizer: Any = None
+    assert optim.TransposedWeights.of(model, optimizer, 7, given) is None
+    assert asked == [((7, 3), expected)]
+
+
+@pytest.mark.parametrize(
+    ("adamw", "stack", "blocks", "asked"),
+    [
+        ("triton", "several", True, True),
+        ("triton", "single", True, False),  # its kernel reads no transposes
+        ("eager", "several", True, False),
+        ("triton", "several", False, False),
+    ],
+)
+def test_transposes_are_offered_to_a_stack_of_several_kernels_that_our_optimizer_updates(
+    adamw: str, stack: str, blocks: bool, asked: bool
+) -> None:
+    seen: list[torch.Tensor] = []
+    model: Any = SimpleNamespace(
+        tier=SimpleNamespace(table={"adamw": adamw, "stack": stack}),
+        embedding=torch.ones(5, 3),
+        stack=object() if blocks else None,
+        stacks=lambda x, dtype: bool(seen.append(x)),
+    )
+    optimizer: Any = None
+    assert optim.TransposedWeights.of(model, optimizer, 7, None) is None
+    assert bool(seen) is asked

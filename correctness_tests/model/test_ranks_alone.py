@@ -16,7 +16,7 @@ import torch
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.tiers import StepPlan
-from tinyllama.training import memory, ranks, train
+from tinyllama.training import memory, ranks, shards, train
 from tinyllama.training.memory import Memory, MemoryMeter
 from tinyllama.training.ranks import ALONE, Ranks, device_of, joined, launched
 from tinyllama.training.result import Result
@@ -265,3 +265,30 @@ def test_speeds_are_of_the_median_step() -> None:
     plain = found.as_dict()
     assert (plain["samples_per_second"], plain["tokens_per_second"]) == (12.0, 84.0)
     assert plain["train"]["seq_len"] == 7
+
+
+def test_each_block_is_sharded_before_the_model_over_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch.distributed.fsdp as fsdp
+    from torch.distributed import device_mesh
+
+    done: list[Any] = []
+    monkeypatch.setattr(device_mesh, "init_device_mesh", lambda kind, shape: (kind, shape))
+    monkeypatch.setattr(fsdp, "fully_shard", lambda part, mesh: done.append((part, mesh)))
+    monkeypatch.setattr(
+        fsdp, "register_fsdp_forward_method", lambda part, name: done.append((part, name))
+    )
+    model: Any = SimpleNamespace(stack=None, layers=["first", "second", "last"])
+    config: Any = SimpleNamespace(precision="bf16")
+    shards.shard(model, config, CPU, Ranks(0, 2))
+    mesh = ("cpu", (2,))
+    blocks = [(layer, mesh) for layer in model.layers]
+    assert done == [*blocks, (model, mesh), (model, "loss_with")]
+    with pytest.raises(ConfigError, match="one rank has nothing to shard"):
+        shards.shard(model, config, CPU, ALONE)
+    with pytest.raises(ConfigError, match="precision fp16"):
+        shards.shard(model, SimpleNamespace(precision="fp16"), CPU, Ranks(0, 2))  # type: ignore[arg-type]
+    model.stack, model.tier = object(), SimpleNamespace(name="v4")
+    with pytest.raises(ConfigError, match="tier v4 reads the weights of all blocks"):
+        shards.shard(model, config, CPU, Ranks(0, 2))

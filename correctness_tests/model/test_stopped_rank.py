@@ -83,7 +83,8 @@ def test_only_a_silent_process_of_the_same_launcher_is_killed(
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     store = dist.HashStore()
     answering = Answering(store, 0, 3, seconds=20.0)
@@ -107,6 +108,8 @@ def test_only_a_silent_process_of_the_same_launcher_is_killed(
     finally:
         child.communicate(b"\n")
     assert parent(child.pid) is None
+    assert all(1 < seconds < 2 for seconds in slept), "torchrun compares whole seconds"
+    assert len(slept) == 3
     error = "ranks [1, 2] have not answered for 15 s (seen by rank 0): a process that was stopped"
     assert error in capsys.readouterr().err
     assert error in (tmp_path / "error.json").read_text()

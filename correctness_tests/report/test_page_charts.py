@@ -11,6 +11,7 @@ import pytest
 
 from correctness_tests.support.sample_records import (
     SHARES,
+    bare_step,
     ops,
     ratio,
     record,
@@ -48,6 +49,19 @@ def registered() -> list[OpEntry]:
     return [
         replace(found, op=op.name, provider=name) for op in OPS.values() for name in op.providers
     ]
+
+
+def test_of_64_names_each_looks_its_own_and_those_that_follow_each_other_differ_in_both() -> None:
+    names = [f"tier {number:02}" for number in range(64)]
+    for role in ("tier", "peer"):
+        one = record("g", [bare_step("small-fp32", name, role) for name in names])
+        found = [Keys([one]).of(entry) for entry in one.entries]  # type: ignore[arg-type]
+        looks = [(key.colour, key.shape) for key in found]
+        assert len(set(looks)) == 64
+        for first in range(58):
+            for part in zip(*looks[first : first + 7], strict=True):
+                assert len(set(part)) == 7
+        assert {key.hollow for key in found} == {role == "peer"}
 
 
 def test_no_two_contenders_or_providers_look_alike() -> None:

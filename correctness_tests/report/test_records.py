@@ -363,6 +363,23 @@ def test_sizes_and_broken_zips_are_refused(
     assert not (tmp_path / "to").exists()
 
 
+@pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES", "MOST_BYTES_IN_ALL"])
+def test_what_is_as_large_as_allowed_is_read(
+    limit: str, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(exported) as archive:
+        sizes = [member.file_size for member in archive.infolist()]
+        most = {"MOST_FILES": len(sizes), "MOST_BYTES": max(sizes)}.get(limit, sum(sizes))
+        refused = []
+        for allowed in (most - 1, most):
+            monkeypatch.setattr(exchange, limit, allowed)
+            try:
+                assert set(exchange._members(archive)) == set(archive.namelist())
+            except zipfile.BadZipFile:
+                refused.append(allowed)
+        assert refused == [most - 1]
+
+
 def test_an_import_is_all_or_nothing(
     tmp_path: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

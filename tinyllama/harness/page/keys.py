@@ -15,7 +15,7 @@ class Keys:
     """The keys of all contenders and providers of some records.
 
     The n-th name has colour n, and mark n shifted by one after each turn of the colours: up to 64
-    names are pairs of their own, and eight names that follow each other differ in both. Peers are
+    names are pairs of their own, and seven names that follow each other differ in both. Peers are
     counted apart, are hollow, and have the mark four further.
     """
 
