@@ -19,7 +19,6 @@ from tinyllama.harness.gate.side import FURTHER, ON_CPU, ON_GPU, Benchmark, Side
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST
 from tinyllama.harness.kernels.configs import SPACES
 from tinyllama.harness.machine.worker import TRITON_CACHE, Worker, caches_in
-from tinyllama.harness.measure import cache
 from tinyllama.harness.measure.op_contender import Timed, ops_of
 from tinyllama.harness.records.results import versions
 from tinyllama.ops import OPS
