@@ -18,10 +18,11 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.copies import copied
@@ -155,9 +156,9 @@ class Server:
         seconds: float,
         request: dict[str, Any],
         path: str = "",
+        env: Mapping[str, str] = MappingProxyType({}),
         *,
         collected: bool = False,
-        **env: str,
     ) -> Any:
         """The answer to a request, which may take so many seconds. path: a folder of modules for
         the processes that tests start.
@@ -316,7 +317,7 @@ def _made(file: str, server: Server) -> Trace:
         (folder / "coveragerc").write_text(text)
         start = {"COVERAGE_PROCESS_START": f"{folder}/coveragerc"}
         request = {"file": file, "folder": name, "most": MOST}
-        answer = server.ask(SECONDS, request, name, **start)
+        answer = server.ask(SECONDS, request, name, start)
         if not isinstance(answer, dict):
             print(f"left out, since it cannot be traced: {file}: {answer}", flush=True)
             return Trace(digest(tree / file))

@@ -58,7 +58,9 @@ class Observing:
         self.asked: list[Any] = []
         given = {"toolchains": (), "measure_all": False, "differs": None, **setting}
         self.setting = SimpleNamespace(sources=self.sources_of, doing=lambda text: None, **given)
-        self.trees, self.stage, self.new, self.differs = ("base", "other"), "", {}, None
+        self.trees, self.stage, self.differs = ("base", "other"), "", None
+        self.new: dict[str, Any] = {}
+        self.unidentified: dict[str, str] = {}
         self.undecided = lambda: list(self.found.values())
         self.untampered = lambda: self.asked.append("untampered")
 

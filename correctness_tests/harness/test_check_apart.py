@@ -248,7 +248,12 @@ def test_results_are_of_the_named_candidate_and_in_the_folder_that_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(apart, "answer", lambda *asked: given.append(asked) or {"y": 1})
+
+    def answer(*asked: Any) -> dict[str, int]:
+        given.append(asked)
+        return {"y": 1}
+
+    monkeypatch.setattr(apart, "answer", answer)
     one, other = (
         SimpleNamespace(op=f"op {name}", provider=name, device="cpu") for name in ("one", "other")
     )

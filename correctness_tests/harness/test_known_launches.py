@@ -170,7 +170,7 @@ def test_a_tensor_given_by_name_is_not_kept(named: Any, specialised: list[Compil
 
 
 def test_a_type_of_a_block_is_shared_and_never_with_a_kind_of_its_own() -> None:
-    class Kind(tl.block_type):  # type: ignore[misc]
+    class Kind(tl.block_type):
         pass
 
     own = Kind(tl.float32, [2, 64, 8])

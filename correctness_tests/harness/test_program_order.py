@@ -248,7 +248,8 @@ def test_races_are_looked_for_in_each_plain_case_of_the_first_dtype(
 
     class Seen:
         def __init__(self) -> None:
-            self.races, self.places, self.watch = {}, {"kernel": "it.py:3"}, None
+            self.races: dict[str, str] = {}
+            self.places, self.watch = {"kernel": "it.py:3"}, None
 
         def close(self) -> None:
             if ran[-1].name == racing:
@@ -264,7 +265,7 @@ def test_races_are_looked_for_in_each_plain_case_of_the_first_dtype(
     monkeypatch.setattr(programs, "Stores", Seen)
     monkeypatch.setattr(programs, "interpreted", lambda candidate: None)
     monkeypatch.setattr(programs, "watched", lambda watch: contextlib.nullcontext())
-    problem = programs.races(candidate)
+    problem: Any = programs.races(candidate)
     if racing is None or declared:
         assert (problem, ran) == (None, cases)
     else:

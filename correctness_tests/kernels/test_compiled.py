@@ -310,7 +310,7 @@ def test_what_is_compiled_for_the_two_chips_and_when(
     provider: Any = SimpleNamespace(requires=requires)
     for names in (["a"], ["a", "b"], ["a", "b", "c"]):
         op: Any = SimpleNamespace(timed=names, cases=["other"])
-        found = list(cases_of(op, provider, chip, mode))
+        found: list[Any] = list(cases_of(op, provider, chip, mode))
         first = timed if len(names) == 1 else (False, False)
         expected = [first, *[timed] * (len(names) - 1), (False, False)]
         assert found == [

@@ -344,7 +344,8 @@ def test_records_of_ops_are_one_by_version_of_triton(
         (tmp_path / op).mkdir()
         (tmp_path / op / instruction_record.FILE).touch()
     folders = {op: tmp_path / op for op in "abcd"}
-    assert instruction_record.load_all(folders) == {
+    found: Any = instruction_record.load_all(folders)
+    assert found == {
         "3.6": {"a.k": 1},
         "3.7": {"a.k": 2, "b.k": 3},
     }

@@ -312,11 +312,16 @@ def test_transposes_are_offered_to_a_stack_of_several_kernels_that_our_optimizer
     adamw: str, stack: str, blocks: bool, asked: bool
 ) -> None:
     seen: list[torch.Tensor] = []
+
+    def stacks(x: torch.Tensor, dtype: torch.dtype) -> bool:
+        seen.append(x)
+        return False
+
     model: Any = SimpleNamespace(
         tier=SimpleNamespace(table={"adamw": adamw, "stack": stack}),
         embedding=torch.ones(5, 3),
         stack=object() if blocks else None,
-        stacks=lambda x, dtype: bool(seen.append(x)),
+        stacks=stacks,
     )
     optimizer: Any = None
     assert optim.TransposedWeights.of(model, optimizer, 7, None) is None
