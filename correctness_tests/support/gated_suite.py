@@ -17,6 +17,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import scipy.stats  # noqa: F401  else a run of pytester loads parts of it, and forgets them
 
 from correctness_tests.support.gate_fakes import CPU, REGISTERED, Script
 from correctness_tests.support.timed_suite import ROOT
