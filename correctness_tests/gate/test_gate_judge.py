@@ -10,6 +10,7 @@ import time
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,6 +248,37 @@ def test_a_judge_reports_when_its_command_is_interrupted(
     )
     other.join()
     assert report.exists()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_judge_is_run_with_its_own_settings_and_without_the_tree_that_it_judges(
+    own: bool, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """own: the tree has no harness, so pytest reads none of its settings either."""
+    begun: list[tuple[list[str], dict[str, str]]] = []
+    process = SimpleNamespace(wait=lambda: 7)
+
+    def begin(words: list[str], env: dict[str, str]) -> SimpleNamespace:
+        begun.append((words, env))
+        return process
+
+    monkeypatch.setattr(judge.subprocess, "Popen", begin)
+    root, elsewhere = tmp_path / "tree", tmp_path / "elsewhere"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([f"{root}/inside", str(elsewhere)]))
+    folder = judge.HARNESS if installed else tmp_path / "judge"
+    by = judge.Judge("a judge", folder, own=own)
+    assert judge._ended(by, root, ["--last"], ["perf", "more"], tmp_path) == 7
+    ((words, env),) = begun
+    settings = tmp_path if own else folder
+    where = ["--noconftest", str(tmp_path)] if own else [f"{folder}/perf", f"{folder}/more"]
+    assert words[3:] == [
+        *(str(folder), str(root), "-c", f"{settings}/pytest.ini"),
+        *(f"--rootdir={settings}", f"--tree={root}", "--judge=a judge", *where, "--last"),
+    ]
+    assert (tmp_path / "pytest.ini").exists() is own
+    paths = [str(elsewhere)] if own and installed else [str(folder), str(elsewhere)]
+    assert env["PYTHONPATH"].split(os.pathsep) == paths
 
 
 def test_the_second_verdict_is_put_into_the_report(
