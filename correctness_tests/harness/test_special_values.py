@@ -54,6 +54,11 @@ def zero_for_equal(x: T) -> T:
 
 
 def nan_everywhere(x: T) -> T:
+    finite = x.detach().nan_to_num(nan=float("nan"), posinf=0.0, neginf=0.0)
+    return x.amax(-1) + 0 * finite.sum()
+
+
+def nan_of_infinity(x: T) -> T:
     return x.amax(-1) + 0 * x.detach().sum()
 
 
@@ -74,6 +79,7 @@ def test_each_convention_of_known_code_is_right(call: Callable[..., Any]) -> Non
         (zero_for_equal, Rank.WRONG, "x all zero: y: "),
         (EachTie.apply, Rank.ADVICE, "the gradient is not the reference's: grad x: "),
         (nan_lost, Rank.ADVICE, "a NaN in x does not reach 1 elements of y, the first at [2]"),
+        (nan_of_infinity, Rank.WRONG, "inf in x: a NaN reaches 5 elements of y"),
         (nan_everywhere, Rank.ADVICE, "a NaN in x reaches 4 elements of y, the first at [0]"),
     ],
 )

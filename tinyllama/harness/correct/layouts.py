@@ -2,8 +2,8 @@
 
 import torch
 
-LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset")
-UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset")
+LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset", "padded")
+UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset", "padded")
 
 
 def laid_out(
@@ -23,6 +23,12 @@ def laid_out(
     if layout == "offset":  # dense, behind an address that a vector may begin at; torch takes
         # complex numbers for which two elements are one, so that they begin at even places
         view = tensor.new_full((2 + tensor.numel(),), gap)[2:].view(tensor.shape)
+        view.copy_(tensor)
+        return view
+    if layout == "padded":  # dense rows with a gap behind each, and one behind the last of a matrix
+        wider = [size + (1 if axis else 0) for axis, size in enumerate(tensor.shape)]
+        wider = wider if tensor.dim() > 1 else [tensor.numel() + 1]
+        view = tensor.new_full(wider, gap)[tuple(slice(size) for size in tensor.shape)]
         view.copy_(tensor)
         return view
     if layout == "distinct":  # elements and rows as far apart as in no other tensor of the call
