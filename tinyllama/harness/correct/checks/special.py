@@ -72,8 +72,8 @@ def special_values(candidate: Candidate) -> Problem:
         if (seen := _differs(candidate, case, changed)) is not None:
             return case, f"{parameter} = {value!r}: {seen[1]}"
     for name, value in itertools.product(names, INFINITIES):
-        one = _changed(plain, [name], partial(_with, value))
-        if lost := _nan(candidate, case, one, of_nan=False):
+        infinite = _changed(plain, [name], partial(_with, value))
+        if lost := _nan(candidate, case, infinite, of_nan=False):
             return case, f"{value} in {name}: a NaN {lost}"
     for name in names:
         if advice is None and (
