@@ -19,7 +19,7 @@ from tinyllama.harness.gate.process_state import changes
 from tinyllama.harness.gate.run import unconfirmed
 from tinyllama.harness.gate.stages import Stages
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.harness.plugins import gate
+from tinyllama.harness.plugins import gate, gating
 from tinyllama.harness.plugins.gate import Gating
 from tinyllama.harness.records.outcome import Outcome
 from tinyllama.harness.records.verdict import Verdict
@@ -118,13 +118,13 @@ def test_what_differs_is_told_by_sources_where_nothing_else_could_tell() -> None
 
 def test_the_gate_collects_no_file_and_other_sessions_do(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").touch()
-    for gating, path, ignored in [
+    for at_work, path, ignored in [
         (object(), tmp_path / "test_it.py", True),
         (object(), tmp_path, None),
         (None, tmp_path / "test_it.py", None),
         (None, tmp_path, None),
     ]:
-        config: Any = SimpleNamespace(stash={gate.GATING: gating})
+        config: Any = SimpleNamespace(stash={gate.GATING: at_work})
         assert gate.pytest_ignore_collect(path, config) is ignored
 
 
@@ -182,7 +182,7 @@ def test_what_is_said_before_anything_is_compared(
     watch = SimpleNamespace(
         unreadable="no sensor", wait_until_idle=lambda seconds, say: "another process"
     )
-    monkeypatch.setattr(gate, "Watch", lambda device: watch)
+    monkeypatch.setattr(gating, "Watch", lambda device: watch)
     made: Any = object.__new__(Gating)
     made.root, made.device = (gate.judge.HARNESS if own else tmp_path), torch.device("cpu")
     made.judge, made.verdicts, made.stages = "x", [], Stages()
@@ -234,6 +234,8 @@ REPORT = {
     "verdicts": [{"outcome": SAME.title} for _ in range(3)],
     "status": 0,
     "candidate": "tree",
+    "device": "cuda (a GPU)",
+    "judge": "main",
     "bases": {"main": "c0", "old": "c1"},
     "comparisons": [{"against": name, "ended": True} for name in ("main", "old")],
 }
@@ -241,7 +243,12 @@ REPORT = {
 
 def proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> str:
     monkeypatch.setattr(proof, "tree_digest", lambda root, report: "tree")
-    asked = {name: changed.pop(name) for name in ("against", "ops") if name in changed}
+    monkeypatch.setattr(proof, "tracked_files", lambda root: ())
+    asked = {
+        name: changed.pop(name)
+        for name in ("against", "ops", "device", "judges")
+        if name in changed
+    }
     monkeypatch.setattr(proof, "resolve", lambda rev, root: f"c{['main', 'old', 'new'].index(rev)}")
     report = tmp_path / "report.json"
     report.write_text(json.dumps({**REPORT, **changed}))
@@ -249,10 +256,12 @@ def proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> s
 
 
 def test_a_report_is_green_if_all_of_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "3 verdicts against main, old, all green, of this tree"
+    said = "3 verdicts against main, old, all green, of this tree, on cuda (a GPU)"
     assert proven(tmp_path, monkeypatch) == said
     assert proven(tmp_path, monkeypatch, against=["main", "old"]) == said
-    assert proven(tmp_path, monkeypatch, only=["a", "b"], ops=["c", "b", "a"]) == said
+    assert proven(tmp_path, monkeypatch, only=["a", "b"], ops=["b"]) == said
+    assert proven(tmp_path, monkeypatch, device="cuda:1") == said
+    assert proven(tmp_path, monkeypatch, judge="theirs", judges=["theirs"]) == said
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -275,7 +284,9 @@ def test_one_verdict_that_is_not_green_is_named(
         ({"comparisons": [{"against": "main", "ended": False}]}, "a comparison did not end"),
         ({"candidate": "other"}, "is of another tree"),
         ({"only": ["a", "b"]}, r"compares a, b alone \(--op\)"),
-        ({"only": ["a", "b"], "ops": ["b"]}, "compares a, b alone"),
+        ({"only": ["a", "b"], "ops": ["c", "b", "a"]}, "compares a, b alone"),
+        ({"device": "cpu"}, r"is of cuda \(a GPU\), not of cpu"),
+        ({"judge": "theirs"}, "is by another judge, theirs"),
         ({"against": ["main", "new"]}, "compares with c0, c1, not with new"),
         ({"verdicts": None}, "is no report of a gate that ended"),
     ],
@@ -327,8 +338,10 @@ def test_how_a_gate_concludes(
         if "fails" in given:
             raise OSError("full")
 
-    monkeypatch.setattr(gate, "tree_digest", lambda root, report: given["digest"])
-    monkeypatch.setattr(gate, "report_verdict", lambda config, label, verdict: told.append(verdict))
+    monkeypatch.setattr(gating, "tree_digest", lambda root, report: given["digest"])
+    monkeypatch.setattr(
+        gating, "report_verdict", lambda config, label, verdict: told.append(verdict)
+    )
     made: Any = object.__new__(Gating)
     one = given["outcome"]
     made.verdicts = [("main", Verdict("x", one, one.title.lower()))] if one else []
