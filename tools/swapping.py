@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NotSwappedError(Exception):
-    """No function that is imported has the code that changes: it runs at import, for instance."""
+    """No imported function has the code that changes. It may run only at import, for instance."""
 
 
 class Functions:
@@ -34,7 +34,7 @@ class Functions:
             cache.cache_clear()
 
     def swap(self, file: Path, text: str) -> None:
-        """Those of a file run as they do in this text of it."""
+        """Make the functions of a file run the code that they have in this text of it."""
         swapped = False
         original = compile(file.read_text(encoding="utf-8"), file, "exec")
         for old, new in _differing(original, compile(text, file, "exec")):

@@ -434,7 +434,7 @@ def test_a_folder_of_the_tree_that_is_judged_is_no_judge(repository: Path) -> No
         assert by.folder == repository / "main", "a checkout beside, which git does not track"
     git("add", "--all")
     with (
-        pytest.raises(RevisionError, match="is of the tree that is judged"),
+        pytest.raises(RevisionError, match="git tracks that folder in the judged tree"),
         judge.chosen(repository, ["new"], "main"),
     ):
         pass

@@ -20,8 +20,8 @@ def laid_out(
         view = buffer[..., ::2]
         view.copy_(tensor)
         return view
-    if layout == "offset":  # dense, behind an address that a vector may begin at; torch takes
-        # complex numbers for which two elements are one, so that they begin at even places
+    if layout == "offset":  # dense, from the third element of a buffer: not aligned for
+        # vectors, but at an even place, since torch may view two elements as one complex number
         view = tensor.new_full((2 + tensor.numel(),), gap)[2:].view(tensor.shape)
         view.copy_(tensor)
         return view

@@ -67,8 +67,8 @@ def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Ju
             inside = folder != root.resolve() and _inside(folder, root)
             if inside and any(_inside(path, folder) for path in tracked_files(root)):
                 raise RevisionError(
-                    f"--judge {judge}: that folder is of the tree that is judged: name another, or "
-                    "a revision by its long name"
+                    f"--judge {judge}: git tracks that folder in the judged tree: name another "
+                    f"folder, or, for the revision of that name, refs/heads/{judge}"
                 )
             if not (folder / ABLE).is_file():
                 raise RevisionError(f"--judge {judge}: that folder has no {ABLE}: name another")
@@ -89,8 +89,8 @@ def chosen(root: Path, against: Sequence[str], judge: str | None) -> Iterator[Ju
 
 
 def labels(root: Path, toolchains: bool) -> list[str]:
-    """Of judges that need no name: this process's harness, where that is not the tree's, and for
-    two interpreters, which run one tree, the tree's."""
+    """The labels of judges that `verify` accepts unnamed: the harness of this process, unless it
+    is the tree's own; and for two interpreters, which run one tree, that tree's."""
     own = [] if root.resolve() == HARNESS else [str(HARNESS), _installed()]
     return [*own, *(["this tree"] if toolchains else [])]
 
@@ -123,7 +123,11 @@ def run(
         given += [f"-pno:{one}" for one in _plugins_of(root, by.folder)]
         status = _ended(by, root, given, paths, Path(name))
         if status == 0 and (said := _status(report)) != 0:
-            print(f"tinyllama: the judge ended with 0, and its report says {said}", file=sys.stderr)
+            print(
+                "tinyllama: the judge ended with status 0, but wrote no green report "
+                f"(status {said}): gate again",
+                file=sys.stderr,
+            )
             status = UNPROVEN
         if _unreadable(report) and by.folder != root:
             print("What the candidate's own harness says, which decides nothing:", flush=True)

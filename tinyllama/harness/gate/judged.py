@@ -64,11 +64,11 @@ def changed_files(
 
 
 def shadowing(names: Collection[str], loaded: Collection[str], base: Iterable[str]) -> set[str]:
-    """Of a candidate's files by name, those of modules that a process of it loads in the place of
-    another: of Python's, of one that the judge has loaded, or of `site`'s.
+    """The candidate's files that Python would load in the place of another module: of one of
+    Python's, of one that the judge has loaded, or of one that `site` imports.
 
-    loaded: the first parts of names of modules. base: the names of the base's files; what is at its
-    top is its own.
+    loaded: the first parts of module names. base: the base's files by name; the modules at its
+    top hide nothing.
     """
     own = {_top(name) for name in base} - {*sys.stdlib_module_names, *_OF_SITE}
     known = {*sys.stdlib_module_names, *_OF_SITE, *loaded} - own

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# git's variables that are kept. Others are a hook's, for a repository that need not be the one that
-# is named, or change what a path or a commit means: GIT_LITERAL_PATHSPECS, GIT_REPLACE_REF_BASE.
+# git's variables that are kept. The others are set by a hook, perhaps for another repository, or
+# they change what a path or a commit means: GIT_LITERAL_PATHSPECS, GIT_REPLACE_REF_BASE.
 _KEPT = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
 # A commit is what its name says, whatever `git replace` and a file of grafts put in its place.
 _PLAINLY = {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_GRAFT_FILE": os.devnull}

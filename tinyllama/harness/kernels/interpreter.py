@@ -15,7 +15,8 @@ in it are fixed here, once, so that no kernel branches on it and no tolerance wi
 * it leaves a floating-point argument a Python number; here it is a float32 scalar, as compiled;
 * it passes over libdevice, whose functions return None; here the common ones are computed, and the
   others raise an error that names them;
-* it believes what a kernel promises its compiler (`tinyllama.harness.kernels.promises`);
+* it does not verify what a kernel promises its compiler; here a false promise raises an error
+  (`tinyllama.harness.kernels.promises`);
 * numpy warns of an overflow, even in elements that a mask leaves out; here, as on a
   GPU, the result is infinite without a warning;
 * up to triton 3.3 it leaves the language patched behind it; here all is put back.

@@ -17,8 +17,8 @@ class PromiseError(AssertionError):
 
 
 def held(values: Any, dtype: Any, name: str, promised: list[int]) -> None:
-    """Raise PromiseError where these values (of a number or a block) are not as promised: the first
-    of a block a multiple, or neighbours along a block of one axis next to each other."""
+    """Raise PromiseError where a promise about these values (of a number or a block) is false:
+    the first is no multiple, or neighbours in a block of one axis do not follow each other."""
     data = np.asarray(values)
     if dtype.is_ptr():
         data = data.astype(np.uint64) & np.uint64(2**ADDRESS_BITS - 1)

@@ -107,8 +107,8 @@ def backward_twice(candidate: Candidate) -> Problem:
 
 
 def scaled_upstream(candidate: Candidate) -> Problem:
-    """Half the upstream gradient gives half of every gradient, a large multiple that multiple, and
-    two parts of it, each zero where the other is not, what the whole gives.
+    """A multiple of the upstream gradient, by a half or by a large factor, gives that multiple of
+    every gradient. Two parts of it, each zero where the other is not, add up to the whole's.
 
     The norm of the difference is at most that of the gradient times the epsilon of the coarsest
     dtype that the provider takes, which it may compute in: there halves of subnormals are rounded.
@@ -139,8 +139,8 @@ def scaled_upstream(candidate: Candidate) -> Problem:
 
 
 class _Part:
-    """A part of each upstream gradient of a call, or the rest: about half of the elements, and of
-    each third row, another one for each tensor, none."""
+    """One of two parts of each upstream gradient, which add up to it. The first has about half
+    the elements, but none of every third row; which rows these are differs between tensors."""
 
     def __init__(self, part: bool) -> None:
         self.part, self.tensors = part, 0

@@ -92,8 +92,8 @@ def again(args: Leaves) -> Leaves:
 
 
 def neighbours(candidate: Candidate) -> Problem:
-    """Inputs that lie in one memory, as columns of one buffer, or are one tensor give the results
-    of their values."""
+    """Inputs give the results of their values also where they follow each other in one buffer, are
+    columns of one, or are one tensor."""
     case = candidate.telling()
     plain = candidate.inputs(case)
     alike: dict[Any, list[str]] = {}
@@ -216,8 +216,8 @@ def _settings() -> dict[str, Any]:
 
 def left_behind(candidate: Candidate) -> Problem:
     """A call leaves torch's settings and random numbers as the reference does. An earlier call may
-    have changed them to the same: so they are first set to what no candidate sets them to, or
-    compared with what a process begins with."""
+    already have changed a setting. So settings first get values that no candidate sets; the
+    default dtype is compared with that of a new process."""
     case = candidate.telling()
     inputs = candidate.inputs(case)
     state, precision = torch.get_rng_state(), torch.get_float32_matmul_precision()

@@ -96,8 +96,8 @@ def _with(value: float, x: torch.Tensor) -> torch.Tensor:
 
 
 def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
-    """Each parameter of the case that is a number, with another value that is allowed and on which
-    a result of the reference depends; each that is true or false, with the other."""
+    """Each parameter that is a number, with another allowed value that changes a result of the
+    reference; each that is true or false, with the opposite."""
     inputs = candidate.inputs(case).double()
     reference = candidate.op["eager"].call
     known = evaluate(candidate.op, reference, inputs)
@@ -158,8 +158,8 @@ def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Te
 
 
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
-    """What is wrong with the NaN of outputs for inputs that hold a NaN, in words; or an infinity,
-    where only one that no other has is wrong."""
+    """What is wrong with NaNs in the outputs, in words. of_nan: the inputs hold a NaN, which must
+    reach the outputs; else they hold an infinity, and only a NaN that no other has is wrong."""
     candidate = candidate.forward_only()
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
