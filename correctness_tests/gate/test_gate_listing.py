@@ -179,11 +179,12 @@ def test_only_what_is_asked_for_is_compared() -> None:
 
 
 def test_of_both_sides_bounds_the_stricter_count() -> None:
-    base = named("a", slowdowns={DEVICE: 0.02, HOST: 0.05}, layouts={"strided": 2.0})
-    candidate = named("a", slowdowns={DEVICE: 0.03, "x": 0.1}, layouts={"strided": 1.5, "y": 3.0})
+    base = named("a", slowdowns={DEVICE: 0.02, HOST: 0.05}, layouts={"strided": 2.0, "z": 1.2})
+    layouts = {"strided": 1.5, "y": 3.0, "z": 1.9}
+    candidate = named("a", slowdowns={DEVICE: 0.03, "x": 0.1}, layouts=layouts)
     found = matched(setting(), base, candidate).found["a"].benchmark
     assert found.slowdowns == {DEVICE: 0.02, HOST: 0.05, "x": 0.1}
-    assert found.layouts == {"strided": 1.5, "y": 3.0}
+    assert found.layouts == {"strided": 1.5, "y": 3.0, "z": 1.2}
     assert replace(found, slowdowns={}, layouts={}) == benchmark("a", op="a")
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, run
+from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 
 op = Op(
@@ -86,6 +87,15 @@ def test_a_store_beyond_a_tensor_in_one_layout_is_found(which: str, layout: str)
     assert one.outcome is Outcome.FAILED, one
     named = "a buffer" if which == "z" else f"{which}, a buffer"
     assert f"a store {4 * (BEYOND - 1)} bytes after {named} of" in one.message
+
+
+@pytest.mark.parametrize(("elements", "side"), [(-2, "before"), (6, "after")])
+def test_the_byte_nearest_to_a_buffer_tells_how_far_a_store_was(elements: int, side: str) -> None:
+    guards = GuardedMemory()
+    x = guards.guarded(torch.zeros(5), "x")
+    x.as_strided((1,), (1,), x.storage_offset() + elements).fill_(1.0)
+    assert guards.broken() == [f"a store 4 bytes {side} x, a buffer of 20 bytes"]
+    assert guards.broken() == [], "said once"
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["ends", "raises"])

@@ -166,6 +166,16 @@ def test_a_report_tells_a_missed_bar_from_one_that_does_not_apply_and_from_an_er
     assert broken == ([(state, one)] if raised and when == "setup" else [])
 
 
+@pytest.mark.parametrize(("expected", "said"), [(["a", "b"], "a, b"), ([], "none")])
+def test_a_group_that_nobody_expects_names_those_that_are(expected: list[str], said: str) -> None:
+    found = a_recording(expected=expected, compare=True)
+    with (
+        pytest.raises(ValueError, match=f"'c' is not expected here: expected are {said}$"),
+        found.group("c"),
+    ):
+        pass
+
+
 def test_bars_are_listed_and_those_that_are_missed_fail() -> None:
     found = a_recording(group_of={"item": "g"}, current="item")
     bars = [
