@@ -1,5 +1,5 @@
-"""Faults that somebody planted, and that every check passed once: each in the smallest function
-that has it, found by the check that is about its class; a right function beside it passes."""
+"""Faults in classes that these checks were added for: each in the smallest function that has it,
+found by the check that is about its class; a right function beside it passes."""
 
 from collections.abc import Callable
 from typing import Any

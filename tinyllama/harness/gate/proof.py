@@ -38,11 +38,11 @@ def tree_digest(root: Path, report: Path | None) -> str:
     return found.hexdigest()
 
 
-def check_report(report: Path | None, root: Path) -> None:
+def check_report(report: Path | None, root: Path, option: str = "--gate-json") -> None:
     """Raise UsageError for a place of a report that is a file of the tree: it would be removed, and
-    is not in the digest."""
+    is not in the digest. option: which names the place."""
     if report is not None and report.resolve() in {one.resolve() for one in tracked_files(root)}:
-        raise UsageError(f"--gate-json {report}: git tracks that file: name another place")
+        raise UsageError(f"{option} {report}: git tracks that file: name another place")
 
 
 def verify(
@@ -60,7 +60,7 @@ def verify(
     Raises UsageError for a report that is not green, of another tree, base or device, or by another
     judge.
     """
-    check_report(report, root)
+    check_report(report, root, "--verify")
     try:
         content = json.loads(report.read_text(encoding="utf-8"))
         verdicts, status = content["verdicts"], content["status"]
