@@ -100,13 +100,14 @@ class OfTheLastCall(torch.autograd.Function):
 
 
 def kept(key: Callable[[torch.Tensor], Any], only: type = torch.Tensor) -> Call:
-    """b comes from a copy that is kept under a key, for tensors of a type."""
-    known: dict[Any, torch.Tensor] = {}
+    """b comes from a copy that is kept under a key, for tensors of a type. The tensors are kept
+    too: no other one gets their address."""
+    known: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def call(a: torch.Tensor, b: torch.Tensor, share: float) -> torch.Tensor:
         if not isinstance(b, only):
             return right(a, b, share)
-        copy = known.setdefault(key(b), b.detach().clone())
+        _, copy = known.setdefault(key(b), (b, b.detach().clone()))
         return right(a, b - b.detach() + copy, share)
 
     return call
