@@ -39,6 +39,7 @@ JUDGING = {
     "conftest.py": "import os\n",
     "kernels/conftest.py": "import os\n",
     "pytest.ini": "[pytest]\naddopts = -q\n",
+    ".pytest.toml": '[pytest]\naddopts = ["-q"]\n',  # which pytest 9 reads before pytest.ini
     "pyproject.toml": "[tool.tinyllama]\nslowdowns = { device_seconds = 9.0 }\n",
     ".github/workflows/gate.yml": "jobs: {}\n",
 }
