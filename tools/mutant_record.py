@@ -5,14 +5,18 @@ explained, and the table of docs/CHECK.md.
 import hashlib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tinyllama.harness.kernels.launch import Kernel, identity
 from tinyllama.harness.machine.files import write_whole
 from tinyllama.harness.machine.toml import tomllib
+from tinyllama.ops import OPS
+from tools.mutation import mutants_of
 from tools.tested import ENDED, KILLED, RAISED, ROOT, SURVIVED
 
 RECORD = ROOT / "results/mutants.json"
@@ -179,19 +183,36 @@ def read(path: Path) -> list[Tried]:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def table() -> str:
-    """Markdown: how the recorded mutants ended, by function and in all."""
+def functions() -> dict[str, Kernel]:
+    """The functions under `jit` that have mutants, by name."""
+    assert len(OPS.values()) > 0  # imports them
+    modules = [one for name, one in list(sys.modules.items()) if name.startswith("tinyllama.")]
+    values = [value for module in modules for value in vars(module).values()]
+    found = {identity(one): one for one in values if isinstance(one, Kernel)}
+    return {name: one for name, one in sorted(found.items()) if mutants_of(one)}
+
+
+def table(record: Path = RECORD) -> str:
+    """Markdown: how the recorded mutants ended, by function and in all; and the functions that were
+    not tried, or have changed since."""
     known = explained()
     rows = _head("function")
     every: list[Trial] = []
     same = 0
-    for one in load(RECORD):
+    left = {name: digest(kernel.src) for name, kernel in functions().items()}
+    for one in load(record):
+        if left.get(one.kernel) != one.source:
+            continue
+        del left[one.kernel]
         survived = sum(trial.outcome == SURVIVED for trial in one.trials)
         equivalent = survived - len(one.unexplained(known))
         every, same = every + one.trials, same + equivalent
         tried = f"{len(one.trials)} of {one.mutants}"
         rows.append(_row(f"`{one.kernel}`", tried, one.trials, equivalent))
-    return "\n".join([*rows, _row("all", str(len(every)), every, same)])
+    rows.append(_row("all", str(len(every)), every, same))
+    if names := [f"`{name}`" for name in left]:
+        rows += ["", f"Not tried, or changed since: {', '.join(names)}."]
+    return "\n".join(rows)
 
 
 def table_of_modules() -> str:

@@ -24,6 +24,7 @@ from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, run
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.launch import Kernel, identity, jit
 from tinyllama.ops import OPS
+from tools import mutant_record
 from tools.tested import ENDED, KILLED, RAISED, SURVIVED, tested
 
 OTHER_CHECKS = ("empty batch", "determinism")  # beside the accuracy cases
@@ -34,7 +35,8 @@ SECONDS = 600.0  # that unchanged functions may take
 
 
 def kernels() -> dict[str, tuple[Kernel, list[Candidate]]]:
-    """Each function under `jit`, and the providers that run it, those with fewest kernels first."""
+    """Each function under `jit`, and the providers that run it, those with fewest kernels first;
+    and those that only tests run, which `tools/mutants.toml` names for them."""
     found: dict[str, tuple[Kernel, list[tuple[int, Candidate]]]] = {}
     for op in OPS.values():
         for provider in op.providers.values():
@@ -48,6 +50,9 @@ def kernels() -> dict[str, tuple[Kernel, list[Candidate]]]:
             for name, kernel in used.items():
                 users = found.setdefault(name, (kernel, []))[1]
                 users.append((len(used), Candidate(op, provider)))
+    known = mutant_record.functions()
+    for name in mutant_record.tests().keys() & known.keys():
+        found.setdefault(name, (known[name], []))
     return {
         name: (kernel, [one for _, one in sorted(users, key=lambda user: user[0])][:MOST_USERS])
         for name, (kernel, users) in sorted(found.items())

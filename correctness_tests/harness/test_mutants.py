@@ -257,6 +257,20 @@ def test_no_recorded_mutant_survives_without_a_reason(tmp_path: Path) -> None:
     assert mutant_record.load(tmp_path / "record.json") == [made]
 
 
+def test_the_table_counts_no_function_that_has_changed_since(tmp_path: Path) -> None:
+    functions, record = mutant_record.functions(), tmp_path / "record.json"
+    first, second = list(functions)[:2]
+    source = mutant_record.digest(functions[first].src)
+    trials = [Trial(3, "1 -> 2", "x = 2", KILLED)]
+    made = mutant_record.KernelTrials(first, source, [], 7, 0, trials)
+    mutant_record.add(record, [made, replace(made, kernel=second)])
+    *rows, every, _, left = mutant_record.table(record).splitlines()
+    assert [row.split("|")[1].strip() for row in rows[2:]] == [f"`{first}`"]
+    assert every.startswith("| all | 1 | 1 |")
+    assert f": `{second}`, " in left
+    assert f"`{first}`" not in left
+
+
 def test_what_lies_beside_the_records_is_not_read_as_one() -> None:
     results = mutant_record.RECORD.parent
     files = {path.name for path in results.glob("*.json")}
