@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from correctness_tests.support import stacks
 from correctness_tests.support.stacks import EPS, gradients, inputs
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.ops.stack import Fused, Inputs, launches
+from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.in_one import ATTEND
 
 pytest.importorskip("triton")
@@ -91,6 +93,25 @@ def test_descriptors_read_what_pointers_read(
     assert len(found[0]) == 11
     for pointers, descriptors in zip(*found, strict=True):
         assert torch.equal(pointers, descriptors)
+
+
+def test_sums_of_more_tiles_than_a_tile_has_rows(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm's sum of squares, and a row's factor backward, of 17 tiles of 16 columns."""
+    monkeypatch.setattr(stacks, "HIDDEN", 272)
+    given = inputs(4, 2, 1, 16, device)
+    expected = gradients(given)
+    with asked() as keys:
+        gradients(given)
+    with contextlib.ExitStack() as forced:
+        for (space, _), key in keys.items():
+            if space.removeprefix("stack.") in PRODUCTS:
+                config = Config(BM=16, BN=16, BK=128, GROUP=8, DESCRIBED=0)
+                forced.enter_context(SPACES[space].force(config, **key))
+        found = gradients(given)
+    for one, other in zip(expected, found, strict=True):
+        assert (one.double() - other.double()).norm() <= 1e-2 * one.double().norm()
 
 
 def test_tiles_narrower_than_a_line_of_the_cache_compile() -> None:

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support import stacks
 from correctness_tests.support.stacks import (
     gradients,
     inputs,
@@ -22,7 +23,7 @@ from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import attention
 from tinyllama.ops.attention import FARTHEST_ROW
 from tinyllama.ops.stack import Fused, Inputs, configs, provider_of, stack
-from tinyllama.ops.stack.configs import PRODUCTS, TURNED
+from tinyllama.ops.stack.configs import HIDDEN_GRADIENT, PRODUCTS, TURNED
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.ops.stack.passes import Backward, Forward
 from tinyllama.suites.accuracy import assert_accurate
@@ -92,6 +93,23 @@ def test_descriptors_read_what_pointers_read(
                     forced.enter_context(SPACES[space].force(config, **key))
             found.append(gradients(given, provider_of("all")))
     assert all(map(torch.equal, *found))
+
+
+def test_wide_tiles_are_stored_by_slices(
+    turn: Callable[[int], None], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two rows of tiles, each half of a tile in two slices; the last one is cut."""
+    monkeypatch.setattr(stacks, "FFN", 104)
+    given, found = of_float32((33, 2, 2, 8), device), []
+    for choice in (0, 2):
+        turn(choice)
+        with asked() as keys:
+            gradients(given, provider_of("all"))
+        (key,) = (key for (name, _), key in keys.items() if name == HIDDEN_GRADIENT.name)
+        with HIDDEN_GRADIENT.force(Config(BM=64, BN=128, BK=64, GROUP=8, DESCRIBED=0), **key):
+            found.append(gradients(given, provider_of("all")))
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-5 * one.norm()
 
 
 def kernels_of(choice: int, turn: Callable[[int], None], precision: str) -> list[Any]:
