@@ -45,7 +45,9 @@ def assert_copied(x: torch.Tensor) -> None:
     assert torch.equal(found, x)
 
 
-@pytest.mark.parametrize("shape", [(7,), (70, 90), (3, 70, 33), (2, 3, 5, 17), (2, 1, 3, 1, 40)])
+@pytest.mark.parametrize(
+    "shape", [(7,), (70, 130), (2, 1100), (3, 70, 33), (2, 3, 5, 17), (2, 1, 3, 1, 40)]
+)
 def test_every_order_of_axes_is_copied_by_one_launch(
     shape: tuple[int, ...], device: torch.device
 ) -> None:

@@ -10,9 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
 from tinyllama.harness.kernels import tf32
 from tinyllama.harness.kernels.launch import HAS_DESCRIPTORS, described, jit, tl
 from tinyllama.harness.kernels.tf32 import descriptors_round, rounded_to_tf32, to_tf32
+from tinyllama.ops.linear import rounding_kernels
+from tinyllama.ops.linear.rounding_kernels import BLOCK
 
 
 @jit
@@ -75,6 +78,16 @@ def test_nan_stays_nan(bits: int, way: Any, device: torch.device) -> None:
     """The last has a fraction that overflows into the sign when half a unit is added."""
     x = torch.tensor([bits, bits - 2**31], dtype=torch.int64).to(torch.int32).to(device)
     assert way(x.view(torch.float32)).isnan().all()
+
+
+def test_an_operand_is_rounded_in_place_and_nothing_beside_it(device: torch.device) -> None:
+    x = torch.randn(BLOCK + 3, generator=torch.Generator().manual_seed(0)).to(device)
+    expected, memory = rounded_to_tf32(x), GuardedMemory()
+    with memory, watched(memory.watch):  # loads are seen where they are interpreted
+        found = memory.guarded(x)
+        rounding_kernels.round_kernel[(2,)](found, len(x), BLOCK=BLOCK, num_warps=4)
+    assert torch.equal(found, expected)
+    assert not memory.broken()
 
 
 def test_errors_cancel_where_cutting_has_one_sign(device: torch.device) -> None:

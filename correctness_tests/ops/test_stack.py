@@ -95,19 +95,31 @@ def test_descriptors_read_what_pointers_read(
         assert torch.equal(pointers, descriptors)
 
 
-def test_sums_of_more_tiles_than_a_tile_has_rows(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("hidden", "ffn", "tokens", "step"),
+    [(272, 24, 4, 128), (48, 32, 16, 16)],
+    ids=["many", "whole"],
+)
+def test_tiles_may_be_narrow(
+    hidden: int,
+    ffn: int,
+    tokens: int,
+    step: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A norm's sum of squares, and a row's factor backward, of 17 tiles of 16 columns."""
-    monkeypatch.setattr(stacks, "HIDDEN", 272)
-    given = inputs(4, 2, 1, 16, device)
+    """Tiles of 16 columns: a norm's sum of squares, and a row's factor backward, are of more tiles
+    than a tile has rows; and several tiles divide every size."""
+    monkeypatch.setattr(stacks, "HIDDEN", hidden)
+    monkeypatch.setattr(stacks, "FFN", ffn)
+    given = inputs(tokens, 2, 1, 16, device)
     expected = gradients(given)
     with asked() as keys:
         gradients(given)
     with contextlib.ExitStack() as forced:
         for (space, _), key in keys.items():
             if space.removeprefix("stack.") in PRODUCTS:
-                config = Config(BM=16, BN=16, BK=128, GROUP=8, DESCRIBED=0)
+                config = Config(BM=16, BN=16, BK=step, GROUP=8, DESCRIBED=0)
                 forced.enter_context(SPACES[space].force(config, **key))
         found = gradients(given)
     for one, other in zip(expected, found, strict=True):
