@@ -84,7 +84,7 @@ def plant(source: str, kernel: Kernel) -> None:
     # It must see the globals of its module as they are, not a copy of them.
     new = Kernel(type(new.fn)(new.fn.__code__, space, new.fn.__name__, new.fn.__defaults__))
     for name, module in list(sys.modules.items()):
-        if name.startswith("tinyllama.ops"):
+        if name.startswith("tinyllama."):
             for attribute, value in list(vars(module).items()):
                 if value is kernel:
                     setattr(module, attribute, new)
