@@ -96,20 +96,21 @@ def test_descriptors_read_what_pointers_read(
 
 
 @pytest.mark.parametrize(
-    ("hidden", "ffn", "tokens", "step"),
-    [(272, 24, 4, 128), (48, 32, 16, 16)],
+    ("hidden", "ffn", "tokens", "columns", "step"),
+    [(272, 24, 4, 16, 128), (64, 32, 16, 32, 16)],
     ids=["many", "whole"],
 )
 def test_tiles_may_be_narrow(
     hidden: int,
     ffn: int,
     tokens: int,
+    columns: int,
     step: int,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tiles of 16 columns: a norm's sum of squares, and a row's factor backward, are of more tiles
-    than a tile has rows; and several tiles divide every size."""
+    """Tiles of 16 rows: a norm's sum of squares, and a row's factor backward, are of more tiles
+    than a tile has rows; and several tiles, wider than long, divide every size."""
     monkeypatch.setattr(stacks, "HIDDEN", hidden)
     monkeypatch.setattr(stacks, "FFN", ffn)
     given = inputs(tokens, 2, 1, 16, device)
@@ -119,7 +120,7 @@ def test_tiles_may_be_narrow(
     with contextlib.ExitStack() as forced:
         for (space, _), key in keys.items():
             if space.removeprefix("stack.") in PRODUCTS:
-                config = Config(BM=16, BN=16, BK=step, GROUP=8, DESCRIBED=0)
+                config = Config(BM=16, BN=columns, BK=step, GROUP=8, DESCRIBED=0)
                 forced.enter_context(SPACES[space].force(config, **key))
         found = gradients(given)
     for one, other in zip(expected, found, strict=True):
