@@ -15,7 +15,12 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.cut_operands import cut_operands
-from correctness_tests.support.stacks import plans_forgotten  # noqa: F401 (a fixture)
+from correctness_tests.support.stacks import (
+    LAYERS,
+    gradients,
+    inputs,
+    plans_forgotten,  # noqa: F401 (a fixture)
+)
 from correctness_tests.support.steps import SHAPE
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
 from tinyllama.harness.kernels.configs import SPACES, Config, asked
@@ -24,7 +29,7 @@ from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import V4
 from tinyllama.ops.attention import attend, attend_backward, attention
-from tinyllama.ops.stack import configs, launches
+from tinyllama.ops.stack import Inputs, configs, fused, launches, provider_of
 from tinyllama.ops.stack.configs import PRODUCTS
 from tinyllama.ops.stack.fused import InSeveral
 from tinyllama.training.step import TrainStep
@@ -92,6 +97,29 @@ def errors(exact: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> E
 @pytest.mark.parametrize("plan", ["all", "single"])
 def test_operands_are_rounded_in_registers(plan: str, errors: Errors) -> None:
     assert errors.largest(plan) < BOUND
+
+
+def test_what_attention_multiplies_is_rounded_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """q, k, v, and the gradient of attention's result, which its kernels read as they are."""
+    found: list[torch.Tensor] = []
+
+    def noting(kernels: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            found.extend(args[:4] if kernels is attend_backward else args[:3])
+            return kernels(*args, **options)
+
+        return call
+
+    for kernels in (attend, attend_backward):
+        monkeypatch.setattr(fused, kernels.__name__, noting(kernels))
+    given = Inputs._make(one.float() for one in inputs(16, 2, 1, 16, torch.device("cpu")))
+    with cut_operands():
+        gradients(given, provider_of("all"))
+    assert len(found) == (3 + 4) * LAYERS
+    for one in found:
+        assert torch.equal(one, rounded_to_tf32(one))
 
 
 @described

@@ -9,10 +9,14 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.attention_blocks import blocks
+from correctness_tests.support.stacks import EPS, inputs
 from tinyllama.harness.correct.checks.guards import GuardedMemory, watched
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.ops import attention as attention_file
 from tinyllama.ops.attention import attend, attend_backward
 from tinyllama.ops.rms_norm import norm_backward
+from tinyllama.ops.stack import Fused, Inputs
+from tinyllama.ops.stack.in_one import ATTEND
 
 
 @contextlib.contextmanager
@@ -47,3 +51,14 @@ def test_nothing_is_read_beside_a_head_that_is_padded(
         )
         o, lse = attend(q, k, v)
         attend_backward(do, q, k, v, o, lse, *map(torch.empty_like, (q, k, v)))
+
+
+@pytest.mark.parametrize("step", [0, 16])  # in two launches, and in one
+def test_a_stack_reads_nothing_beside_what_it_is_given(step: int, device: torch.device) -> None:
+    """Heads of 24 in tiles of 32, and 33 tokens: no axis is whole."""
+    given = inputs(33, 2, 2, 24, device)
+    with (
+        guarded(device) as memory,
+        ATTEND.force(Config(BK=step, DESCRIBED=0, num_warps=4), D=32, tokens=64),
+    ):
+        Fused.forward(Inputs._make(map(memory.guarded, given)), EPS)
