@@ -175,12 +175,13 @@ def test_a_barrier_that_is_left_out_is_seen(
 
 
 def never_opens(monkeypatch: pytest.MonkeyPatch, *, backward: bool) -> None:
-    """The counters of one pass begin so low that nothing reaches what is waited for."""
+    """The counters of one pass, whose result no other block reads, begin so low that nothing
+    reaches what is waited for."""
     barriers = InOne._barriers
 
     def late(self: InOne, index: int, *, backward: bool) -> tuple[Any, ...]:
         found = barriers(self, index, backward=backward)
-        if index == 1 and backward == wanted:
+        if backward == wanted and index == (0 if wanted else LAYERS - 1):
             found[0].fill_(-1_000_000)
         return found
 
@@ -192,7 +193,7 @@ def never_opens(monkeypatch: pytest.MonkeyPatch, *, backward: bool) -> None:
     ("backward", "said"),
     [
         (False, r"forward pass of block 1 .* phase 0 \(q, k and v\)"),
-        (True, r"backward pass of block 1 .* phase 0 \(gate and up\)"),
+        (True, r"backward pass of block 0 .* phase 0 \(gate and up\)"),
     ],
 )
 def test_a_barrier_that_never_opens_is_named(
@@ -209,6 +210,26 @@ def test_a_barrier_that_never_opens_is_named(
     assert not (backward and y.isnan().any())
     with pytest.raises(RuntimeError, match=said):
         WATCHDOG.check(device)
+
+
+def test_each_barrier_has_the_code_of_its_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def noted(counter: Any, expected: Any, spins: Any, status: Any, code: Any, opened: Any) -> Any:
+        found.append(int(code.handle.data.item()))
+        return opened
+
+    monkeypatch.setattr(single_kernels, "meet", noted)
+    in_one_launch(monkeypatch, spins=1)
+    with processors(1):
+        gradients(inputs(*SHAPE, CPU, batch=1), "single")
+    passes = [(index, False) for index in range(LAYERS)]
+    passes += [(index, True) for index in reversed(range(LAYERS))]
+    assert found == [
+        single._code(index, backward=backward) + phase
+        for index, backward in passes
+        for phase in range(len(BACKWARD_PHASES if backward else FORWARD_PHASES) - 1)
+    ]
 
 
 @jit
