@@ -100,13 +100,34 @@ def test_wide_tiles_are_stored_by_slices(
 ) -> None:
     """Of two rows of tiles, each half of a tile in two slices; the last one is cut."""
     monkeypatch.setattr(stacks, "FFN", 104)
-    given, found = of_float32((33, 2, 2, 8), device), []
+    wide = {HIDDEN_GRADIENT.name: Config(BM=64, BN=128, BK=64, GROUP=8, DESCRIBED=0)}
+    assert_the_same_by_transposes(of_float32((33, 2, 2, 8), device), wide, turn)
+
+
+def test_whole_tiles_are_turned(
+    turn: Callable[[int], None], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles that divide every size, several each way and wider than long."""
+    monkeypatch.setattr(stacks, "HIDDEN", 64)
+    monkeypatch.setattr(stacks, "FFN", 32)
+    narrow = Config(BM=16, BN=32, BK=16, GROUP=8, DESCRIBED=0)
+    every = {f"stack.{name}": narrow for name in PRODUCTS}
+    assert_the_same_by_transposes(of_float32((16, 2, 1, 16), device), every, turn)
+
+
+def assert_the_same_by_transposes(
+    given: Inputs, tiles: dict[str, Config], turn: Callable[[int], None]
+) -> None:
+    """tiles: by space."""
+    found = []
     for choice in (0, 2):
         turn(choice)
         with asked() as keys:
             gradients(given, provider_of("all"))
-        (key,) = (key for (name, _), key in keys.items() if name == HIDDEN_GRADIENT.name)
-        with HIDDEN_GRADIENT.force(Config(BM=64, BN=128, BK=64, GROUP=8, DESCRIBED=0), **key):
+        with ExitStack() as forced:
+            for (space, _), key in keys.items():
+                if space in tiles:
+                    forced.enter_context(SPACES[space].force(tiles[space], **key))
             found.append(gradients(given, provider_of("all")))
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-5 * one.norm()
