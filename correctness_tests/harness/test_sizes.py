@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from correctness_tests.support.narrowed import narrowed
+from correctness_tests.support.tried import finding
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, sizes
 from tinyllama.ops import OPS
 
 SILU = OPS["silu_mul"]
@@ -32,9 +33,7 @@ def round_sizes(op: Op) -> Op:
 
 
 def found(call: Call, op: Op = SILU, **traits: Any) -> Finding:
-    provider = Provider(op.name, "tried", call, **{"dtypes": (torch.float32,), **traits})
-    (one,) = run(Candidate(op, provider), only=["sizes"])
-    return one
+    return finding(op, call, "sizes", **traits)
 
 
 def beyond(rows: int, wrong: Call = torch.zeros_like) -> Call:
@@ -71,8 +70,7 @@ def test_rows_beyond_a_limit_are_compared(rows: int, size: int, wrong: Call) -> 
 
 def test_a_ragged_tail_is_tried_whatever_is_declared() -> None:
     op = round_sizes(SILU)
-    plain = run(Candidate(op, Provider(op.name, "tried", no_tail, op.dtypes)), only=["outputs"])
-    assert [one.outcome for one in plain] == [Outcome.PASSED]
+    assert finding(op, no_tail, "outputs", dtypes=op.dtypes).outcome is Outcome.PASSED
     one = found(no_tail, op)
     assert one.outcome is Outcome.FAILED, one
     assert "F67" in one.case
