@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -131,18 +132,14 @@ def test_a_step_that_went_wrong_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = Diagnosis(6, None, (Observed("one", *ops),))
-    asked: list[Any] = []
-
-    def diagnosed(*given: Any) -> Diagnosis:
-        asked.append(given)
-        return found
-
+    diagnosed = Mock(return_value=found)
     monkeypatch.setattr(train, "diagnose", diagnosed)
     monkeypatch.setattr(train, "WATCHDOG", SimpleNamespace(fault=lambda device: fault))
     made = a_run(ranks=ranks)
     made.diagnose_at = at
     made._explain("wrong", (1, 2), 2)
     assert (made.result.status, made.result.reason) == ("failed", reason)
+    asked = [call.args for call in diagnosed.call_args_list]
     assert asked == ([] if fault else [(made.step, 1, 2, 6)])
     assert made.result.diagnoses == ([found] if at == (5,) else []), "2 was diagnosed before"
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,18 +76,13 @@ def test_descriptors_read_what_pointers_read(
 ) -> None:
     """To the bit, also past the end of a matrix, a sequence and a head, and where some rows do not
     begin at 16 bytes, which no descriptor describes."""
-    made, describe = [], launches.described
-
-    def noted(*args: Any, **options: Any) -> Any:
-        made.append(args)
-        return describe(*args, **options)
-
-    monkeypatch.setattr(launches, "described", noted)
+    made = Mock(wraps=launches.described)
+    monkeypatch.setattr(launches, "described", made)
     given, found = inputs(*shape, device), []
     for described in (0, 1):
         with tiles(given, described, one_launch):
             found.append(gradients(given))
-        assert bool(made) == bool(described)
+        assert made.called == bool(described)
     assert len(found[0]) == 11
     for pointers, descriptors in zip(*found, strict=True):
         assert torch.equal(pointers, descriptors)

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -156,17 +157,13 @@ def test_names_are_left_out_where_they_have_no_room(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("count", [13, 14, 15])
 def test_named_places_have_room_beside_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def write(axes: Any, *_: Any) -> str:
-        seen.append(axes.get_xlim())
-        return ""
-
+    write = Mock(return_value="")
     monkeypatch.setattr(plots, "to_svg", write)
     line = plots.Line(KEY, tuple((n, 1.0 + n) for n in range(count)))
     plots.lines([line], "x", "y", "i", "l", [str(n) for n in range(count)])
     margin = 0.06 * (count - 1)
-    assert seen == [pytest.approx((-margin, count - 1 + margin))]
+    ((axes, *_),) = (call.args for call in write.call_args_list)
+    assert axes.get_xlim() == pytest.approx((-margin, count - 1 + margin))
 
 
 # -- how a plot looks --------------------------------------------------------------------------
