@@ -4,17 +4,31 @@ written, or repeated by a plan (`tinyllama.harness.kernels.plans`)."""
 import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from tinyllama.harness.declare.checked import BySignature
+from tinyllama.harness.declare.specs import Signature
 from tinyllama.harness.kernels.plans import Repeated
 
-if TYPE_CHECKING:
-    from tinyllama.harness.declare.autograd import Derived
-
 MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
+
+
+class Passes(Protocol):
+    """A provider's passes, as they are derived from its class; all arguments by their places."""
+
+    @property
+    def op(self) -> Signature: ...
+    @property
+    def replays(self) -> bool: ...
+    @property
+    def without_elements(self) -> int:
+        """How many saved tensors, the last ones, are read for their shape alone."""
+
+    def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]: ...
+    def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]: ...
+    def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> Any: ...
 
 
 class _Pass:
@@ -29,7 +43,7 @@ class _Pass:
 class Calls:
     """What is known of calls of one signature: their parameters, and how their passes are run."""
 
-    def __init__(self, derived: "Derived", params: dict[str, Any]) -> None:
+    def __init__(self, derived: Passes, params: dict[str, Any]) -> None:
         self._derived, self._params = derived, tuple(params.values())
         self._right = False  # whether inputs come in the layouts that the kernels read
         self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
