@@ -1,15 +1,14 @@
 """How kernels of `stack` may be launched: attention with its product, and tensor descriptors."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from correctness_tests.support.stacks import EPS, gradients, inputs
+from correctness_tests.support.stacks import EPS, forced, gradients, inputs
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.ops.stack import Fused, Inputs, launches
@@ -45,21 +44,15 @@ def test_in_one_launch_it_writes_what_two_launches_write(
         assert difference <= 1e-2 * apart.double().norm()
 
 
-@contextlib.contextmanager
-def tiles(given: Inputs, described: int, one_launch: bool) -> Iterator[None]:
+def tiles(given: Inputs, described: int, one_launch: bool) -> AbstractContextManager[None]:
     """Small tiles for all products of these inputs."""
-    with asked() as keys:
-        gradients(given)
-    with contextlib.ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space == ATTEND.name:
-                config = Config(BK=16 * one_launch, DESCRIBED=described)
-            elif space.startswith("stack."):
-                config = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
-            else:
-                continue
-            forced.enter_context(SPACES[space].force(config, **key))
-        yield
+    attend = Config(BK=16 * one_launch, DESCRIBED=described)
+    product = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
+
+    def config_of(space: str) -> Config | None:
+        return attend if space == ATTEND.name else product if space.startswith("stack.") else None
+
+    return forced(lambda: gradients(given), config_of)
 
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")

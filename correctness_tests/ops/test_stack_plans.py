@@ -1,7 +1,7 @@
 """Plans of `stack`: which products are kernels of ours, and which the vendor's BLAS."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,13 +12,14 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.stacks import (
     EPS,
+    forced,
     gradients,
     inputs,
     plans_forgotten,  # noqa: F401 (a fixture)
 )
 from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
@@ -59,17 +60,10 @@ def test_every_plan_is_as_accurate_as_eager(
     assert_accurate(OpCase(stack, provider, case, dtype), device, seed)
 
 
-@contextmanager
-def vendors(given: Inputs, *names: str) -> Iterator[None]:
+def vendors(given: Inputs, *names: str) -> AbstractContextManager[None]:
     """These products are the vendor's by their tables."""
-    with asked() as keys:
-        gradients(given)
-    with ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space.removeprefix("stack.") in names:
-                config = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
-                forced.enter_context(SPACES[space].force(config, **key))
-        yield
+    vendor = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
+    return forced(lambda: gradients(given), {f"stack.{name}": vendor for name in names}.get)
 
 
 def kernels_of(call: Callable[[], object]) -> list[str]:
