@@ -1,6 +1,6 @@
 """Small ops that are declared in a line, and what checks find in an implementation of one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ def small(
     name: str,
     reference: Call,
     inputs: dict[str, Tensor],
-    outputs: dict[str, str | Tensor],
+    outputs: Mapping[str, str | Tensor],
     cases: Sequence[Case] = (Case(N=5, D=8),),
     **more: Any,
 ) -> Op:
@@ -25,6 +25,12 @@ def small(
     op = Op(name, inputs=inputs, outputs=outputs, cases=list(cases), dtypes=FP32, **more)
     op.reference(reference)
     return op
+
+
+def derived(forward: Call, backward: Call) -> type:
+    """What a provider with a backward of its own is declared with."""
+    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Derived", (), both)
 
 
 def found(op: Op, call: Call, *only: str, **traits: Any) -> dict[str, Finding]:
