@@ -311,5 +311,5 @@ def test_a_finding_is_made_of_words_alone() -> None:
     plain = Finding("dtypes", Outcome.PASSED, "a", "b", "c").as_dict()
     assert Finding.of(plain).as_dict() == plain
     for name in plain.keys() - {"outcome", "rank"}:
-        with pytest.raises(TypeError, match="made of words"):
+        with pytest.raises(TypeError, match="a finding is made of words"):
             Finding.of({**plain, name: 3})  # type: ignore[dict-item]

@@ -1,7 +1,6 @@
 """Each axis in turn made long and ragged: what goes wrong only there is found, what is not tried
 is said."""
 
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -151,19 +150,6 @@ def test_rules_are_given_numbers_where_the_case_has_several_axes() -> None:
     assert one.message == (
         "N up to 1,027 (4,099 is not supported); F up to 259 (1,027 is not supported)"
     )
-
-
-def test_a_size_that_takes_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        end = time.thread_time() + len(gate) * 1e-3
-        while time.thread_time() < end:
-            pass
-        return EAGER(gate, up)
-
-    monkeypatch.setattr(sizes, "SECONDS", 0.8)
-    one = found(slow, round_sizes(SILU))
-    assert one.outcome is Outcome.PASSED
-    assert "N up to 259 (1,027 would take more than 1 s)" in one.message
 
 
 def test_a_reference_that_takes_no_such_size_is_no_fault() -> None:

@@ -121,7 +121,7 @@ def test_a_quartile_of_a_time_is_above_zero() -> None:
 
 
 OFF = entry(None, cannot="no bf16")
-EXACT, LOOSE, LOOSER = ({"tolerances": {"seconds": most}} for most in (1.0, 1.1, 1.5))
+EXACT, LOOSE, LOOSER = (dict[str, Any](tolerances={"seconds": m}) for m in (1.0, 1.1, 1.5))
 WIDE = entry(seconds_quartiles=[0.9, 1.3])
 NOT_RUN, ALLOWS = "does not run: no bf16", "the baseline allows 1.1: 1.5 counts once it is recorded"
 PEERS = ("peer", "floor")
