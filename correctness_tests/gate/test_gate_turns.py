@@ -206,9 +206,10 @@ class ByAddress:
         self.learning, self.computed = True, 0
 
     def key(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
+        key = x.data_ptr(), weight.data_ptr()
         if self.learning:
-            self.kept.clear()
-        return x.data_ptr(), weight.data_ptr()
+            self.kept.pop(key, None)
+        return key
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         key = self.key(x.detach(), weight.detach())
