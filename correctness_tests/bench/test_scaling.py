@@ -11,9 +11,8 @@ from tinyllama.bench.planner import points
 from tinyllama.bench.scaling import SCALINGS, Found, Job, Part, cannot, entries_of, groups, jobs_of
 from tinyllama.harness.records.entries import entry_as_json, entry_from_json
 from tinyllama.harness.records.results import load
-from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
-from tinyllama.training.reduction import COPIES, updates_in_parts
+from tinyllama.training.reduction import COPIES
 from tools.result_tables import tracked
 
 CPU = torch.device("cpu")
@@ -91,14 +90,3 @@ def test_it_needs_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cannot(SCALINGS[0], torch.device("cuda")) == "scaling needs two GPUs, and there are 1"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert groups(torch.device("cuda")) == [str(scaling) for scaling in SCALINGS]
-
-
-def test_only_what_needs_no_other_gradient_is_updated_early() -> None:
-    shape = SCALINGS[0].base.shape.model
-    config = TrainConfig()
-    small = replace(shape, num_layers=1, vocab_size=8, hidden_dim=16, ffn_dim=8)
-    model = TinyLlama(replace(small, num_heads=2, num_kv_heads=1), "v3")
-    assert updates_in_parts(model, config)
-    for other in ({"max_grad_norm": 1.0}, {"precision": "fp16"}):
-        assert not updates_in_parts(model, replace(config, **other))
-    assert not updates_in_parts(TinyLlama(model.config, "v1"), config)

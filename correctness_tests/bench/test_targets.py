@@ -238,11 +238,22 @@ ENTRIES = {
 }
 
 
-def test_a_ratio_of_times_has_its_interval_and_others_are_figures() -> None:
-    assert target().measured(ENTRIES) == (5.9, 5.7, 6.1)
-    assert target(over="floor").measured(ENTRIES) == (0.5,) * 3, "the medians are all there is"
-    assert target(metric="kernels").measured(ENTRIES) == (0.05,) * 3
-    assert target(metric="kernels", over=None).measured(ENTRIES) == (100,) * 3
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, OVER["v1"]),
+        ({"over": "floor"}, (0.5,) * 3),  # the medians are all there is
+        ({"metric": "kernels"}, (0.05,) * 3),
+        ({"metric": "kernels", "over": None}, (100,) * 3),
+        ({"tier": "v9"}, None),
+        ({"over": "broken"}, None),
+        ({"metric": "joules_per_sample"}, None),
+    ],
+)
+def test_a_ratio_of_times_has_its_interval_and_others_are_figures(
+    changed: dict[str, Any], expected: tuple[float, ...] | None
+) -> None:
+    assert target(**changed).measured(ENTRIES) == expected
 
 
 def test_the_fastest_peer_is_the_fastest_that_ran() -> None:
@@ -279,61 +290,41 @@ def test_each_target_comes_with_each_call_that_it_covers() -> None:
     assert found == [(one, tuple(call), ["v1", "v3"]) for one, *call in calls]
 
 
-def test_what_was_not_measured_is_none() -> None:
-    assert target(tier="v9").measured(ENTRIES) is None
-    assert target(over="broken").measured(ENTRIES) is None
-    assert target(metric="joules_per_sample").measured(ENTRIES) is None
-
-
-def missed_here(*, cannot: tuple[str, ...] = (), **changed: Any) -> list[str]:
-    """What a run of the group small-fp32 says of one target, with `ENTRIES`."""
-    return said_here(Standing.MISSED, cannot=cannot, **changed)
-
-
-def said_here(standing: Standing, *, cannot: tuple[str, ...] = (), **changed: Any) -> list[str]:
-    measured = Measured(Group("small", "fp32"), cannot=dict.fromkeys(cannot, "not installed"))
-    found = bars([target(**changed)], measured, ENTRIES, H200)
-    return [bar.text for bar in found if bar.standing is standing]
-
-
-def test_a_target_is_missed_below_its_bound_and_says_what_was_measured() -> None:
-    assert missed_here(at_least=5.7) == []
-    assert missed_here(at_least=5.8) == ["v3 speed over v1 >= 5.8: measured 5.900 [5.700, 6.100]"]
-
-
-@pytest.mark.parametrize("changed", [{"metric": "live_bytes"}, {"tier": "v2"}, {"over": "broken"}])
-def test_a_target_that_nothing_measures_is_missed(changed: dict[str, Any]) -> None:
-    """Its entry lacks the metric, there is no entry, or what it is over failed."""
-    (line,) = missed_here(**changed)
-    assert line.endswith(": measured nothing that tells")
-
-
-def test_a_target_over_a_peer_that_cannot_run_here_is_not_missed() -> None:
-    assert missed_here(over="broken", cannot=("broken",)) == []
-    assert missed_here(over="broken", cannot=("another",)) != []
-    assert missed_here(at_least=5.8, cannot=("v1",)) != [], "what was measured is judged"
+MET, MISSED, NEITHER = Standing.MET, Standing.MISSED, Standing.NOT_APPLICABLE
+NOTHING = ": measured nothing that tells"
+FAR = {"at_least": 9.0}
 
 
 @pytest.mark.parametrize(
-    "changed", [{"workload": ("medium",)}, {"precision": ("bf16",)}, {"device": "MI325X"}]
+    ("changed", "cannot", "standing", "said"),
+    [
+        ({"at_least": 5.7}, "", MET, ""),
+        ({"at_least": 5.8}, "", MISSED, ">= 5.8: measured 5.900 [5.700, 6.100]"),
+        # Its entry lacks the metric, there is no entry, or what it is over failed.
+        ({"metric": "live_bytes"}, "", MISSED, NOTHING),
+        ({"tier": "v2"}, "", MISSED, NOTHING),
+        ({"over": "broken"}, "", MISSED, NOTHING),
+        # What cannot run here excuses a target that is over it; what was measured is judged.
+        ({"over": "broken"}, "broken", NEITHER, ": broken: not installed"),
+        ({"over": "broken"}, "another", MISSED, NOTHING),
+        ({"tier": "v2"}, "v2", NEITHER, ": v2: not installed"),
+        ({"at_least": 5.8}, "v1", MISSED, ""),
+        # A target of another group, device or tier is not missed.
+        (FAR, "", MISSED, ""),
+        ({**FAR, "workload": ("medium",)}, "", None, ""),
+        ({**FAR, "precision": ("bf16",)}, "", None, ""),
+        ({**FAR, "device": "MI325X"}, "", NEITHER, f": it is about MI325X, and this is {H200}"),
+        ({"tier": "v9"}, "", NEITHER, ": there is no tier v9 yet"),
+    ],
 )
-def test_a_target_of_another_group_or_device_is_not_missed(changed: dict[str, Any]) -> None:
-    assert missed_here(at_least=9.0) != []
-    assert missed_here(at_least=9.0, **changed) == []
-    assert said_here(Standing.MET, at_least=9.0, **changed) == []
-
-
-def test_what_does_not_apply_says_why() -> None:
-    """It is neither met nor missed."""
-
-    def reason(**changed: Any) -> str:
-        (line,) = said_here(Standing.NOT_APPLICABLE, **changed)
-        return line.split(": ", 1)[1]
-
-    assert reason(tier="v9") == "there is no tier v9 yet"
-    assert reason(device="MI325X") == f"it is about MI325X, and this is {H200}"
-    assert reason(over="broken", cannot=("broken",)) == "broken: not installed"
-    assert reason(tier="v2", cannot=("v2",)) == "v2: not installed"
+def test_a_target_is_met_or_missed_or_does_not_apply_and_says_why(
+    changed: dict[str, Any], cannot: str, standing: Standing | None, said: str
+) -> None:
+    """In a run of the group small-fp32 with `ENTRIES`."""
+    measured = Measured(Group("small", "fp32"), cannot={cannot: "not installed"})
+    found = bars([target(**changed)], measured, ENTRIES, H200)
+    assert [bar.standing for bar in found] == ([standing] if standing else [])
+    assert all(bar.text.endswith(said) for bar in found)
 
 
 def test_the_ratios_of_any_device_are_asserted_on_a_device_without_bars_of_its_own() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -118,16 +119,11 @@ def test_processes_of_all_pairs_are_known_to_the_watch() -> None:
 def test_what_a_discarded_block_said_first_is_measured_again() -> None:
     script = Script("a")
     script.bars = {(side, "a"): {"transposed": 2.0} for side in SIDES}
-    asked = []
-
-    def layouts(name: str) -> dict[str, Any]:
-        asked.append(name)
-        return {}
-
+    layouts = Mock(return_value={})
     script.on(CANDIDATE, "layouts", layouts)
     script.watch = Watching("another process")
     assert script.run()["a"].outcome is Outcome.MISSING, "no ratio was given"
-    assert asked == ["a", "a"]
+    assert layouts.mock_calls == [call("a"), call("a")]
     paced = [
         launch for launch, side, method, _ in script.asked if (side, method) == (BASE, "paced")
     ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -371,14 +372,9 @@ def test_what_no_process_answered_after_all_were_ended_is_no_verdict() -> None:
 def test_what_found_no_memory_beside_others_is_prepared_again_alone(alone: bool) -> None:
     script = Script(*"abc", noise=2e-4)
     full = WorkerError("the device's memory is full", types=["torch.OutOfMemoryError"])
-    failed: list[str] = []
-
-    def without_memory(name: str) -> None:
-        failed.append(name)
-        raise full
-
-    script.on(CANDIDATE, "verify", without_memory, "b", when=lambda: alone or not failed)
+    failed = Mock(side_effect=full)
+    script.on(CANDIDATE, "verify", failed, "b", when=lambda: alone or not failed.called)
     found = script.run(at_once=3)
     expected = Outcome.WORKER_DIED if alone else Outcome.SAME
     assert outcomes(found) == {"a": Outcome.SAME, "b": expected, "c": Outcome.SAME}
-    assert failed == ["b"] * (2 if alone else 1)
+    assert failed.mock_calls == [call("b")] * (2 if alone else 1)

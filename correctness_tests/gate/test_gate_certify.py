@@ -20,7 +20,7 @@ from tinyllama.harness.gate.certify import (
     common_share,
     critical,
 )
-from tinyllama.harness.gate.decision import LOOKS, Call, Floats, Rule, Spread, decide
+from tinyllama.harness.gate.decision import LOOKS, Floats, Rule, Spread
 from tinyllama.harness.gate.noise import Noise
 
 RULES: Rules = {DEVICE: (0.005, 0.02)}
@@ -79,27 +79,6 @@ def test_of_normal_blocks_as_many_slowdowns_are_found_as_theory_says(spread: flo
     assert any(0.05 < share < 0.95 for share in found.detected.values())
 
 
-def first_call(merge: Floats, rule: Rule, history: Spread) -> Call:
-    """That of the first look that decides, else of the last."""
-    calls = (decide(merge[:look], rule, history) for look in LOOKS)
-    return next((call for call in calls if call is not Call.MORE), Call.MORE)
-
-
-@pytest.mark.parametrize("spread", [0.004, 0.01, 0.03])
-@pytest.mark.parametrize("history", [Spread(), Spread(0.01, 40)], ids=["no history", "history"])
-def test_all_slowdowns_at_once_are_decided_as_each_is(spread: float, history: Spread) -> None:
-    blocks = spread * np.random.default_rng(1).standard_t(3, (40, LOOKS[-1]))
-    rule = Rule(tests=40)
-    slower_above, green_below = critical(blocks, rule, history)
-    for slowdown in (-0.03, 0.0, 0.005, 0.01, 0.02, 0.05, 0.10):
-        moved = np.log1p(slowdown)
-        calls = np.array([first_call(merge + moved, rule, history) for merge in blocks])
-        slower = moved > slower_above
-        green = ~slower & (moved < green_below)
-        assert np.array_equal(calls == Call.SLOWER, slower)
-        assert np.array_equal((calls == Call.SAME) | (calls == Call.FASTER), green)
-
-
 def test_the_smallest_slowdown_is_the_first_of_which_99_of_100_are_found() -> None:
     (found,) = certified(normal(0.02), rules={DEVICE: (0.005, 0.005001)}).found
     rule = Rule(1, 0.005, 0.005001)
@@ -147,16 +126,9 @@ def test_a_seed_is_a_certificate_and_all_of_it_is_json() -> None:
     assert data == drawn.as_dict()
     assert data["blocks"] == 400
     assert data["found"][0]["smallest"] is None
-    assert set(data["found"][0]["detected"]) == {"0.01", "0.02", "0.05", "0.1"}
-
-
-def test_merges_are_drawn_in_parts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = certified(normal(0.02), claims={"b0": {DEVICE: 0.02}})
-    monkeypatch.setattr(module, "CHUNK", 999)
-    parts = certified(normal(0.02), claims={"b0": {DEVICE: 0.02}})
-    assert parts.all_green == pytest.approx(whole.all_green, abs=0.03)
-    for slowdown, share in whole.found[0].detected.items():
-        assert parts.found[0].detected[slowdown] == pytest.approx(share, abs=0.03)
+    detected = {float(by): share for by, share in data["found"][0]["detected"].items()}
+    assert detected == drawn.found[0].detected
+    assert list(detected) == [0.01, 0.02, 0.05, 0.1]
 
 
 def test_a_figure_is_decided_by_the_tolerance_it_states_and_all_share_alpha() -> None:
@@ -195,11 +167,11 @@ def test_a_certificate_needs_20_blocks_that_hold_every_figure() -> None:
         ({"benchmarks": ["b0", "new"]}, f"{DEVICE} of new is missing from 30"),
         ({"claims": {"new": {DEVICE: 0.02}}}, f"{DEVICE} of new is missing from 30"),
         ({"rules": {**RULES, HOST: (0.02, 0.1)}}, f"{HOST} of b0 is missing from 30"),
-        ({"claims": {"b0": {HOST: 0.1}}}, "rules of .*give host_seconds"),
-        ({"rules": {}}, "give one or more"),
-        ({"rules": {"seconds": (0.005, 0.02)}}, r"rules of \['seconds'\]: of device_seconds"),
-        ({"benchmarks": []}, "of 0 figures"),
-        ({"merges": 0}, "0 merges"),
+        ({"claims": {"b0": {HOST: 0.1}}}, rf"rules of \['{DEVICE}'\]: of .* give {HOST}$"),
+        ({"rules": {}}, r"rules of \[\]: of .* give one or more$"),
+        ({"rules": {"seconds": (0.005, 0.02)}}, r"rules of \['seconds'\]: of .*_seconds give"),
+        ({"benchmarks": []}, "5000 merges of 0 figures: give one or more of both"),
+        ({"merges": 0}, "0 merges of 1 figures: give one or more of both"),
     ],
 )
 def test_what_was_never_timed_is_not_certified(options: dict[str, Any], message: str) -> None:
@@ -230,13 +202,6 @@ def test_a_quiet_device_holds_every_bar() -> None:
     assert all(bar.held for bar in found)
     assert found[0].measured == "0 of 5000, so at most 0.0006, from 400 blocks"
     assert [bar.measured for bar in found[2:]] == ["2 of 2"] * 4
-
-
-def test_what_nothing_claims_is_no_bar() -> None:
-    table = normal(0.004)
-    assert [bar.text for bar in bars(certified(table))] == [ALARMS, ALL_GREEN, LEAN]
-    wide = bars(certified(table, claims={"b0": {DEVICE: 0.04}}))
-    assert [bar.text for bar in wide] == [ALARMS, ALL_GREEN, LEAN, WITHIN]
 
 
 def test_a_rule_that_alarms_falsely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,15 +261,6 @@ def test_the_share_that_blocks_of_a_wave_have_in_common_is_found(share: float, l
     blocks = [replace(one, wave=f"wave {n // 4}") for n, one in enumerate(noise_of(table).blocks)]
     found = common_share(blocks[: len(blocks) - 4 + last])
     assert found == pytest.approx(share, abs=0.05)
-
-
-def test_blocks_without_waves_say_nothing_of_what_is_common() -> None:
-    blocks = noise_of(normal(0.01, 40)).blocks
-    assert common_share(blocks) is None
-    assert common_share([replace(one, wave=str(n)) for n, one in enumerate(blocks)]) is None
-    assert common_share([replace(one, wave="one") for one in blocks]) is None
-    same = noise_of(np.zeros((8, 2))).blocks
-    assert common_share([replace(one, wave=str(n // 4)) for n, one in enumerate(same)]) is None
 
 
 def test_every_slowdown_that_is_certified_is_one_that_is_tried() -> None:

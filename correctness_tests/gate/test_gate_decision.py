@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from tinyllama.harness.gate import decision
 from tinyllama.harness.gate.certify import critical
@@ -150,28 +149,6 @@ def test_slowdowns_of_the_tolerance_are_called_same_no_more_than_allowed() -> No
     assert 0.025 < decided(blocks, rule, Spread(0.01, 40))[1].mean() <= 0.05
 
 
-@pytest.mark.parametrize("tests", [1, 40, 80])
-def test_the_looks_share_the_errors(tests: int) -> None:
-    rule = Rule(tests=tests)
-    levels = [rule.slower_level(look) for look in range(len(LOOKS))]
-    assert sum(levels) == pytest.approx(rule.alpha / tests, rel=1e-9)
-    assert levels == sorted(levels)
-    assert levels[0] > 0
-    assert len(LOOKS) * rule.same_level() == pytest.approx(rule.miss)
-
-
-@pytest.mark.parametrize("look", range(len(LOOKS)))
-def test_without_a_history_the_interval_is_students(look: int) -> None:
-    rule = Rule(tests=BENCHMARKS, alpha=0.4)
-    blocks = np.random.default_rng(11).normal(0.01, 0.01, LOOKS[look])
-    found, student = bounds(blocks, look, rule, Spread()), stats.ttest_1samp(blocks, 0.0)
-    slower = student.confidence_interval(1 - 2 * rule.slower_level(look))
-    green = student.confidence_interval(1 - 2 * rule.same_level())
-    theirs = (blocks.mean(), slower.low, green.low, green.high)
-    ours = (found.mean, found.slower_low, found.green_low, found.green_high)
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
 def test_a_slowdown_is_confirmed_as_often_as_students_interval_says() -> None:
     blocks = np.random.default_rng(12).normal(0, 0.01, (20_000, CONFIRM_BLOCKS))
     for history in (Spread(), Spread(0.01, 400)):
@@ -198,14 +175,11 @@ def test_a_history_that_is_not_todays_does_not_decide(monkeypatch: pytest.Monkey
     assert wrong_at_once(0.02, GREEN) > 0.1
 
 
-def test_a_spread_of_no_blocks_knows_nothing_and_equal_blocks_are_not_exact() -> None:
+def test_a_spread_of_no_blocks_knows_nothing() -> None:
     assert Spread.of([]) == Spread(0.0, 0)
     spread = Spread.of([0.003, -0.004])  # about zero, which is known, not about their mean
     assert spread.freedom == 2
     assert spread.deviation == pytest.approx(0.0125**0.5 / 100 * 10**0.5, rel=1e-9)
-    for history in (Spread(), Spread(0.0, 40)):
-        found = bounds(np.full(LAST, 0.005), len(LOOKS) - 1, Rule(tests=1), history)
-        assert found.slower_low < np.log1p(0.005)
 
 
 # -- the smallest slowdown ---------------------------------------------------------------------

@@ -3,6 +3,7 @@ call to see the gate find it."""
 
 import statistics
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -131,20 +132,14 @@ def test_work_that_is_added_takes_a_share_of_each_call(
             pass
         return weighed(x, weight)
 
-    made, keep_busy = ready(subject(call)), module.keep_busy
-    added: list[float] = []
-
-    def noted(seconds: float) -> None:
-        added.append(seconds)
-        keep_busy(seconds)
-
-    monkeypatch.setattr(module, "keep_busy", noted)
+    made, added = ready(subject(call)), Mock(wraps=module.keep_busy)
+    monkeypatch.setattr(module, "keep_busy", added)
     assert turn(made)[DEVICE] >= 2e-3
-    assert not added
+    assert not added.called
     made.slow_down(0.5)
     assert turn(made)[DEVICE] >= 3e-3, "and its results are right"
-    assert len(added) == 1 + CALLS
-    assert all(1e-3 <= seconds < 1 for seconds in added)
+    assert added.call_count == 1 + CALLS
+    assert all(1e-3 <= call.args[0] < 1 for call in added.call_args_list)
 
 
 @reads_device_time

@@ -36,11 +36,7 @@ def taken(script: Script, name: str = "a") -> int:
 def test_one_more_of_anything_is_slower_exactly_and_one_less_faster(metric: str) -> None:
     script = Script("a", "b")
     script.counts("a", **{metric: +1})
-    found = script.run()
-    assert found["a"].outcome is Outcome.SLOWER
-    assert f"{metric} " in found["a"].text
-    assert found["b"].outcome is Outcome.SAME
-    assert script.status == 10
+    script.ends(Outcome.SLOWER, f"{metric} ")
     assert not script.confirming, "there is no noise to be confirmed away"
     less = Script()
     less.counts("a", **{metric: -1})
@@ -54,10 +50,7 @@ def test_what_is_no_count_is_missing(side: str, metric: str, value: object) -> N
     script = Script()
     counts = {**COUNTS, metric: value}
     script.on(side, "counted", {name: n for name, n in counts.items() if n is not None})
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.MISSING
-    assert f"{metric} was" in verdict.text
-    assert script.status == 15
+    script.ends(Outcome.MISSING, f"{metric} was")
 
 
 @pytest.mark.parametrize("blind", [SIDES, (BASE,), (CANDIDATE,)], ids=" ".join)
@@ -83,33 +76,29 @@ def test_identical_code_hides_no_count_that_changed(metric: str, change: int) ->
     script = Script()
     script.alike("a", host_only=True)
     script.counts("a", **{metric: change})
-    verdict = script.run()["a"]
-    assert verdict.outcome is (Outcome.SLOWER if change > 0 else Outcome.FASTER)
-    assert f"{metric} {COUNTS[metric]:,} -> {COUNTS[metric] + change:,}" in verdict.text
+    said = f"{metric} {COUNTS[metric]:,} -> {COUNTS[metric] + change:,}"
+    script.ends(Outcome.SLOWER if change > 0 else Outcome.FASTER, said)
 
 
 # -- the time to compile ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("seconds", "outcome"),
-    [(6.4, Outcome.SAME), (6.6, Outcome.SLOWER), (0.5, Outcome.SAME)],  # up to 3 * 1.5 + 2
-)
+    ("seconds", "alike", "outcome"),
+    [
+        *((6.4, False, Outcome.SAME), (6.6, False, Outcome.SLOWER), (0.5, False, Outcome.SAME)),
+        (6.6, True, Outcome.SLOWER),  # the same code hides nothing
+    ],
+)  # up to 3 * 1.5 + 2
 def test_compiling_may_take_some_seconds_longer_and_no_more(
-    seconds: float, outcome: Outcome
+    seconds: float, alike: bool, outcome: Outcome
 ) -> None:
     script = Script()
+    if alike:
+        script.alike("a", host_only=True)
     script.on(CANDIDATE, "begin", seconds, launch=1)
-    verdict = script.run()["a"]
-    assert verdict.outcome is outcome
+    verdict = script.ends(outcome)
     assert ("compile_seconds 3.0 -> 6.6, allowed 6.5" in verdict.text) is (seconds == 6.6)
-
-
-def test_identical_code_hides_no_longer_compilation() -> None:
-    script = Script()
-    script.alike("a", host_only=True)
-    script.on(CANDIDATE, "begin", 6.6, launch=1)
-    assert script.run()["a"].outcome is Outcome.SLOWER
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
@@ -150,8 +139,7 @@ def test_counts_are_accepted_by_number_where_there_were_none(copies: int, outcom
     script.on(BASE, "counted", {**COUNTS, "copies": 0})
     script.on(CANDIDATE, "counted", {**COUNTS, "copies": copies})
     script.accept("a", "copies", 2)
-    verdict = script.run()["a"]
-    assert verdict.outcome is outcome
+    script.ends(outcome)
     figure = script.session.found["a"].settled("copies")
     assert figure is not None
     assert figure.text == f"copies 0 -> {copies}, 2 more accepted"
@@ -266,19 +254,14 @@ def test_no_side_can_leave_a_metric_out(lacking: str) -> None:
     del script.slowdowns[lacking][HOST]
     script.on(BASE, "turn", {DEVICE: 1.0, HOST: 1.0})
     script.on(CANDIDATE, "turn", {DEVICE: 1.0, HOST: 9.0})
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.SLOWER
-    assert "host_seconds +800.00%" in verdict.text
+    script.ends(Outcome.SLOWER, "host_seconds +800.00%")
 
 
 def test_a_tolerance_under_the_margin_is_of_one_benchmark_and_not_green() -> None:
     script = Script("a", "b")
     for side in SIDES:
         script.states[side, "a"] = {DEVICE: 0.001, HOST: 0.1}
-    found = script.run()
-    assert found["a"].outcome is Outcome.MISSING
-    assert "tolerance 0.001" in found["a"].text
-    assert found["b"].outcome is Outcome.SAME
+    script.ends(Outcome.MISSING, "tolerance 0.001")
 
 
 # -- the device's own noise -------------------------------------------------------------------
@@ -317,8 +300,4 @@ def test_a_cpu_has_one_time_and_a_wider_margin() -> None:
 def test_what_is_slower_for_sure_is_not_hidden_by_what_cannot_be_told() -> None:
     script = Script(noise=0.3)
     script.counts("a", kernels=1)
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.SLOWER
-    assert "kernels" in verdict.text
-    assert "neither certainly under" in verdict.text
-    assert script.status == 10
+    script.ends(Outcome.SLOWER, "kernels", "neither certainly under")

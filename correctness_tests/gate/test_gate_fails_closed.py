@@ -17,16 +17,6 @@ OF_ALL = ("start", "make", "identity", "benchmarks")  # what is asked before the
 OF_ONE = ("begin", "inputs", "counted", "compiled", "verify")  # and of each, before it is timed
 
 
-def held(script: Script, outcome: Outcome, status: int, name: str = "a", text: str = "") -> None:
-    """The benchmark has that outcome, nothing is said of it that is green, and the run ends so."""
-    script.run()
-    (verdict,) = (verdict for verdict in script.verdicts if verdict.name == name)
-    assert verdict.outcome is outcome, verdict
-    assert not verdict.outcome.green
-    assert text in verdict.text
-    assert script.status == status
-
-
 def settled(script: Script, name: str) -> Verdict:
     verdict = script.session.found[name].verdict
     assert verdict is not None
@@ -40,14 +30,13 @@ def test_sides_without_benchmarks_compare_nothing() -> None:
     script = Script()
     for side in SIDES:
         script.names[side] = []
-    held(script, Outcome.MISSING, 15, "benchmarks")
+    script.ends(Outcome.MISSING, name="benchmarks")
 
 
 def test_other_inputs_under_one_name_are_another_benchmark() -> None:
     script = Script("a", "b")
     script.on(CANDIDATE, "inputs", 8, "a")
-    held(script, Outcome.NO_BASELINE, 12, text="its inputs are not those of the base")
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.NO_BASELINE, "its inputs are not those of the base")
 
 
 def test_one_tree_on_both_sides_is_no_comparison() -> None:
@@ -79,7 +68,7 @@ def test_another_device_or_other_versions_are_13(what: str, value: Any) -> None:
     script = Script()
     script.alike("a")
     script.identity[BASE][what] = value
-    held(script, Outcome.OTHER_DEVICE_OR_VERSION, 13, what)
+    script.ends(Outcome.OTHER_DEVICE_OR_VERSION, name=what)
 
 
 def test_two_toolchains_that_are_one_compare_nothing() -> None:
@@ -102,7 +91,7 @@ def test_a_side_that_cannot_even_begin(
     """It does not import, does not build, has no such API, dies or hangs."""
     script = Script("a", "b")
     script.on(side, method, how())
-    held(script, outcome, outcome.status, side, str(how()))
+    script.ends(outcome, str(how()), name=side)
 
 
 @pytest.mark.parametrize("method", ["warm_up_blas", *OF_ONE, "end"])
@@ -113,8 +102,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 ) -> None:
     script = Script("a", "b")
     script.on(side, method, how(), None if method == "warm_up_blas" else "a", launch=1)
-    held(script, Outcome.WORKER_DIED, 17, text=str(how()))
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.WORKER_DIED, str(how()))
 
 
 @pytest.mark.parametrize("launch", [2, 5], ids=["first", "fourth"])
@@ -123,8 +111,7 @@ def test_who_dies_while_a_benchmark_is_prepared_takes_no_other_along(
 def test_who_dies_in_a_block_takes_no_other_along(side: str, method: str, launch: int) -> None:
     script = Script("a", "b")
     script.on(side, method, died(), "a", launch=launch)
-    held(script, Outcome.WORKER_DIED, 17)
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.WORKER_DIED)
     blocks = script.session.report()["benchmarks"]["a"]["blocks"]
     whole = launch - 2  # after the preparation, and but for the block in which it died
     assert {metric: len(taken) for metric, taken in blocks.items()} == (
@@ -146,7 +133,7 @@ def test_who_dies_while_confirming_is_not_slower_and_not_green(side: str, method
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.on(side, method, died(), "a", when=lambda: script.confirming)
-    held(script, Outcome.WORKER_DIED, 17)
+    script.ends(Outcome.WORKER_DIED)
 
 
 @pytest.mark.parametrize("method", ["start", "begin", "profiles"])
@@ -154,8 +141,7 @@ def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) ->
     script = Script("a", "b")
     script.slower("a", device_seconds=1.05)
     script.on(CANDIDATE, method, died(), when=lambda: script.confirmed)
-    held(script, Outcome.SLOWER, 10, text="not attributed: candidate: the process")
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.SLOWER, "not attributed: candidate: the process")
 
 
 # -- results ----------------------------------------------------------------------------------
@@ -166,8 +152,7 @@ def test_who_dies_while_a_slowdown_is_explained_leaves_it_slower(method: str) ->
 def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
     script = Script("a", "b")
     script.on(side, method, wrong(), "a")
-    held(script, Outcome.WRONG_RESULT, 16, text=f"{side}: WrongResultError: a-eager: y")
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.WRONG_RESULT, f"{side}: WrongResultError: a-eager: y")
 
 
 # -- times ------------------------------------------------------------------------------------
@@ -179,8 +164,7 @@ def test_a_wrong_result_of_either_side_is_16(side: str, method: str) -> None:
 def test_what_is_no_time_is_missing(side: str, metric: str, seconds: Any) -> None:
     script = Script("a", "b")
     script.on(side, "turn", {**SECONDS, metric: seconds}, "a")
-    held(script, Outcome.MISSING, 15, text=metric)
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.MISSING, metric)
 
 
 @pytest.mark.parametrize("metrics", [[], [DEVICE], [HOST], [DEVICE, HOST, "more"]], ids=str)
@@ -191,8 +175,7 @@ def test_a_turn_without_every_metric_and_no_other_is_missing(
 ) -> None:
     script = Script("a", "b")
     script.on(side, "turn", dict.fromkeys(metrics, 1.0), "a", launch=launch)
-    held(script, Outcome.MISSING, 15, text=f"a turn of the {side} gave")
-    assert settled(script, "b").outcome is Outcome.SAME
+    script.ends(Outcome.MISSING, f"a turn of the {side} gave")
 
 
 # -- the device -------------------------------------------------------------------------------
@@ -201,7 +184,7 @@ def test_a_turn_without_every_metric_and_no_other_is_missing(
 def test_a_device_that_others_use_in_block_after_block_is_busy() -> None:
     script = Script("a", "b")
     script.watch = Watching(None, *["another process"] * 3)
-    held(script, Outcome.BUSY, 14, "device", "another process")
+    script.ends(Outcome.BUSY, "another process", name="device")
     for name in "ab":
         assert settled(script, name).text == "not measured: another process"
 
@@ -236,4 +219,4 @@ def test_a_gpu_side_that_launched_no_kernel_is_not_identical_by_kernels(
         script.on(side, "compiled", compiled)
     script.slower("a", device_seconds=1.05)
     script.on(BASE, "compiled", [] if not compiled else ["code", "code"])
-    held(script, Outcome.SLOWER, 10)
+    script.ends(Outcome.SLOWER)

@@ -311,3 +311,4 @@ def test_which_calls_of_a_block_are_held() -> None:
     many = turns.held([list(range(9))], [list(range(1, 10))], True)[3:]
     assert len(many) == 2 * turns.MOST_HELD
     assert [one[0] for one in many] == [0, 1] * turns.MOST_HELD
+    assert len(turns.held([[], []], [[], []], True)) == 3, "bits may differ"

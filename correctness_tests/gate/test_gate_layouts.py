@@ -12,6 +12,7 @@ import torch
 from correctness_tests.support.contenders import FILES, PACKAGE, weighed
 from correctness_tests.support.gate_fakes import SIDES, Script, outcomes
 from correctness_tests.support.gate_subjects import Make, Turning, nudged, reads_device_time, ready
+from correctness_tests.support.tried import derived
 from tinyllama.harness.declare.op import Op
 from tinyllama.harness.gate import side as side_file
 from tinyllama.harness.gate.pair import BASE, CANDIDATE
@@ -33,16 +34,11 @@ def weigh() -> Iterator[Op]:
     op = ops_of(PACKAGE, FILES)["weigh_rows"]
     before, layouts = dict(op.providers), op.layouts
 
-    @op.provider("manual", keep=("x", "weight"))
-    class Manual:
-        @staticmethod
-        def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return x * weight
+    def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+        return {"x": grads[0] * kept["weight"], "weight": (grads[0] * kept["x"]).sum(0)}
 
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
-            return {"x": grads[0] * kept["weight"], "weight": (grads[0] * kept["x"]).sum(0)}
-
+    manual = derived(lambda x, weight: x * weight, backward)
+    op.provider("manual", keep=("x", "weight"))(manual)
     yield op
     op.providers, op.layouts = before, layouts
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -90,15 +91,10 @@ def test_ops_say_how_many_bytes_their_cases_move() -> None:
 @pytest.mark.parametrize("method", ["expect", "turn", "hold"])
 def test_what_finds_no_memory_beside_others_is_measured_alone(method: str) -> None:
     script = Script(*"abc", noise=2e-4)
-    failed: list[str] = []
-
-    def without_memory(name: str) -> Any:
-        failed.append(name)
-        raise FULL
-
-    script.on(CANDIDATE, method, without_memory, "b", when=lambda: not failed)
+    without_memory = Mock(side_effect=FULL)
+    script.on(CANDIDATE, method, without_memory, "b", when=lambda: not without_memory.called)
     found = script.run(at_once=4)
-    assert failed == ["b"]
+    without_memory.assert_called_once_with("b")
     assert set(outcomes(found).values()) == {Outcome.SAME}
     for one in script.session.found.values():
         assert {len(series.statistics) for series in one.series.values()} == {4}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,15 +109,10 @@ def test_each_function_that_compiles_is_replaced(
             monkeypatch.setattr(place, name, lambda *args, **options: (args, options))
             places.append((place, name))
     made = OnlyOnce(tmp_path / "own")
-    compiled: list[str] = []
-
-    def only(name: str, compile: Callable[[], Any]) -> Any:
-        compiled.append(name)
-        return compile()
-
+    only = Mock(side_effect=lambda name, compile: compile())
     monkeypatch.setattr(made, "compiled", only)
     made.install()
     for place, name in places:
         assert getattr(place, name)("source", options=None) == (("source",), {"options": None})
     names = ["source None None", *[" source"] * (len(places) - 1)]
-    assert compiled == names
+    assert [one.args[0] for one in only.call_args_list] == names

@@ -10,6 +10,7 @@ from math import log
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -173,13 +174,7 @@ def test_what_starts_meanwhile_keeps_off_the_processor_that_is_timed(trees: list
 def test_pairs_that_start_ahead_are_opened_while_others_prepare(
     trees: list[Tree], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, make = list[Any](), module.make_side
-
-    def counted(one: Any, *args: Any, **more: Any) -> None:
-        made.append(one)
-        make(one, *args, **more)
-
-    monkeypatch.setattr(module, "make_side", counted)
+    monkeypatch.setattr(module, "make_side", make := Mock(wraps=module.make_side))
     ahead = PairPool(max(os.sched_getaffinity(0)), 1)
     try:
         with ahead(trees, CPU, REGISTERED), ahead.opening():
@@ -189,6 +184,7 @@ def test_pairs_that_start_ahead_are_opened_while_others_prepare(
         with ahead(trees, CPU, REGISTERED) as (pair,):
             assert pair is following
             assert pair.pids()[0] == asked
+            made = [one.args[0] for one in make.call_args_list]
             assert all(made.count(one) == 1 for one in pair.workers.values())
             pair.each("begin", "a")
     finally:
@@ -374,17 +370,13 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
 ) -> None:
     """The order of a set must not differ between the sides. The first backward pass imports for a
     second. Idle threads of one side slow the other."""
-    seen: list[dict[str, Any]] = []
     trees = [tree(side, tmp_path) for side in SIDES]
-
-    def worker(name: str, **options: Any) -> ScriptedWorker:
-        seen.append(options)
-        return ScriptedWorker(Script(), trees[0], 1)
-
+    worker = Mock(side_effect=lambda *_, **options: ScriptedWorker(Script(), trees[0], 1))
     monkeypatch.setattr(module, "Worker", worker)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     Pair(trees, CPU, REGISTERED, ["more"])
     Pair(trees, torch.device("cuda"), REGISTERED, ["more"])
+    seen = [one.kwargs for one in worker.call_args_list]
     late = {"torch.fx.experimental.symbolic_shapes", "ops", "more"}
     assert all(late <= set(options["preload"]) for options in seen)
     threads = [options["env"].get("OMP_NUM_THREADS") for options in seen]
@@ -395,15 +387,10 @@ def test_workers_hash_alike_import_ahead_and_have_one_thread_on_a_cpu(
 
 
 def test_the_sides_take_turns_as_a_b_b_a() -> None:
-    took: list[str] = []
-
-    def turn(name: str, *given: object) -> dict[str, float]:
-        took.append(name)
-        return {}
-
-    turned: Any = SimpleNamespace(order=(BASE, CANDIDATE), _turn=turn)
+    turned: Any = SimpleNamespace(order=(BASE, CANDIDATE), _turn=Mock(return_value={}))
     taken = Pair._turns(turned, None, 4, {})  # type: ignore[arg-type]
     warm = [CANDIDATE, BASE]
+    took = [one.args[0] for one in turned._turn.call_args_list]
     assert took == [*warm, *(BASE, CANDIDATE, CANDIDATE, BASE) * 2]
     assert len(set(taken.seeds)) == 4
     assert [len(each) for each in taken.took.values()] == [4, 4]

@@ -64,10 +64,7 @@ def test_a_slowdown_of_3_percent_is_slower_by_name_with_interval_and_kernels(dra
 def test_faster_is_green_and_said() -> None:
     script = Script()
     script.slower("a", device_seconds=0.95)
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.FASTER
-    assert "device_seconds -5." in verdict.text or "device_seconds -4.9" in verdict.text
-    assert script.status == 0
+    assert re.search(r"device_seconds -(5\.|4\.9)", script.ends(Outcome.FASTER).text)
 
 
 def test_between_margin_and_tolerance_it_is_slower_where_that_is_sure_at_once() -> None:
@@ -83,11 +80,8 @@ def test_between_margin_and_tolerance_it_is_slower_where_that_is_sure_at_once() 
 @pytest.mark.parametrize("draw", range(5))
 def test_what_is_too_noisy_is_inconclusive_after_all_blocks(draw: int) -> None:
     script = Script(noise=0.3, seed=draw)
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert not verdict.outcome.green
-    assert script.status == 11
-    assert f"in {LOOKS[-1]} blocks, neither certainly under 2.0% nor over 0.5%" in verdict.text
+    said = f"in {LOOKS[-1]} blocks, neither certainly under 2.0% nor over 0.5%"
+    assert not script.ends(Outcome.INCONCLUSIVE, said).outcome.green
     assert script.launches == 1 + LOOKS[-1]
 
 
@@ -95,10 +89,7 @@ def test_a_slowdown_that_fresh_processes_do_not_confirm_is_inconclusive() -> Non
     script = Script()
     script.slower("a", device_seconds=1.05)
     script.on(CANDIDATE, "turn", SECONDS, when=lambda: script.confirming)
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert f"not confirmed: +0.00% in {CONFIRM_BLOCKS} fresh blocks" in verdict.text
-    assert script.status == 11
+    script.ends(Outcome.INCONCLUSIVE, f"not confirmed: +0.00% in {CONFIRM_BLOCKS} fresh blocks")
 
 
 # -- alternately, in fresh processes ----------------------------------------------------------
@@ -210,9 +201,7 @@ def test_equal_sources_are_identical_and_nothing_of_them_runs() -> None:
 def test_equal_code_and_host_are_identical_and_not_timed() -> None:
     script = Script()
     script.alike("a", host_only=True)
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.IDENTICAL
-    assert "in 1 launches" in verdict.text
+    script.ends(Outcome.IDENTICAL, "in 1 launches")
     assert script.launches == 1
 
 
@@ -246,8 +235,7 @@ def test_what_kernels_take_explains_device_time_alone(metric: str, said: str) ->
     for side, took in ((BASE, 5e-6), (CANDIDATE, 6.5e-6)):
         profile = {"kernels": {"a_kernel": (1, took)}, "resources": {}}
         script.on(side, "profiles", [profile] * PROFILES)
-    verdict = script.run()["a"]
-    assert verdict.outcome is Outcome.SLOWER
+    verdict = script.ends(Outcome.SLOWER)
     assert verdict.text.splitlines()[1].strip().startswith(said)
 
 

@@ -1,8 +1,9 @@
 """A slowdown of some calls only is found, equal sides are not stopped for their noise, and the
 results of turns are right on values that nobody has seen."""
 
-import math
+import itertools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,25 +21,10 @@ from tinyllama.harness.gate.proven import _tensors
 from tinyllama.harness.gate.subject import CALLS, DEVICE, Subject
 from tinyllama.harness.gate.verified import Proof
 from tinyllama.harness.measure.op_contender import Timed, WrongResultError
-from tinyllama.harness.records.verdict import Outcome
+from tinyllama.harness.records.verdict import Outcome, Verdict
 
 TESTS = 82  # figures of a merge on the H200
 EFFORT = Effort(pairs=10, repeated=10, first=0.0)
-
-
-def slow_often(share: float, by: float) -> list[dict[str, float]]:
-    """Ten turns, of which some are slower."""
-    return [{DEVICE: by if place < share * 10 else 1.0} for place in range(10)]
-
-
-def test_an_excess_is_of_the_mean_over_the_median() -> None:
-    assert turns.excess(slow_often(0.0, 9.0), DEVICE) == 0.0
-    assert turns.excess(slow_often(0.2, 1.5), DEVICE) == pytest.approx(math.log(1.1))
-    means = [{DEVICE: 1.0, turns.MEAN + DEVICE: 1.1}] * 4
-    assert turns.excess(means, DEVICE) == pytest.approx(math.log(1.1)), "of the turns' own calls"
-    interrupted = turns.excess(slow_often(0.1, 1e6), DEVICE)
-    assert interrupted == pytest.approx(math.log(1.1)), "one turn counts at most twice"
-    assert turns.mean_call([1.0, 1.0, 1.5, 9.0]) == pytest.approx(5.5 / 4)
 
 
 def merges(
@@ -83,23 +69,22 @@ def test_a_fifth_of_the_calls_is_found_and_equal_sides_are_not_stopped(
         assert sum(found) >= wanted * len(found), (slow, sum(found))
 
 
-def test_few_blocks_that_look_slow_are_followed_by_more() -> None:
-    assert turns.suspect([0.09, 0.1, 0.08, 0.11])
-    assert not turns.suspect([0.01, 0.0, -0.01, 0.0])
-    assert not turns.suspect([0.5, -0.4, 0.02, 0.1]), "noise"
+def slowed(script: Script, by: Callable[[int], float]) -> Verdict:
+    """Where the candidate's n-th turn takes `by(n)` times as long."""
+    numbers = itertools.count(1)
+
+    def turn(name: str) -> dict[str, float]:
+        slow = by(next(numbers))
+        return {metric: seconds * slow for metric, seconds in SECONDS.items()}
+
+    script.on(CANDIDATE, "turn", turn)
+    return script.run(effort=EFFORT)["a"]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_a_share_of_slow_turns_is_slower_though_the_median_is_the_same(share: float) -> None:
-    script, calls = Script("a", noise=0.0), [0]
-
-    def turn(name: str) -> dict[str, float]:
-        calls[0] += 1
-        slow = 1.5 if share and calls[0] % round(1 / share) == 0 else 1.0
-        return {metric: seconds * slow for metric, seconds in SECONDS.items()}
-
-    script.on(CANDIDATE, "turn", turn)
-    found = script.run(effort=EFFORT)["a"]
+    script = Script("a", noise=0.0)
+    found = slowed(script, lambda n: 1.5 if share and n % round(1 / share) == 0 else 1.0)
     if not share:
         assert found.outcome is Outcome.SAME
         return
@@ -111,16 +96,8 @@ def test_a_share_of_slow_turns_is_slower_though_the_median_is_the_same(share: fl
 
 def test_a_suspect_benchmark_takes_more_blocks_before_it_is_the_same() -> None:
     """A few slow turns in each of the first four blocks, and none later."""
-    script, calls = Script("a", noise=0.0), [0]
-
-    def turn(name: str) -> dict[str, float]:
-        calls[0] += 1
-        by = {2: 1.1, 3: 1.6, 4: 1.3, 5: 1.7}.get(script.launches, 1.0)
-        slow = by if calls[0] % 5 == 0 else 1.0
-        return {metric: seconds * slow for metric, seconds in SECONDS.items()}
-
-    script.on(CANDIDATE, "turn", turn)
-    found = script.run(effort=EFFORT)["a"]
+    script, by = Script("a", noise=0.0), {2: 1.1, 3: 1.6, 4: 1.3, 5: 1.7}
+    found = slowed(script, lambda n: by.get(script.launches, 1.0) if n % 5 == 0 else 1.0)
     assert found.outcome is Outcome.SAME
     assert "in 4 blocks" not in found.text
 
@@ -171,17 +148,6 @@ def test_in_each_block_calls_are_held_that_are_chosen_when_its_turns_are_over(al
         }
     chosen = {(args[1], args[2]) for _, _, m, args in script.asked if m == "hold"}
     assert len(chosen) > LOOKS[0], "others in each block"
-
-
-def test_calls_in_which_equal_sides_differ_are_held_on_both() -> None:
-    same = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    other = [[1, 2, 3], [4, 0, 6], [7, 8, 9]]
-    assert [one[1:] for one in turns.held(same, other, alike=True)[3:]] == [(1, 1, True)] * 2
-    assert [one[0] for one in turns.held(same, other, alike=True)[3:]] == [0, 1]
-    assert len(turns.held(same, same, alike=True)) == 3
-    assert len(turns.held([[], []], [[], []], alike=True)) == 3, "bits may differ"
-    every = turns.held(same, [[0] * 3] * 3, alike=True)
-    assert len(every) == 3 + 2 * turns.MOST_HELD
 
 
 @pytest.mark.parametrize("side", [BASE, CANDIDATE])
@@ -239,9 +205,15 @@ class ByAddress:
         self.kept: dict[tuple[int, int], torch.Tensor] = {}
         self.learning, self.computed = True, 0
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def key(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
         key = x.data_ptr(), weight.data_ptr()
-        if self.learning or key not in self.kept:
+        if self.learning:
+            self.kept.pop(key, None)
+        return key
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        key = self.key(x.detach(), weight.detach())
+        if key not in self.kept:
             self.computed += 1
             self.kept[key] = weighed(x.detach(), weight.detach())
         return self.kept[key]
@@ -250,23 +222,15 @@ class ByAddress:
 class FirstValues(ByAddress):
     """Is right on the first values that it sees, and remembers for all others."""
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        key = int(self.learning and self.computed), 0
-        if key not in self.kept:
-            self.computed += 1
-            self.kept[key] = weighed(x.detach(), weight.detach())
-        return self.kept[key]
+    def key(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
+        return int(self.learning and self.computed), 0
 
 
 class ByValues(ByAddress):
     """Remembers by a few values of its input, which costs half of what it computes."""
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        key = int(1e6 * x.detach().flatten()[0]), int(1e6 * weight.detach()[0])
-        if key not in self.kept:
-            self.computed += 1
-            self.kept[key] = weighed(x.detach(), weight.detach())
-        return self.kept[key]
+    def key(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
+        return int(1e6 * x.flatten()[0]), int(1e6 * weight[0])
 
 
 @pytest.mark.parametrize("saboteur", [ByAddress, FirstValues])

@@ -1,10 +1,12 @@
 """From a forward and a backward the harness derives an autograd function and a custom op."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from correctness_tests.support.tried import derived
 from tinyllama.harness import Case, DeclarationError, Op, Tensor
 from tinyllama.harness.correct.cases import op_cases
 from tinyllama.harness.correct.evaluate import make_inputs
@@ -52,6 +54,13 @@ def scaled_pair(name: str) -> Op:
 
 PAIR = scaled_pair("pair")
 X = {"x": Tensor("B D", grad=True)}
+EAGER: Any = PAIR["eager"].call
+
+
+def twice(name: str) -> Op:
+    op = Op(name, inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)])
+    op.reference(lambda x: 2 * x)
+    return op
 
 
 def test_derived_provider_passes_the_cases_of_its_op() -> None:
@@ -77,16 +86,10 @@ def test_an_unwritten_tail_shows_as_nan() -> None:
 def test_a_lost_gradient_is_an_error(lost: str) -> None:
     op = scaled_pair("forgetful")
 
-    @op.provider("lossy", keep=("x", "weight"))
-    class Lossy:
-        @staticmethod
-        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
-            return x * weight * factor, x + 1
+    def lossy(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
+        return {name: torch.ones_like(each) for name, each in kept.items() if name != lost}
 
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
-            return {name: torch.ones_like(each) for name, each in kept.items() if name != lost}
-
+    op.provider("lossy", keep=("x", "weight"))(derived(EAGER, lossy))
     x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
     y, _ = op(x, weight, provider="lossy")
     with pytest.raises(RuntimeError, match=rf"no gradient for \['{lost}'\]"):
@@ -98,17 +101,11 @@ def test_a_lost_gradient_is_an_error(lost: str) -> None:
 def test_an_output_that_no_loss_uses_gives_no_gradient_and_no_zeros(used: int, by: str) -> None:
     op, given = scaled_pair("unused"), []
 
-    @op.provider("noting", keep=("x", "weight"))
-    class Noting:
-        @staticmethod
-        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
-            return x * weight * factor, x + 1
+    def noting(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
+        given.append([one is not None for one in grads])
+        return {name: torch.ones_like(each) for name, each in kept.items()}
 
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
-            given.append([one is not None for one in grads])
-            return {name: torch.ones_like(each) for name, each in kept.items()}
-
+    op.provider("noting", keep=("x", "weight"))(derived(EAGER, noting))
     x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
     provider = op["noting"]
     assert provider.derived is not None
@@ -120,17 +117,8 @@ def test_an_output_that_no_loss_uses_gives_no_gradient_and_no_zeros(used: int, b
 
 def test_forward_must_return_what_is_declared() -> None:
     op = scaled_pair("short")
-
-    @op.provider("one", keep=("x",))
-    class One:
-        @staticmethod
-        def forward(x: torch.Tensor, weight: torch.Tensor, factor: float) -> Any:
-            return x
-
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str], factor: float) -> Any:
-            return {}
-
+    none = derived(lambda x, weight, factor: x, lambda grads, kept, saved, needs, factor: {})
+    op.provider("one", keep=("x",))(none)
     with pytest.raises(TypeError, match="returned 1 tensors, declared are 2"):
         op(torch.ones(1, 1), torch.ones(1), provider="one")
 
@@ -165,41 +153,20 @@ def test_compiled_and_eager_agree() -> None:
 
 def test_a_provider_has_the_compilers_limit_to_itself() -> None:
     """The compiler counts how often one code object was compiled, and raises past a limit."""
-    op = Op("compiled_apart", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)])
-    op.reference(lambda x: 2 * x)
-
-    class Twice:
-        @staticmethod
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            return 2 * x
-
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
-            return {"x": 2 * grads[0]}
-
+    op = twice("compiled_apart")
+    call = derived(lambda x: 2 * x, lambda grads, kept, saved, needs: {"x": 2 * grads[0]})
     for name in ("one", "other"):
-        op.provider(name)(Twice)
+        op.provider(name)(call)
     torch.compiler.reset()
     with torch._dynamo.config.patch(recompile_limit=1):
         for name in ("one", "other"):
-            call = torch.compile(op[name].call, fullgraph=True, backend="eager")
-            assert torch.equal(call(torch.ones(3, 8)), torch.full((3, 8), 2.0))
+            compiled = torch.compile(op[name].call, fullgraph=True, backend="eager")
+            assert torch.equal(compiled(torch.ones(3, 8)), torch.full((3, 8), 2.0))
 
 
 def test_an_output_of_a_dtype_that_the_compiler_was_not_told_is_an_error() -> None:
-    op = Op("untold", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)])
-    op.reference(lambda x: 2 * x)
-
-    @op.provider("wide")
-    class Wide:
-        @staticmethod
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            return x.double()
-
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
-            return {"x": grads[0]}
-
+    op = twice("untold")
+    op.provider("wide")(derived(lambda x: x.double(), lambda grads, kept, saved, needs: {}))
     call = torch.compile(op["wide"].call, fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match=r"y has dtype torch.float64, the compiler was told"):
         call(torch.ones(3, 8))
@@ -208,21 +175,17 @@ def test_an_output_of_a_dtype_that_the_compiler_was_not_told_is_an_error() -> No
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_input_is_read_as_its_provider_asks_and_copied_once(compiled: bool) -> None:
     """Compiled, each pass copies: what the compiler keeps is the input."""
-    op, seen = Op("reader", inputs=X, outputs={"y": "B D"}, cases=[Case(B=3, D=8)]), []
-    op.reference(lambda x: 2 * x)
+    op, seen = twice("reader"), []
 
-    @op.provider("triton", keep=("x",), reads={"x": contiguous})
-    class Reader:
-        @staticmethod
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            seen.append(x)
-            return 2 * x
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return 2 * x
 
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
-            seen.append(kept["x"])
-            return {"x": 2 * grads[0]}
+    def backward(grads: Any, kept: Any, saved: Any, needs: set[str]) -> Any:
+        seen.append(kept["x"])
+        return {"x": 2 * grads[0]}
 
+    op.provider("triton", keep=("x",), reads={"x": contiguous})(derived(forward, backward))
     call = torch.compile(op["triton"].call, backend="aot_eager") if compiled else op["triton"].call
     x = torch.arange(24.0).view(8, 3).T.requires_grad_()
     before = layout.copies
@@ -279,19 +242,14 @@ def test_double_backward_is_right_or_raises(op: Op, provider: Any) -> None:
 
 def test_an_equal_call_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     op = scaled_pair("checked_once")
-    checked: list[Any] = []
-
-    def check_arguments(*args: Any) -> dict[str, Any]:
-        checked.append(args)
-        return {}
-
-    monkeypatch.setattr(op, "check_arguments", check_arguments)
+    checked = Mock(return_value={})
+    monkeypatch.setattr(op, "check_arguments", checked)
     x, weight = torch.ones(3, 8), torch.ones(8)
     for _ in range(3):
         op["manual"].call(x, weight)
-    assert len(checked) == 1
+    assert checked.call_count == 1
     op["manual"].call(x[:2], weight)
-    assert len(checked) == 2
+    assert checked.call_count == 2
 
 
 def test_compiled_outputs_of_mixed_inputs_have_the_dtypes_of_the_reference() -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -247,12 +248,7 @@ def test_each_case_that_is_not_declined_is_judged_apart(monkeypatch: pytest.Monk
 def test_results_are_of_the_named_candidate_and_in_the_folder_that_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
-
-    def answer(*asked: Any) -> dict[str, int]:
-        given.append(asked)
-        return {"y": 1}
-
+    answer = Mock(return_value={"y": 1})
     monkeypatch.setattr(apart, "answer", answer)
     one, other = (
         SimpleNamespace(op=f"op {name}", provider=name, device="cpu") for name in ("one", "other")
@@ -260,4 +256,4 @@ def test_results_are_of_the_named_candidate_and_in_the_folder_that_was_given(
     checks: Any = object.__new__(remote.Checks)
     checks.candidates, checks.asked = {"one": one, "other": other}, SimpleNamespace(seconds=60.0)
     assert checks.answer("other", "inputs", str(tmp_path)) == {"y": 1}
-    assert given == [("op other", "other", "inputs", "cpu", tmp_path)]
+    answer.assert_called_once_with("op other", "other", "inputs", "cpu", tmp_path)

@@ -9,10 +9,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support import tried as support
+from correctness_tests.support.tried import MATRIX, small
 from tinyllama.cli.check import _faults, _seen
-from tinyllama.harness import Case, Op, Provider, Tensor
+from tinyllama.harness import Case
 from tinyllama.harness.correct.checks import CHECKS as ALL
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from tinyllama.harness.correct.checks import Finding, Outcome, Rank, sizes
 from tinyllama.harness.kernels.launch import jit, tl
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
@@ -20,14 +22,8 @@ CRASHED, BLOCKED = Outcome.CRASHED, Outcome.BLOCKED
 T = torch.Tensor
 Backward = Callable[[T, T, T], Any]
 
-product = Op(
-    "product",
-    inputs={"x": Tensor("N D", grad=True), "y": Tensor("N D", grad=True)},
-    outputs={"z": "N D"},
-    cases=[Case(N=5, D=8), Case(N=2, D=8)],
-    dtypes=(torch.float32,),
-)
-product.reference(lambda x, y: x * y)
+cases = [Case(N=5, D=8), Case(N=2, D=8)]
+product = small("product", lambda x, y: x * y, {"x": MATRIX, "y": MATRIX}, {"z": "N D"}, cases)
 
 
 @pytest.fixture(autouse=True)
@@ -35,25 +31,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "SIZES", (1, 67, 259))
 
 
-def tried(backward: Backward, forward: Callable[[T, T], T] = lambda x, y: x * y) -> Any:
-    class Tried(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: T, y: T) -> T:
-            ctx.save_for_backward(x, y)
-            return forward(x, y)
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(gradients[0], *ctx.saved_tensors)
-
-    return Tried.apply
+def tried(backward: Backward, forward: Callable[[T, T], T] = torch.mul) -> Any:
+    return support.with_backward(forward, backward, once=True)
 
 
 def found(call: Any, *only: str, **traits: Any) -> dict[str, Finding]:
-    given = {"double_backward": False, **traits}
-    provider = Provider(product.name, "tried", call, product.dtypes, **given)
-    return {one.check: one for one in run(Candidate(product, provider), only=only)}
+    return support.found(product, call, *only, **{"double_backward": False, **traits})
 
 
 def right(dz: T, x: T, y: T) -> Any:

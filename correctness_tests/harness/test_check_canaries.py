@@ -8,19 +8,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy, run
+from correctness_tests.support.tried import MATRIX, finding, small
+from tinyllama.harness import Provider
+from tinyllama.harness.correct.checks import Candidate, Outcome, accuracy
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 
-op = Op(
-    "added",
-    inputs={"x": Tensor("N D", grad=True), "y": Tensor("N D", grad=True)},
-    outputs={"z": "N D"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
-op.reference(lambda x, y: x + y)
+op = small("added", lambda x, y: x + y, {"x": MATRIX, "y": MATRIX}, {"z": "N D"})
 BEYOND = 3  # elements
 
 
@@ -79,11 +73,7 @@ EACH = [
 
 @pytest.mark.parametrize(("which", "layout"), EACH, ids=[" ".join(one) for one in EACH])
 def test_a_store_beyond_a_tensor_in_one_layout_is_found(which: str, layout: str) -> None:
-    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return Beyond.apply(x, y, which, layout)
-
-    candidate = Candidate(op, Provider(op.name, "tried", call, op.dtypes))
-    (one,) = run(candidate, only=["out of bounds"])
+    one = finding(op, lambda x, y: Beyond.apply(x, y, which, layout), "out of bounds")
     assert one.outcome is Outcome.FAILED, one
     named = "a buffer" if which == "z" else f"{which}, a buffer"
     assert f"a store {4 * (BEYOND - 1)} bytes after {named} of" in one.message

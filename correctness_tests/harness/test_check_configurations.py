@@ -10,7 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness import Case, Op, Provider, Tensor
+from correctness_tests.support.tried import finding, small
+from tinyllama.harness import Case, Tensor
 from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, configurations, run
 from tinyllama.harness.declare.registry import Registry, load_file, providers_restored
 from tinyllama.harness.declare.values import normal
@@ -121,11 +122,7 @@ def test_a_kernel_of_one_configuration_has_none_to_compare(tmp_path: Path) -> No
 
 def rough(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
     """An exponential that is off by a factor for wide inputs."""
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        return torch.where(x.abs() > 10, x.exp() * factor, x.exp())
-
-    return call
+    return lambda x: torch.where(x.abs() > 10, x.exp() * factor, x.exp())
 
 
 @pytest.mark.parametrize(
@@ -143,18 +140,17 @@ def rough(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
 def test_an_extreme_that_torch_fails_is_not_held_against_a_kernel(
     call: Any, torchs: Any, outcome: Outcome
 ) -> None:
-    op = Op(
+    op = small(
         "grown",
-        inputs={"x": Tensor("N D")},
-        outputs={"y": "N D"},
-        cases=[Case(N=40, D=16)],
+        lambda x: x.double().exp().to(x.dtype),
+        {"x": Tensor("N D")},
+        {"y": "N D"},
+        [Case(N=40, D=16)],
         extremes={"wide": {"x": normal(20.0)}},
     )
-    op.reference(lambda x: x.double().exp().to(x.dtype))
     if torchs is not None:
         op.provider("torch")(lambda x: torchs(x))
-    provider = Provider(op.name, "tried", call, dtypes=(torch.float32,))
-    (finding,) = run(Candidate(op, provider), only=["extreme values"])
-    assert finding.outcome is outcome, finding
+    one = finding(op, call, "extreme values")
+    assert one.outcome is outcome, one
     if outcome is Outcome.UNSUPPORTED:
-        assert "wide is not held against it: torch fails likewise, y: " in finding.message
+        assert "wide is not held against it: torch fails likewise, y: " in one.message

@@ -11,8 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support import tried as support
 from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, frameworks, run
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, frameworks
 from tinyllama.harness.correct.checks.accuracy import PLAIN, faults
 from tinyllama.harness.correct.checks.crash import place_in
 from tinyllama.harness.kernels.launch import jit, tl
@@ -26,10 +27,9 @@ Backward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 
 
 def found(
-    call: Callable[..., Any], only: tuple[str, ...] = PLAIN, requires: tuple[str, ...] = ()
+    call: Callable[..., Any], only: tuple[str, ...] = PLAIN, **traits: Any
 ) -> dict[str, Finding]:
-    provider = Provider(OP.name, "tried", call, dtypes=(torch.float32,), requires=requires)
-    return {one.check: one for one in run(Candidate(OP, provider), only=only)}
+    return support.found(OP, call, *only, **traits)
 
 
 def outcomes(findings: dict[str, Finding]) -> list[Outcome]:
@@ -38,18 +38,7 @@ def outcomes(findings: dict[str, Finding]) -> list[Outcome]:
 
 def with_backward(backward: Backward, factor: float = 1.0) -> Callable[..., torch.Tensor]:
     """The op, times a factor, with this backward pass in place of its own."""
-
-    class Tried(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(gate, up)
-            return EAGER(gate, up) * factor
-
-        @staticmethod
-        def backward(ctx: Any, dy: torch.Tensor) -> Any:
-            return backward(dy, *ctx.saved_tensors)
-
-    return Tried.apply
+    return support.with_backward(lambda gate, up: EAGER(gate, up) * factor, backward)
 
 
 def right(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -144,10 +133,7 @@ def test_gradients_are_compared_behind_a_changed_input(
 
 @pytest.mark.parametrize("check", ["scaled upstream", "backward twice", "two consumers"])
 def test_a_missing_gradient_passes_no_check_of_gradients(check: str) -> None:
-    def call(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return EAGER(gate, up.detach())
-
-    (finding,) = run_one(call, check)
+    (finding,) = run_one(lambda gate, up: EAGER(gate, up.detach()), check)
     assert finding.outcome is FAILED
     assert "no gradient for up" in finding.message
 

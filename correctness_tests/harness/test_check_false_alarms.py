@@ -9,43 +9,20 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from correctness_tests.support.tried import MATRIX, finding, found, small
+from correctness_tests.support.tried import with_backward as of
+from tinyllama.harness import Case, Tensor
+from tinyllama.harness.correct.checks import Outcome, Rank
 from tinyllama.harness.kernels.launch import jit, tl
 
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
 
-product = Op(
-    "product",
-    inputs={"x": Tensor("N D", grad=True), "y": Tensor("N D", grad=True)},
-    outputs={"z": "N D"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
-product.reference(lambda x, y: x * y)
+product = small("product", lambda x, y: x * y, {"x": MATRIX, "y": MATRIX}, {"z": "N D"})
 Backward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 
 
 def with_backward(backward: Backward, *, once: bool = False) -> Any:
-    class Tried(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x, y)
-            return x * y
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(gradients[0], *ctx.saved_tensors)
-
-    if once:
-        decorated: Any = torch.autograd.function.once_differentiable(Tried.backward)
-        Tried.backward = staticmethod(decorated)  # type: ignore[method-assign]
-    return Tried.apply
-
-
-def found(op: Op, call: Any, *only: str, **traits: Any) -> dict[str, Finding]:
-    provider = Provider(op.name, "tried", call, op.dtypes, **traits)
-    return {one.check: one for one in run(Candidate(op, provider), only=only)}
+    return of(torch.mul, backward, once=once)
 
 
 def right(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -64,10 +41,9 @@ def detached(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
 def test_a_backward_that_is_once_differentiable_has_no_second_derivative(
     backward: Backward, once: bool, rank: Rank | None
 ) -> None:
-    check = "second derivative"
     call = with_backward(backward, once=once)
-    finding = found(product, call, check, double_backward=False)[check]
-    assert finding.rank is rank, finding
+    one = finding(product, call, "second derivative", double_backward=False)
+    assert one.rank is rank, one
 
 
 def over_saved(dz: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -102,14 +78,7 @@ def test_what_backward_overwrites_fails_the_checks_that_are_about_it() -> None:
     assert [findings[one].outcome for one in only] == [FAILED, FAILED, PASSED, PASSED]
 
 
-mean = Op(
-    "mean",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "", "z": "D"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
-mean.reference(lambda x: (x.sum() / x.numel(), x.sum(0)))
+mean = small("mean", lambda x: (x.sum() / x.numel(), x.sum(0)), {"x": MATRIX}, {"y": "", "z": "D"})
 
 
 def of_none(y: float, z: float) -> Any:
@@ -130,8 +99,8 @@ def of_none(y: float, z: float) -> Any:
 def test_the_mean_of_no_rows_is_undefined_and_their_sum_is_zero(
     y: float, z: float, outcome: Outcome
 ) -> None:
-    finding = found(mean, of_none(y, z), "empty batch")["empty batch"]
-    assert finding.outcome is outcome, finding
+    one = finding(mean, of_none(y, z), "empty batch")
+    assert one.outcome is outcome, one
 
 
 def refusing(x: torch.Tensor) -> Any:
@@ -141,25 +110,25 @@ def refusing(x: torch.Tensor) -> Any:
 
 
 def test_no_rows_may_be_refused_and_an_output_may_have_another_dtype() -> None:
-    finding = found(mean, refusing, "empty batch")["empty batch"]
-    assert (finding.rank, finding.outcome) == (Rank.CONTRACT, FAILED)
-    assert "ValueError: no rows" in finding.message
+    one = finding(mean, refusing, "empty batch")
+    assert (one.rank, one.outcome) == (Rank.CONTRACT, FAILED)
+    assert "ValueError: no rows" in one.message
 
     def wrong_for_no_rows(x: torch.Tensor) -> Any:
         if not x.shape[1]:
             raise ValueError("no columns")
         return of_none(0.0, 1.0)(x)
 
-    assert found(mean, wrong_for_no_rows, "empty batch")["empty batch"].rank is Rank.WRONG
+    assert finding(mean, wrong_for_no_rows, "empty batch").rank is Rank.WRONG
 
     def wide(x: torch.Tensor) -> Any:
         return x.double().mean(), x.double().sum(0)
 
     dtypes = {"y": torch.float64, "z": torch.float64}
     for check in ("empty batch", "compiled"):
-        assert found(mean, wide, check)[check].outcome is FAILED
-        finding = found(mean, wide, check, output_dtypes=dtypes)[check]
-        assert finding.outcome is PASSED, finding
+        assert finding(mean, wide, check).outcome is FAILED
+        one = finding(mean, wide, check, output_dtypes=dtypes)
+        assert one.outcome is PASSED, one
 
 
 @jit
@@ -169,14 +138,7 @@ def copying(x, z, stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(z + at, tl.load(x + at))
 
 
-copy = Op(
-    "copy",
-    inputs={"x": Tensor("N D")},
-    outputs={"z": "N D"},
-    cases=[Case(N=5, D=64)],
-    dtypes=(torch.float32,),
-)
-copy.reference(lambda x: x.clone())
+copy = small("copy", lambda x: x.clone(), {"x": Tensor("N D")}, {"z": "N D"}, [Case(N=5, D=64)])
 
 
 def test_which_input_it_is_is_asked_within_bounds() -> None:

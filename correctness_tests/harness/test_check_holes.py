@@ -9,8 +9,9 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.memory import filled
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from correctness_tests.support.tried import MATRIX, finding, small
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.checks import Finding, Outcome, Rank
 from tinyllama.harness.declare.values import Values
 from tinyllama.harness.kernels.launch import jit, tl
 from tinyllama.harness.kernels.resources import Resources
@@ -18,14 +19,13 @@ from tinyllama.harness.kernels.resources import Resources
 PASSED, FAILED = Outcome.PASSED, Outcome.FAILED
 INDICES = Values("indices", lambda shape, made: torch.randint(1, 8, shape, generator=made))
 
-chosen = Op(
-    "chosen",
-    inputs={"x": Tensor("N D"), "at": Tensor("N", dtype=torch.int64, values=INDICES)},
-    outputs={"y": "N"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
-chosen.reference(lambda x, at: x.gather(1, at[:, None])[:, 0])
+
+def pick(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return x.gather(1, at[:, None])[:, 0]
+
+
+inputs = {"x": Tensor("N D"), "at": Tensor("N", dtype=torch.int64, values=INDICES)}
+chosen = small("chosen", pick, inputs, {"y": "N"})
 
 
 @jit
@@ -43,9 +43,7 @@ def choose_by_address(x, at, y, where, D: tl.constexpr):  # type: ignore[no-unty
 
 
 def found(op: Op, call: Any, check: str) -> Finding:
-    provider = Provider(op.name, "tried", call, op.dtypes, requires=("triton",))
-    (finding,) = run(Candidate(op, provider), only=[check])
-    return finding
+    return finding(op, call, check, requires=("triton",))
 
 
 def launching(dense: bool = False, beyond: int = 0) -> Any:
@@ -68,39 +66,33 @@ def by_address(low: bool) -> Any:
 
 
 def test_indices_are_no_addresses_and_a_launch_with_them_is_held_to_its_tensors() -> None:
-    finding = found(chosen, launching(beyond=1), "out of bounds")
-    assert finding.outcome is FAILED, finding
-    assert "behind the end of at, a buffer of 40 bytes" in finding.message
-    finding = found(chosen, launching(), "out of bounds")
-    assert (finding.outcome, finding.message) == (PASSED, "")
+    one = found(chosen, launching(beyond=1), "out of bounds")
+    assert one.outcome is FAILED, one
+    assert "behind the end of at, a buffer of 40 bytes" in one.message
+    one = found(chosen, launching(), "out of bounds")
+    assert (one.outcome, one.message) == (PASSED, "")
 
 
 @pytest.mark.parametrize("low", [False, True], ids=["high", "low"])
 def test_a_launch_with_addresses_is_named_where_only_canaries_tell(low: bool) -> None:
     assert found(chosen, by_address(low), "outputs").outcome is PASSED
-    finding = found(chosen, by_address(low), "out of bounds")
-    assert finding.outcome is PASSED
-    assert "canaries alone tell of test_check_holes.choose_by_address" in finding.message
+    one = found(chosen, by_address(low), "out of bounds")
+    assert one.outcome is PASSED
+    assert "canaries alone tell of test_check_holes.choose_by_address" in one.message
 
 
 def test_integers_that_are_read_as_if_they_were_dense_are_found() -> None:
     assert found(chosen, launching(), "input layouts").outcome is PASSED
-    finding = found(chosen, launching(dense=True), "input layouts")
-    assert (finding.outcome, finding.rank) == (FAILED, Rank.WRONG)
-    assert "at alone in this layout is enough" in finding.message
+    one = found(chosen, launching(dense=True), "input layouts")
+    assert (one.outcome, one.rank) == (FAILED, Rank.WRONG)
+    assert "at alone in this layout is enough" in one.message
 
 
 # -- wanted gradients ------------------------------------------------------------------------------
 
 NAMES = ("a", "b", "c", "d")
-four = Op(
-    "four",
-    inputs={name: Tensor("N", grad=True) for name in NAMES},
-    outputs={"y": "N"},
-    cases=[Case(N=5)],
-    dtypes=(torch.float32,),
-)
-four.reference(lambda a, b, c, d: a * b + c * d)
+inputs = {name: Tensor("N", grad=True) for name in NAMES}
+four = small("four", lambda a, b, c, d: a * b + c * d, inputs, {"y": "N"}, [Case(N=5)])
 
 
 class WrongFor(torch.autograd.Function):
@@ -123,21 +115,20 @@ class WrongFor(torch.autograd.Function):
 
 @pytest.mark.parametrize("wanted", ["a", "d", "ac", "bd", "abd", "bcd"])
 def test_each_part_of_the_gradients_is_wanted_alone(wanted: str) -> None:
-    finding = found(four, lambda *args: WrongFor.apply(wanted, *args), "wanted gradients")
-    assert (finding.outcome, finding.rank) == (FAILED, Rank.WRONG), finding
-    assert finding.case.endswith(f"-only_grad_{'_'.join(wanted)}")
+    one = found(four, lambda *args: WrongFor.apply(wanted, *args), "wanted gradients")
+    assert (one.outcome, one.rank) == (FAILED, Rank.WRONG), one
+    assert one.case.endswith(f"-only_grad_{'_'.join(wanted)}")
 
 
 # -- autocast -------------------------------------------------------------------------------------
 
-product = Op(
+product = small(
     "product",
-    inputs={"x": Tensor("N D", grad=True), "w": Tensor("F D", grad=True)},
-    outputs={"y": Tensor("N F", dtype=torch.float32)},
-    cases=[Case(N=5, D=8, F=6)],
-    dtypes=(torch.float32,),
+    lambda x, w: (x @ w.T).to(torch.promote_types(x.dtype, torch.float32)),
+    {"x": MATRIX, "w": Tensor("F D", grad=True)},
+    {"y": Tensor("N F", dtype=torch.float32)},
+    [Case(N=5, D=8, F=6)],
 )
-product.reference(lambda x, w: (x @ w.T).to(torch.promote_types(x.dtype, torch.float32)))
 
 
 def ignoring(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -153,13 +144,13 @@ def obeying(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     ("call", "rank"), [(ignoring, Rank.ADVICE), (obeying, None)], ids=["ignoring", "obeying"]
 )
 def test_autocast_that_is_ignored_is_advice(call: Any, rank: Rank | None) -> None:
-    finding = found(product, call, "autocast")
-    assert finding.rank is rank, finding
-    assert rank is None or "autocast is ignored" in finding.message
+    one = found(product, call, "autocast")
+    assert one.rank is rank, one
+    assert rank is None or "autocast is ignored" in one.message
 
 
 def test_a_reference_that_autocast_does_not_change_asks_for_nothing() -> None:
-    assert found(chosen, lambda x, at: x.gather(1, at[:, None])[:, 0], "autocast").rank is None
+    assert found(chosen, pick, "autocast").rank is None
 
 
 # -- spills ---------------------------------------------------------------------------------------
@@ -181,5 +172,5 @@ def test_spilled_registers_are_advice(
         return taken.excesses(), taken
 
     monkeypatch.setattr(compiling, "verdict", verdict)
-    finding = found(chosen, launching(), "resources")
-    assert finding.rank is rank, finding
+    one = found(chosen, launching(), "resources")
+    assert one.rank is rank, one

@@ -11,9 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support.tried import found, small
 from tinyllama.cli import main
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, accuracy, run
+from tinyllama.harness import Case, Tensor
+from tinyllama.harness.correct.checks import Finding, Outcome, accuracy
 from tinyllama.harness.correct.checks.remote import _following
 from tinyllama.harness.kernels.launch import jit, tl
 
@@ -59,8 +60,8 @@ def checked(tmp_path: Path, asserted: str, *only: str) -> tuple[int, dict[str, d
 def test_code_that_asks_for_a_gpu_is_checked_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, found = checked(tmp_path, "", "outputs", "races")
-    assert (status, [one["outcome"] for one in found.values()]) == (0, ["passed", "passed"])
+    status, seen = checked(tmp_path, "", "outputs", "races")
+    assert (status, [one["outcome"] for one in seen.values()]) == (0, ["passed", "passed"])
     out = capsys.readouterr().out
     assert "double-eager: the reference passes 1 checks" in out
     assert "│ outputs" in out
@@ -70,12 +71,12 @@ def test_code_that_asks_for_a_gpu_is_checked_as_it_is(
 def test_an_assertion_without_words_is_told_by_its_line_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, found = checked(tmp_path, "assert y is None", "outputs", "races", "determinism")
+    status, seen = checked(tmp_path, "assert y is None", "outputs", "races", "determinism")
     assert status == 1
     line = f"{tmp_path}/mine.py:21: AssertionError: assert y is None"
-    assert {one["message"] for one in found.values()} == {line}
-    assert [one["outcome"] for one in found.values()] == ["crashed"] * 3
-    assert [one["cause"] for one in found.values()] == ["", "outputs", "outputs"]
+    assert {one["message"] for one in seen.values()} == {line}
+    assert [one["outcome"] for one in seen.values()] == ["crashed"] * 3
+    assert [one["cause"] for one in seen.values()] == ["", "outputs", "outputs"]
     out = capsys.readouterr().out
     assert out.count("assert y is None") == 1
     assert "double-first: wrong result: outputs; what follows: races, determinism" in out
@@ -91,14 +92,7 @@ def test_a_cause_is_one_that_was_found() -> None:
 
 # -- what is not declared -------------------------------------------------------------------------
 
-plain = Op(
-    "plain",
-    inputs={"x": Tensor("N")},
-    outputs={"y": "N"},
-    cases=[Case(N=40)],
-    dtypes=(torch.float32,),
-)
-plain.reference(lambda x: x + x)
+plain = small("plain", lambda x: x + x, {"x": Tensor("N")}, {"y": "N"}, [Case(N=40)])
 
 
 @jit
@@ -116,14 +110,9 @@ def launching(beyond: int) -> Any:
     return call
 
 
-def found(call: Any, *only: str, **traits: Any) -> dict[str, Finding]:
-    provider = Provider(plain.name, "tried", call, plain.dtypes, **traits)
-    return {one.check: one for one in run(Candidate(plain, provider), only=only)}
-
-
 def test_kernels_that_are_not_declared_are_held_to_their_tensors_and_asked_for() -> None:
-    assert found(launching(0), "out of bounds")["out of bounds"].outcome is PASSED
-    findings = found(launching(1), "out of bounds", "races", "resources", "program order")
+    assert found(plain, launching(0), "out of bounds")["out of bounds"].outcome is PASSED
+    findings = found(plain, launching(1), "out of bounds", "races", "resources", "program order")
     bounds = findings.pop("out of bounds")
     assert bounds.outcome is FAILED
     assert "doubled, program (0, 0, 0): a store of 4 bytes 0 bytes behind" in bounds.message
@@ -132,10 +121,10 @@ def test_kernels_that_are_not_declared_are_held_to_their_tensors_and_asked_for()
 
 
 def test_what_an_op_has_none_of_is_told_apart_from_what_a_provider_does_not_cover() -> None:
-    none = found(launching(0), *accuracy.NONE)
+    none = found(plain, launching(0), *accuracy.NONE)
     assert {one.check: one.message for one in none.values()} == accuracy.NONE
     refusing = {"supports": lambda dims: "never"}
-    findings = found(launching(0), "outputs", "input layouts", "extreme values", **refusing)
+    findings = found(plain, launching(0), "outputs", "input layouts", "extreme values", **refusing)
     covers = "the provider covers no such case"
     assert [one.message for one in findings.values()] == [
         covers,

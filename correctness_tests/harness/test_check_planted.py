@@ -9,60 +9,28 @@ import torch
 
 pytest.importorskip("triton")
 
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from correctness_tests.support.tried import MATRIX, Call, finding, small
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct.checks import Outcome, Rank, sizes
 from tinyllama.harness.kernels.launch import jit, tl
 
 FAILED, PASSED = Outcome.FAILED, Outcome.PASSED
-Call = Callable[..., torch.Tensor]
-
-pair = Op(
-    "pair",
-    inputs={"a": Tensor("N D", grad=True), "b": Tensor("N D", grad=True)},
-    outputs={"y": "N D"},
-    params={"share": 0.01},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
 
 
-@pair.reference
 def right(a: torch.Tensor, b: torch.Tensor, share: float) -> torch.Tensor:
     return (a + share) * b
 
 
-turned = Op(
+Y = {"y": "N D"}
+pair = small("pair", right, {"a": MATRIX, "b": MATRIX}, Y, params={"share": 0.01})
+turned = small(
     "turned",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "D N"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
+    lambda x: x.T.clone(memory_format=torch.contiguous_format),
+    {"x": MATRIX},
+    {"y": "D N"},
 )
-turned.reference(lambda x: x.T.clone(memory_format=torch.contiguous_format))
-
-softmax = Op(
-    "softmax",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "N D"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
-softmax.reference(lambda x: torch.softmax(x, -1))
-
-positive = Op(
-    "positive",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "N D"},
-    cases=[Case(N=5, D=8)],
-    dtypes=(torch.float32,),
-)
-positive.reference(lambda x: torch.where(x > 0, x, 0.0))
-
-
-def finding(op: Op, call: Call, check: str, **traits: Any) -> Finding:
-    provider = Provider(op.name, "tried", call, op.dtypes, **traits)
-    (one,) = run(Candidate(op, provider), only=[check])
-    return one
+softmax = small("softmax", lambda x: torch.softmax(x, -1), {"x": MATRIX}, Y)
+positive = small("positive", lambda x: torch.where(x > 0, x, 0.0), {"x": MATRIX}, Y)
 
 
 class Differently(torch.autograd.Function):
@@ -228,14 +196,7 @@ def test_a_setting_that_stays_changed_is_named() -> None:
 
 
 def test_elements_of_an_output_that_share_memory_are_named() -> None:
-    alike = Op(
-        "alike",
-        inputs={"x": Tensor("N D", grad=True)},
-        outputs={"y": "N D"},
-        cases=[Case(N=5, D=8)],
-        dtypes=(torch.float32,),
-    )
-    alike.reference(lambda x: x.sum(0).expand(x.shape).clone())
+    alike = small("alike", lambda x: x.sum(0).expand(x.shape).clone(), {"x": MATRIX}, Y)
     one = finding(alike, lambda x: x.sum(0).expand(x.shape), "fresh contents")
     assert (one.outcome, one.rank) == (FAILED, Rank.WRONG), one
     assert "elements of y share memory: it has strides (0, 1)" in one.message
@@ -261,14 +222,8 @@ def test_a_second_derivative_of_a_function_with_kernels_is_asked_for_in_its_own_
 
 # -- promises to the compiler ---------------------------------------------------------------------
 
-doubled = Op(
-    "doubled",
-    inputs={"x": Tensor("N D")},
-    outputs={"y": "N D"},
-    cases=[Case(N=4, D=16), Case(N=3, D=20)],
-    dtypes=(torch.float32,),
-)
-doubled.reference(lambda x: 2 * x)
+cases = [Case(N=4, D=16), Case(N=3, D=20)]
+doubled = small("doubled", lambda x: 2 * x, {"x": Tensor("N D")}, Y, cases)
 
 
 @jit
@@ -303,7 +258,5 @@ def test_a_promise_that_holds_is_no_fault() -> None:
         double[(len(x),)](x, y, x.shape[1], ALIGNED=4, RUN=16, BLOCK=16)
         return y
 
-    narrow = Op("doubled_16", inputs={"x": Tensor("N D")}, outputs={"y": "N D"},
-                cases=[Case(N=4, D=16)], dtypes=(torch.float32,))  # fmt: skip
-    narrow.reference(lambda x: 2 * x)
+    narrow = small("doubled_16", lambda x: 2 * x, {"x": Tensor("N D")}, Y, cases[:1])
     assert finding(narrow, call, "outputs", requires=("triton",)).outcome is PASSED

@@ -12,20 +12,15 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.saboteurs.base import with_upstream
+from correctness_tests.support.tried import found
 from tinyllama.cli import main
 from tinyllama.cli.check import FAILING, _faults, _held
-from tinyllama.harness import Op, Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank
 from tinyllama.ops import OPS
 
 SILU, ROPE = OPS["silu_mul"], OPS["rope"]
 PASSED, FAILED, BLOCKED = Outcome.PASSED, Outcome.FAILED, Outcome.BLOCKED
 EAGER = SILU["eager"].call
-
-
-def found(op: Op, call: Callable[..., Any], *only: str, **traits: Any) -> dict[str, Finding]:
-    provider = Provider(op.name, "tried", call, **{"dtypes": (torch.float32,), **traits})
-    return {one.check: one for one in run(Candidate(op, provider), only=only)}
 
 
 def overwriting(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -316,5 +311,5 @@ def test_a_finding_is_made_of_words_alone() -> None:
     plain = Finding("dtypes", Outcome.PASSED, "a", "b", "c").as_dict()
     assert Finding.of(plain).as_dict() == plain
     for name in plain.keys() - {"outcome", "rank"}:
-        with pytest.raises(TypeError, match="made of words"):
+        with pytest.raises(TypeError, match="a finding is made of words"):
             Finding.of({**plain, name: 3})  # type: ignore[dict-item]

@@ -2,7 +2,6 @@
 given or that are overwritten by design, dtypes of outputs; and a slack has an end."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +9,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support import tried
 from correctness_tests.support.narrowed import narrowed
 from correctness_tests.support.saboteurs.base import with_upstream
-from tinyllama.harness import Case, DeclarationError, Op, Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from tinyllama.harness import Case, DeclarationError, Op
+from tinyllama.harness.correct.checks import Finding, Outcome, Rank
 from tinyllama.harness.declare.op import MOST_SLACK
 from tinyllama.harness.declare.specs import Terms
 from tinyllama.harness.declare.values import Values
@@ -25,10 +25,9 @@ PASSED, FAILED, UNSUPPORTED = Outcome.PASSED, Outcome.FAILED, Outcome.UNSUPPORTE
 
 
 def found(op: Op, call: Callable[..., Any], *only: str, **traits: Any) -> dict[str, Finding]:
-    provider = Provider(op.name, "tried", call, **{"dtypes": (torch.float32,), **traits})
     dims = op.cases[0].dims
-    provider = replace(provider, supports=lambda given: None if given == dims else "another")
-    return {one.check: one for one in run(Candidate(op, provider), only=only)}
+    supports = lambda given: None if given == dims else "another"  # noqa: E731
+    return tried.found(op, call, *only, supports=supports, **traits)
 
 
 def refusing(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -150,7 +149,5 @@ def test_a_trait_of_nothing_and_a_slack_without_end_are_refused(
 
 
 def test_all_that_a_provider_requires_is_asked_for() -> None:
-    call = SILU["eager"].call
-    provider = Provider(SILU.name, "tried", call, dtypes=SILU.dtypes, requires=("triton", "gpu"))
-    (finding,) = run(Candidate(SILU, provider), only=["outputs"])
+    finding = tried.finding(SILU, EAGER, "outputs", requires=("triton", "gpu"))
     assert finding.outcome is Outcome.UNSUPPORTED, finding

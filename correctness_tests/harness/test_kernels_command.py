@@ -32,28 +32,6 @@ def test_waves_of_a_simd_by_registers(registers: int, waves: int) -> None:
         assert (found.warps, found.most) == (waves, 8)
 
 
-@pytest.mark.parametrize("chip", ["sm_90", "sm_100"])
-@pytest.mark.parametrize(
-    ("registers", "shared", "num_warps", "warps", "limit"),
-    [
-        (32, 0, 4, 16, "warps"),  # 64 of an SM
-        (33, 0, 4, 12, "registers"),
-        (255, 0, 8, 2, "registers"),
-        (88, 0, 1, 5, "registers"),  # what is left of a partition is of no use to another
-        (32, 100 * 1024, 8, 4, "shared memory"),  # two programs of 8 warps
-        (32, 113 * 1024, 4, 2, "shared memory"),  # 113 + 1 KiB twice is all there is
-        (32, 113 * 1024 + 1, 4, 1, "shared memory"),
-        (16, 0, 1, 8, "programs"),  # 32 programs of one warp
-    ],
-)
-def test_warps_of_a_partition(
-    chip: str, registers: int, shared: int, num_warps: int, warps: int, limit: str
-) -> None:
-    found = occupancy(taking(chip, registers, shared, num_warps))
-    assert found is not None
-    assert (found.warps, found.limit) == (warps, limit)
-
-
 def test_a_chip_that_is_not_described_has_none() -> None:
     assert set(CHIPS) - set(UNITS) == {"gfx908"}
     assert occupancy(taking("gfx908", 64)) is None

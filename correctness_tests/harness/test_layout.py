@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tinyllama.harness.declare.autograd import size_of
+from tinyllama.harness.declare.specs import size_of
 from tinyllama.harness.kernels import layout
 from tinyllama.harness.kernels.layout import (
     as_one,

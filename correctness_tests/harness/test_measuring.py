@@ -14,8 +14,8 @@ from tinyllama.harness.machine import facts
 from tinyllama.harness.measure import ceilings, memory
 from tinyllama.harness.measure import overlap as timelines
 from tinyllama.harness.measure.cache import Flush, last_level_bytes
-from tinyllama.harness.measure.ceilings import copy_rate, least_seconds, product_rate
-from tinyllama.harness.measure.clock import Clock, Reading, queue_of
+from tinyllama.harness.measure.ceilings import copy_rate, product_rate
+from tinyllama.harness.measure.clock import Clock, queue_of
 from tinyllama.harness.measure.launches import (
     covered,
     kind_of,
@@ -23,7 +23,6 @@ from tinyllama.harness.measure.launches import (
     seconds_by_kind,
     totals_by_name,
 )
-from tinyllama.harness.measure.overlap import overlap_of
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -183,29 +182,6 @@ def test_waits_of_the_host_are_counted(gpu: torch.device) -> None:
     assert launches(lambda: [x.sum().item() for _ in range(3)], gpu).host_syncs == 3 * once
 
 
-def test_what_lies_under_other_kernels_is_hidden() -> None:
-    """A collective of 4 us, of which 1 us lies under a product; a second one under two kernels."""
-    found = overlap_of(
-        [
-            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0.0, 4.0),
-            ("product_kernel", 3.0, 6.0),
-            ("rcclGenericKernel", 10.0, 12.0),
-            ("product_kernel", 9.0, 11.0),
-            ("copy_kernel", 11.0, 13.0),
-            ("Memcpy PtoP (Device -> Device)", 20.0, 21.0),
-            ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", 21.0, 22.0),
-            ("Memcpy DtoD (Device -> Device)", 21.0, 23.0),
-        ]
-    )
-    assert found.collective == pytest.approx(8e-6)
-    assert found.hidden == pytest.approx(4e-6)
-    assert found.share == pytest.approx(0.5)
-
-
-def test_without_a_collective_there_is_no_share() -> None:
-    assert overlap_of([("product_kernel", 0.0, 1.0)]).share is None
-
-
 # -- bytes ------------------------------------------------------------------------------------
 
 
@@ -290,21 +266,6 @@ def test_after_a_flush_a_read_comes_from_memory(own_gpu: None, gpu: torch.device
 def test_ceilings_are_rates(device: torch.device) -> None:
     assert copy_rate(device, rounds=2) > 1e8
     assert product_rate("fp32", device, rounds=2) > 1e8
-
-
-def test_a_copy_reads_and_writes_and_a_product_multiplies_and_adds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Both in half a second, on a CPU: 2^26 bytes, and a width of 1024."""
-    monkeypatch.setattr(ceilings, "least_seconds", lambda call, device, rounds: 0.5)
-    assert copy_rate(CPU) == 2 * 2**26 / 0.5
-    assert product_rate("fp32", CPU) == 2 * 1024**3 / 0.5
-
-
-def test_a_ceiling_is_the_best_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(Clock, "read", lambda clock, call: Reading(next(seconds), 0.5, True))
-    assert least_seconds(lambda: None, CPU, 3) == 1.0
 
 
 @pytest.mark.parametrize(("precision", "mode"), [("fp32", "highest"), ("tf32", "high")])

@@ -83,24 +83,23 @@ def test_what_is_allowed_in_one_dtype_is_not_allowed_in_another(contender: Conte
         contender(larger, dtype="fp32", slack=wide)
 
 
-def test_one_lost_row_of_many_shows_in_its_row(contender: Contender) -> None:
-    """All roundings of 32768 rows are together larger than what one row has to lose."""
-    lost = after_the_first(lambda x, w, first: torch.cat((weighed(x, w)[:-1], 0 * x[-1:])))
+@pytest.mark.parametrize(
+    ("wrong", "case", "seen"),
+    [
+        (LATER["all_but_the_last_row"], 1, (False, True)),
+        (lambda x, w, first: weighed(x, w) * 1.03, 0, (True, False)),
+    ],
+    ids=["one row of many", "everywhere"],
+)
+def test_a_lost_row_shows_in_its_row_and_a_small_fault_in_the_whole(
+    contender: Contender, wrong: Call, case: int, seen: tuple[bool, bool]
+) -> None:
+    """All roundings of 32768 rows are together larger than what one row has to lose. Each row alone
+    could be rounded as badly as by a small fault; all of them are not."""
     with pytest.raises(WrongResultError, match="y of a timed call") as caught:
-        contender(lost, dtype="bf16", case=1).turn()
+        contender(after_the_first(wrong), dtype="bf16", case=case).turn()
     whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
-    assert whole <= allowed
-    assert row > allowed_row
-
-
-def test_a_small_fault_everywhere_shows_in_the_whole(contender: Contender) -> None:
-    """Each row alone could be rounded as badly; all of them are not."""
-    scaled = after_the_first(lambda x, w, first: weighed(x, w) * 1.03)
-    with pytest.raises(WrongResultError, match="y of a timed call") as caught:
-        contender(scaled, dtype="bf16").turn()
-    whole, allowed, row, allowed_row = map(float, NUMBERS.findall(str(caught.value)))
-    assert whole > allowed
-    assert row <= allowed_row
+    assert (whole > allowed, row > allowed_row) == seen
 
 
 def test_a_fault_that_comes_late_is_found_when_it_comes(contender: Contender) -> None:

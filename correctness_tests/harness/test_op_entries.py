@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from correctness_tests.support.sample_records import op_target
+from correctness_tests.support.tried import derived
 from tinyllama.bench.measure_ops import OpCaseRun, bars, entries_of, held_layouts, layout_bars
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.machine.worker import WorkerError
 from tinyllama.harness.measure.clock import Reading
 from tinyllama.harness.measure.op_contender import BOTH, FORWARD
 from tinyllama.harness.records.entries import OpEntry, Ratio
-from tinyllama.harness.records.targets import OpTarget, Standing
+from tinyllama.harness.records.targets import Standing
 
 CEILINGS: Any = SimpleNamespace(copy=lambda: 1e9, product=lambda precision: 1e12)
 SECONDS = {"eager": 4.0, "torch": 2.0, "liger": 1.5, "compile": 2.5, "triton": 1.0}
@@ -55,24 +57,10 @@ def over(entry: OpEntry) -> Mapping[str, Ratio]:
     return entry.over
 
 
-def bar(**changed: Any) -> OpTarget:
-    right: dict[str, Any] = {
-        "op": ("toy",),
-        "provider": "triton",
-        "case": (),
-        "dtype": ("bf16",),
-        "passes": BOTH,
-        "metric": "speed",
-        "over": ("liger",),
-        "at_least": 1.0,
-        "device": "any",
-        "source": "project",
-    }
-    return OpTarget(**{**right, **changed})
-
-
 def held_to(run: OpCaseRun, **changed: Any) -> list[str]:
-    found = bars([bar(**changed)], {"toy-N500000000": run}, entries_of(run, CEILINGS), "some card")
+    of_toy: dict[str, Any] = {"op": ("toy",), "passes": BOTH, "over": ("liger",), "device": "any"}
+    bar = op_target(**{**of_toy, **changed})
+    found = bars([bar], {"toy-N500000000": run}, entries_of(run, CEILINGS), "some card")
     return [one.text for one in found if one.standing is Standing.MISSED]
 
 
@@ -198,15 +186,7 @@ MEETS = {"strided": Ratio(1.8, 1.7, 1.9), "transposed": Ratio(1.4, 1.3, 1.5)}
 
 def held(run: OpCaseRun, **layouts: Ratio) -> Any:
     """With a provider that has a backward of its own, and was timed on these layouts."""
-
-    class Manual:
-        @staticmethod
-        def forward(x: Any) -> Any: ...
-
-        @staticmethod
-        def backward(grads: Any, kept: Any, saved: Any, needs: Any) -> Any: ...
-
-    run.op.provider("manual")(Manual)
+    run.op.provider("manual")(derived(lambda x: None, lambda grads, kept, saved, needs: None))
     run.layouts = {name: {**MEETS, **layouts} for name in ("compile", "torch", "manual")}
     return held_layouts([run])
 

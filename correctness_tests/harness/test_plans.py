@@ -310,17 +310,11 @@ def test_inference_mode_uses_and_makes_the_same_plans(posed: Posed) -> None:
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
 def test_transforms_of_functions_are_refused(transform: Callable[..., Any], calls: Calls) -> None:
-    """As by every autograd function without a rule of theirs: no plan is used before."""
+    """As by every autograd function without a rule of theirs: no plan is used before. Calls of
+    plain tensors inside them are too."""
     x = X.clone()[None] if transform is torch.func.vmap else X.clone()
     with pytest.raises(RuntimeError, match=r"functorch|vmap|setup_context"):
         transform(lambda x: calls.op["triton"](x).sum())(x)
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
-def test_so_are_calls_of_plain_tensors_inside_them(
-    transform: Callable[..., Any], calls: Calls
-) -> None:
-    x = X.clone()[None] if transform is torch.func.vmap else X.clone()
     with pytest.raises(RuntimeError, match="setup_context"):
         transform(lambda x: (calls.op["triton"](X) * x).sum())(x)
 

@@ -1,17 +1,14 @@
 """The plugin: devices, seeds, and what was left out is counted with its reason."""
 
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from correctness_tests import conftest
 from correctness_tests.support.commands import python
-from tinyllama.harness.plugins import suite as suite_plugin
 
 pytest_plugins = ["pytester"]
 
@@ -27,25 +24,6 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     pytester.makeconftest(PLUGINS)
     pytester.makeini(f"[pytest]\npythonpath = {ROOT}\nmarkers =\n    slow: left out\n")
     return pytester
-
-
-@pytest.mark.parametrize(
-    ("processors", "workers", "threads"), [(16, 4, 4), (2, 4, 1), (None, 1, 1)]
-)
-def test_workers_share_the_processors(
-    processors: int | None, workers: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_to: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    monkeypatch.setattr(os, "cpu_count", lambda: processors)
-    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(workers))
-    monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    option = SimpleNamespace(soak_seeds=0, soak_base=None, device=None)
-    configured: Any = SimpleNamespace(stash={}, option=option)
-    suite_plugin.pytest_configure(configured)
-    assert set_to == [threads]
-    assert os.environ["OMP_NUM_THREADS"] == str(threads)
-    assert option.soak_base == 0, "a run that is no soak has the seed 0"
 
 
 CASES = """

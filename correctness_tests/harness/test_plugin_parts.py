@@ -9,13 +9,14 @@ from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 
 from correctness_tests.support.sample_records import bare_step, plain_record
 from tinyllama.harness.gate.team import Team
-from tinyllama.harness.plugins import gating, recording, spread
+from tinyllama.harness.plugins import recording, spread
 from tinyllama.harness.plugins.gating import Gating
 from tinyllama.harness.plugins.groups import Group, GroupRecord
 from tinyllama.harness.plugins.recording import NoBarApplies, Recording
@@ -339,23 +340,13 @@ def test_the_gate_tells_what_changed_what_it_left_out_and_its_effort() -> None:
 
 
 def test_the_gate_says_once_why_it_waits() -> None:
-    told: list[str] = []
-
-    class Shown:
-        def __call__(self, text: str) -> None:
-            told.append(text)
-
-        def line(self, text: str) -> None:
-            told.append(f"line {text}")
-
     made: Any = object.__new__(Gating)
-    made.waits, made.progress = "", Shown()
+    made.waits, made.progress = "", Mock()
     for reason in ("busy", "busy", "hot"):
         made._wait(reason)
-    line = f"line waiting up to {gating.WAIT:.0f} s: "
-    assert told == [f"{line}busy", "waiting", "waiting", f"{line}hot", "waiting"]
-    assert gating.WAIT == 180
-    waiting = a_recording(progress=Shown())
-    told.clear()
-    waiting._wait("held")
-    assert told == [f"{line}held", "waiting"]
+    waiting = call("waiting")
+    busy, hot, held = (call.line(f"waiting up to 180 s: {why}") for why in ("busy", "hot", "held"))
+    assert made.progress.mock_calls == [busy, waiting, waiting, hot, waiting]
+    recording = a_recording(progress=Mock())
+    recording._wait("held")
+    assert recording.progress.mock_calls == [held, waiting]

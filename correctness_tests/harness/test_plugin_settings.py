@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -174,22 +175,15 @@ def test_a_session_without_tests_shows_its_progress_on_its_terminal(terminal: bo
 
 
 def test_a_copy_of_the_output_is_closed_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[int] = []
     read, write = os.pipe()
     with os.fdopen(write, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        close = os.close
-
-        def noted(number: int) -> None:
-            closed.append(number)
-            close(number)
-
-        monkeypatch.setattr(os, "close", noted)
+        monkeypatch.setattr(os, "close", close := Mock(wraps=os.close))
         progress = showing.beside_tests()
         progress.line("one")
         del progress
         monkeypatch.undo()
-    assert len(closed) == 1
+    close.assert_called_once()
     assert os.read(read, 100).decode().strip().endswith("one")
     os.close(read)
 
@@ -205,13 +199,7 @@ def a_config(**options: Any) -> Any:
 def test_a_soak_draws_its_first_seed_or_takes_that_of_its_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drawn: list[int] = []
-
-    def draw(most: int) -> int:
-        drawn.append(most)
-        return 77
-
-    monkeypatch.setattr(suite.secrets, "randbelow", draw)
+    monkeypatch.setattr(suite.secrets, "randbelow", draw := Mock(return_value=77))
     monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
     for options, base in (
         ({}, 0),
@@ -222,12 +210,12 @@ def test_a_soak_draws_its_first_seed_or_takes_that_of_its_session(
         config = a_config(**options)
         suite.pytest_configure(config)
         assert (config.option.soak_base, config.stash) == (base, {suite.LEFT_OUT: Counter()})
-    assert drawn == [10**6]
+    draw.assert_called_once_with(10**6)
     with pytest.raises(pytest.UsageError, match="--soak-seeds is -1: use 0 or more"):
         suite.pytest_configure(a_config(soak_seeds=-1))
 
 
-@pytest.mark.parametrize(("cores", "count", "threads"), [(8, "2", 4), (2, "3", 1), (None, "1", 1)])
+@pytest.mark.parametrize(("cores", "count", "threads"), [(16, "4", 4), (2, "3", 1), (None, "1", 1)])
 def test_workers_share_the_cores(
     cores: int | None, count: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from correctness_tests.support import tried
 from correctness_tests.support.saboteurs import EAGER
-from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, programs, run
+from tinyllama.harness.correct.checks import Finding, Outcome, Rank, programs
 from tinyllama.harness.kernels import jit, tl
 from tinyllama.harness.kernels.programs import NAMES, EndlessError, Order, ordered
 from tinyllama.ops import OPS
@@ -161,16 +161,9 @@ def added_rows(x, y, N, BLOCK: tl.constexpr, RIGHT: tl.constexpr):  # type: igno
 
 def finding(call: Callable[..., Any], check: str = "program order", **traits: Any) -> Finding:
     op = OPS["rms_norm"]
-    provider = Provider(
-        op.name,
-        "tried",
-        call,
-        requires=("triton",),
-        supports=lambda dims: None if dims["D"] in (1, 64) else "another width",
-        **{"dtypes": op.dtypes, **traits},
-    )
-    (found,) = run(Candidate(op, provider), only=[check])
-    return found
+    supports = lambda dims: None if dims["D"] in (1, 64) else "another width"  # noqa: E731
+    given = {"dtypes": op.dtypes, "supports": supports, "requires": ("triton",), **traits}
+    return tried.finding(op, call, check, **given)
 
 
 def through(right: bool) -> Callable[..., Any]:

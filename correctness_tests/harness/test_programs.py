@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("triton")
 
 from correctness_tests.support.saboteurs import EAGER
-from tinyllama.harness import Provider
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run
+from correctness_tests.support.tried import finding
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank
 from tinyllama.harness.kernels import jit, processors_of, tl
 from tinyllama.harness.kernels.launch import processors
 from tinyllama.ops import OPS
@@ -39,9 +39,7 @@ def adding(y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 def finding_of(check: str, call: Any, **traits: Any) -> Finding:
     op = OPS["rms_norm"]
-    provider = Provider(op.name, "tried", call, dtypes=op.dtypes, requires=("triton",), **traits)
-    (finding,) = run(Candidate(op, provider), only=[check])
-    return finding
+    return finding(op, call, check, dtypes=op.dtypes, requires=("triton",), **traits)
 
 
 def launching(step: int) -> Any:

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -249,25 +250,19 @@ def test_what_was_compiled_is_not_compiled_again_unless_something_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "_cache", lambda: tmp_path)
-    compiled: list[str] = []
-    compile_it = Compilation._compile
-
-    def noted(self: Compilation) -> dict[str, Any]:
-        compiled.append(self.key)
-        return compile_it(self)
-
-    monkeypatch.setattr(Compilation, "_compile", noted)
+    compiled = create_autospec(Compilation._compile, side_effect=Compilation._compile)
+    monkeypatch.setattr(Compilation, "_compile", compiled)
     first = of_centred("gfx942", 512, 2).run()
     assert of_centred("gfx942", 512, 2).run() == first
-    assert len(compiled) == 1
+    assert compiled.call_count == 1
     of_centred("gfx942", 512, 4).run()
-    assert len(compiled) == 2
+    assert compiled.call_count == 2
     monkeypatch.setattr("triton.__version__", "0.0.0")
     of_centred("gfx942", 512, 2).run()
-    assert len(compiled) == 3
+    assert compiled.call_count == 3
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     of_centred("gfx942", 512, 2).run()
-    assert len(compiled) == 4
+    assert compiled.call_count == 4
 
 
 # -- the list of known limits -----------------------------------------------------------------

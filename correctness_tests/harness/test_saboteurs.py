@@ -15,6 +15,7 @@ import torch
 from correctness_tests.support.narrowed import narrowed
 from correctness_tests.support.references import disagreements
 from correctness_tests.support.saboteurs import EAGER, Saboteur, everyone
+from correctness_tests.support.tried import finding
 from tinyllama.harness import Op, Provider
 from tinyllama.harness.correct.cases import OpCase, References, elements
 from tinyllama.harness.correct.checks import CHECKS, Candidate, Finding, Outcome, run
@@ -131,9 +132,7 @@ def test_what_is_right_passes_every_check(op: Op) -> None:
 def finding_of(check: str, call: Callable[..., torch.Tensor]) -> Finding:
     """What a check finds in a provider of rms_norm whose kernels are interpreted."""
     op = OPS["rms_norm"]
-    provider = Provider(op.name, "tried", call, dtypes=op.dtypes, requires=("triton",))
-    (finding,) = run(Candidate(op, provider), only=[check])
-    return finding
+    return finding(op, call, check, dtypes=op.dtypes, requires=("triton",))
 
 
 def test_other_bits_in_the_last_repeat_alone_are_found() -> None:

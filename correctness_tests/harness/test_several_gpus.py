@@ -17,7 +17,6 @@ from tinyllama.bench.steps import StepContender
 from tinyllama.harness.gate.side import Side
 from tinyllama.harness.gate.team import Team
 from tinyllama.harness.gate.watch import BusyError, Watch, device_lock
-from tinyllama.harness.machine.device import synchronize
 from tinyllama.harness.plugins import benchmarks, suite
 from tinyllama.harness.plugins.card import Card, gpus
 from tinyllama.harness.plugins.recording import Recording
@@ -201,11 +200,3 @@ def test_gates_on_two_gpus_do_not_disturb_each_other() -> None:
         assert Watch(ONE, card(ONE)).before() is None
         stranger = Watch(OTHER, card(OTHER)).before()
     assert stranger == "other processes compute on the GPU: 1"
-
-
-def test_the_device_that_is_named_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    for device in (OTHER, torch.device("cpu")):
-        synchronize(device)
-    assert waited == [OTHER]

@@ -1,7 +1,6 @@
 """Each axis in turn made long and ragged: what goes wrong only there is found, what is not tried
 is said."""
 
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +9,10 @@ import pytest
 import torch
 
 from correctness_tests.support.narrowed import narrowed
+from correctness_tests.support.tried import finding
 from tinyllama.harness import Case, Op, Provider
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, sizes
 from tinyllama.ops import OPS
 
 SILU = OPS["silu_mul"]
@@ -32,9 +32,7 @@ def round_sizes(op: Op) -> Op:
 
 
 def found(call: Call, op: Op = SILU, **traits: Any) -> Finding:
-    provider = Provider(op.name, "tried", call, **{"dtypes": (torch.float32,), **traits})
-    (one,) = run(Candidate(op, provider), only=["sizes"])
-    return one
+    return finding(op, call, "sizes", **traits)
 
 
 def beyond(rows: int, wrong: Call = torch.zeros_like) -> Call:
@@ -71,8 +69,7 @@ def test_rows_beyond_a_limit_are_compared(rows: int, size: int, wrong: Call) -> 
 
 def test_a_ragged_tail_is_tried_whatever_is_declared() -> None:
     op = round_sizes(SILU)
-    plain = run(Candidate(op, Provider(op.name, "tried", no_tail, op.dtypes)), only=["outputs"])
-    assert [one.outcome for one in plain] == [Outcome.PASSED]
+    assert finding(op, no_tail, "outputs", dtypes=op.dtypes).outcome is Outcome.PASSED
     one = found(no_tail, op)
     assert one.outcome is Outcome.FAILED, one
     assert "F67" in one.case
@@ -153,19 +150,6 @@ def test_rules_are_given_numbers_where_the_case_has_several_axes() -> None:
     assert one.message == (
         "N up to 1,027 (4,099 is not supported); F up to 259 (1,027 is not supported)"
     )
-
-
-def test_a_size_that_takes_too_long_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        end = time.thread_time() + len(gate) * 1e-3
-        while time.thread_time() < end:
-            pass
-        return EAGER(gate, up)
-
-    monkeypatch.setattr(sizes, "SECONDS", 0.8)
-    one = found(slow, round_sizes(SILU))
-    assert one.outcome is Outcome.PASSED
-    assert "N up to 259 (1,027 would take more than 1 s)" in one.message
 
 
 def test_a_reference_that_takes_no_such_size_is_no_fault() -> None:

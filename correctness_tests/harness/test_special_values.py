@@ -6,25 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness import Case, Op, Provider, Tensor
-from tinyllama.harness.correct.checks import Candidate, Finding, Outcome, Rank, run, sizes
+from correctness_tests.support.tried import MATRIX, finding, found, small
+from tinyllama.harness import Case, Tensor
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes
 
 T = torch.Tensor
-highest = Op(
-    "highest",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "N"},
-    cases=[Case(N=5, D=8), Case(N=3, D=50, why="ragged")],
-    dtypes=(torch.float32,),
-)
-highest.reference(lambda x: x.amax(-1))
+cases = [Case(N=5, D=8), Case(N=3, D=50, why="ragged")]
+highest = small("highest", lambda x: x.amax(-1), {"x": MATRIX}, {"y": "N"}, cases)
 highest.independent("sorted")(lambda x: x.sort(-1).values[:, -1])
 highest.provider("torch")(lambda x: x.max(-1).values)
-
-
-def found(op: Op, call: Callable[..., Any], check: str) -> Finding:
-    (one,) = run(Candidate(op, Provider(op.name, "tried", call, op.dtypes)), only=[check])
-    return one
 
 
 class EachTie(torch.autograd.Function):
@@ -68,7 +58,7 @@ def nan_lost(x: T) -> T:
 
 @pytest.mark.parametrize("call", [lambda x: x.amax(-1), lambda x: x.max(-1).values])
 def test_each_convention_of_known_code_is_right(call: Callable[..., Any]) -> None:
-    one = found(highest, call, "special values")
+    one = finding(highest, call, "special values")
     assert (one.outcome, one.message) == (Outcome.PASSED, "")
 
 
@@ -86,12 +76,9 @@ def test_each_convention_of_known_code_is_right(call: Callable[..., Any]) -> Non
 def test_what_random_values_do_not_show_is_found(
     call: Callable[..., Any], rank: Rank, seen: str
 ) -> None:
-    plain = run(
-        Candidate(highest, Provider(highest.name, "tried", call, highest.dtypes)),
-        only=["outputs", "gradients", "extreme values", "input layouts"],
-    )
-    assert all(one.outcome.good for one in plain)
-    one = found(highest, call, "special values")
+    plain = found(highest, call, "outputs", "gradients", "extreme values", "input layouts")
+    assert all(one.outcome.good for one in plain.values())
+    one = finding(highest, call, "special values")
     assert (one.outcome, one.rank) == (Outcome.FAILED, rank), one
     assert seen in one.message
 
@@ -121,42 +108,41 @@ def test_whole_blocks_and_single_entries_are_sizes(
     call: Callable[..., Any], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizes, "SIZES", sizes.SIZES[:5])
-    assert found(highest, call, "outputs").outcome is Outcome.PASSED
-    one = found(highest, call, "sizes")
+    assert finding(highest, call, "outputs").outcome is Outcome.PASSED
+    one = finding(highest, call, "sizes")
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
     assert case in one.case
 
 
-scaled = Op(
+cases = [Case(N=5, D=8), Case(N=4, D=12, params={"factor": 1.0})]
+scaled = small(
     "scaled",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "N D"},
+    lambda x, factor: x * factor,
+    {"x": MATRIX},
+    {"y": "N D"},
+    cases,
     params={"factor": 2.0},
-    cases=[Case(N=5, D=8), Case(N=4, D=12, params={"factor": 1.0})],
-    dtypes=(torch.float32,),
 )
-scaled.reference(lambda x, factor: x * factor)
 
 
 def test_an_output_that_is_an_input_is_found_in_any_case() -> None:
-    one = found(scaled, lambda x, factor: x if factor == 1 else x * factor, "fresh contents")
+    one = finding(scaled, lambda x, factor: x if factor == 1 else x * factor, "fresh contents")
     assert one.outcome is Outcome.FAILED
     assert one.message == "y shares memory with x: a change of one changes both"
     assert "N4D12" in one.case
-    assert found(scaled, lambda x, factor: factor * x, "fresh contents").outcome is Outcome.PASSED
+    assert finding(scaled, lambda x, factor: factor * x, "fresh contents").outcome is Outcome.PASSED
 
 
 def test_inference_mode_is_tried() -> None:
     def call(x: T, factor: float) -> T:
         return factor * x if not torch.is_inference_mode_enabled() else x + factor
 
-    one = found(scaled, call, "fresh contents")
+    one = finding(scaled, call, "fresh contents")
     assert one.outcome is Outcome.FAILED
     assert one.message.startswith("call 4, on new contents: y: ")
 
 
 def test_a_view_is_right_where_the_reference_gives_one() -> None:
-    turned = Op("turned", inputs={"x": Tensor("N D")}, outputs={"y": "D N"}, cases=[Case(N=5, D=8)])
-    turned.reference(lambda x: x.T)
-    one = found(turned, lambda x: x.T, "fresh contents")
+    turned = small("turned", lambda x: x.T, {"x": Tensor("N D")}, {"y": "D N"})
+    one = finding(turned, lambda x: x.T, "fresh contents")
     assert "shares memory" not in one.message

@@ -63,7 +63,9 @@ class Taken:
         ("sm_90", 32, 4, 0, 16, "warps"),
         ("sm_90", 33, 4, 0, 12, "registers"),  # 40 rows, so 12 programs a partition's four warps
         ("sm_90", 255, 8, 0, 2, "registers"),
+        ("sm_90", 88, 1, 0, 5, "registers"),  # the rest of a partition is of no use to another
         ("sm_90", 0, 1, 0, 8, "programs"),  # 32 programs of one warp
+        ("sm_90", 32, 8, 100 * 1024, 4, "shared memory"),  # two programs of 8 warps
         ("sm_90", 16, 4, 113 * 1024, 2, "shared memory"),
         ("sm_90", 16, 4, 113 * 1024 + 1, 1, "shared memory"),
         ("sm_100", 16, 4, 113 * 1024, 2, "shared memory"),
@@ -86,10 +88,6 @@ def test_what_a_unit_holds_is_what_its_scarcest_part_allows(
     most = 8 if chip.startswith("gfx") else 16
     assert found == Occupancy(resident, most, limit)
     assert str(found) == f"{resident:g} of {most} ({limit})"
-
-
-def test_of_other_chips_nothing_is_said() -> None:
-    assert occupancy(Taken(Chip("gfx908"), 8, 4, 0)) is None  # type: ignore[arg-type]
 
 
 # -- what a device can do -------------------------------------------------------------------------
@@ -274,6 +272,9 @@ def test_a_ceiling_is_the_fastest_call_after_some_that_warm_up(
         ([("ncclAllReduce", 0, 5), ("gemm", 3, 9)], 5, 2),
         ([("rccl_sum", 0, 5), ("Memcpy PtoP", 4, 8), ("gemm", 1, 2), ("add", 7, 9)], 8, 2),
         ([("symmetric_memory_barrier", 2, 4), ("gemm", 0, 9)], 2, 2),
+        ([("rcclGenericKernel", 1, 3), ("gemm", 0, 2), ("copy_kernel", 2, 4)], 2, 2),
+        ([("Memcpy PtoP (Device -> Device)", 0, 1), ("Memcpy DtoD", 0, 2)], 1, 1),
+        ([("c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", 1, 2)], 1, 0),
     ],
 )
 def test_what_lies_under_computation(

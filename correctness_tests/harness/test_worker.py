@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -237,21 +238,13 @@ def test_what_is_asserted_in_a_worker_is_checked_whatever_the_environment_says(
 
 
 def test_all_hang_up_before_any_is_waited_for() -> None:
-    done: list[tuple[str, int]] = []
-
-    class Noted:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def hang_up(self) -> None:
-            done.append(("hang up", self.number))
-
-        def close(self) -> None:
-            done.append(("close", self.number))
-
-    workers: Any = map(Noted, (1, 2))
-    close_all(workers)
-    assert done == [("hang up", 1), ("hang up", 2), ("close", 1), ("close", 2)]
+    workers = Mock()
+    close_all(iter([workers.one, workers.other]))
+    first, second = (
+        [call.one.hang_up(), call.other.hang_up()],
+        [call.one.close(), call.other.close()],
+    )
+    assert workers.mock_calls == first + second
 
 
 def test_all_are_ended_while_one_is_asked_and_none_is_started_until_they_may() -> None:

@@ -30,8 +30,8 @@ from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.compare import SLACK
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, mutated_results
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.autograd import size_of
 from tinyllama.harness.declare.offsets import Entry, zero
+from tinyllama.harness.declare.specs import size_of
 from tinyllama.harness.kernels.launch import Launch, recorded
 from tinyllama.harness.measure.memory import Allocations, forget_peak, live_bytes, peak_bytes
 from tinyllama.ops import OPS

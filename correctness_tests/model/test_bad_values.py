@@ -6,18 +6,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-import torch
 
 from correctness_tests.support.commands import ROOT, SHORT, refused, tinyllama
 from correctness_tests.support.faults import tier_with
 from tinyllama.harness.machine import files
 from tinyllama.harness.machine.errors import UsageError
-from tinyllama.model.config import PRESETS, ConfigError, TrainConfig
+from tinyllama.model.config import PRESETS, TrainConfig
 from tinyllama.model.tiers import TIERS
 from tinyllama.ops import OPS
 from tinyllama.training import train as training
 from tinyllama.training.checkpoint import saved_bytes
-from tinyllama.training.ranks import Ranks
 
 
 @pytest.mark.parametrize(
@@ -177,23 +175,6 @@ def test_a_search_of_what_does_not_exist_is_refused_on_any_machine(
     options: str, message: str
 ) -> None:
     assert message in refused("tune", *options.split())
-
-
-@pytest.mark.parametrize(("count", "in_shards"), [(1, False), (2, False), (2, True)])
-def test_a_run_that_just_fits_is_not_refused(
-    count: int, in_shards: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank holds its part of tokens and of the embedding's output, in shards of the state."""
-    model, cpu = PRESETS["tiny"], torch.device("cpu")
-    config = TrainConfig(batch_size=4, seq_len=32)
-    state = 12 * model.parameters // (count if in_shards else 1)
-    least = state + (16 + 4 * model.hidden_dim) * 4 * 32 // count
-    given = model, config, cpu, Ranks(0, count), in_shards
-    monkeypatch.setattr(training, "memory_bytes", lambda _: least)
-    training._check_fits(*given)
-    monkeypatch.setattr(training, "memory_bytes", lambda _: least - 1)
-    with pytest.raises(ConfigError, match="use a smaller model or batch"):
-        training._check_fits(*given)
 
 
 def test_a_checkpoint_takes_about_what_is_said(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import csv
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -41,14 +41,8 @@ def test_a_picture_shows_the_losses_of_the_steps(
     pytest.importorskip("matplotlib", reason="extra 'report' is not installed")
     from matplotlib.figure import Figure
 
-    drawn: list[Figure] = []
-    save = Figure.savefig
-
-    def kept(figure: Figure, *args: Any, **options: Any) -> None:
-        drawn.append(figure)
-        save(figure, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", kept)
+    save = create_autospec(Figure.savefig, side_effect=Figure.savefig)
+    monkeypatch.setattr(Figure, "savefig", save)
     paths = {
         tmp_path / "a.png": b"\x89PNG",
         tmp_path / "a.svg": b"<?xml",
@@ -59,7 +53,7 @@ def test_a_picture_shows_the_losses_of_the_steps(
     assert cli.main([*SHORT, *options, "--json", str(told)]) == 0
     for path, begin in paths.items():
         assert path.read_bytes().startswith(begin)
-    (axes,) = drawn[0].axes
+    (axes,) = save.call_args_list[0].args[0].axes
     losses, chance = (np.asarray(line.get_xydata()).tolist() for line in axes.lines)
     assert losses == [list(each) for each in enumerate(json.loads(told.read_text())["losses"], 1)]
     assert chance[0][1] == pytest.approx(6.907755, rel=1e-6)  # ln(1000)

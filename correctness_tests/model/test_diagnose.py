@@ -67,6 +67,8 @@ def test_statistics_are_of_the_finite_values() -> None:
     std: Any = pytest.approx(math.sqrt(14 / 3))
     assert seen == Statistics(-3.0, 2.0, std, 0.5)
     assert Statistics.of(torch.tensor([math.nan])) == Statistics(None, None, None, 1.0)
+    scaled = Statistics.of(torch.tensor([2.0, -6.0, math.inf, 4.0]), 2.0)
+    assert scaled == Statistics(-3.0, 2.0, std, 0.25)
 
 
 def test_statistics_do_not_overflow(device: torch.device) -> None:

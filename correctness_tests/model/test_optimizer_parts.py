@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -218,24 +219,18 @@ def test_tables_are_made_once_for_each_length() -> None:
 
 
 def test_blocks_run_again_only_where_gradients_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    run = llama.checkpoint
-
-    def noted(*args: Any, **params: Any) -> Any:
-        calls.append(args)
-        return run(*args, **params)
-
-    monkeypatch.setattr(llama, "checkpoint", noted)
+    again = Mock(wraps=llama.checkpoint)
+    monkeypatch.setattr(llama, "checkpoint", again)
     tokens = torch.arange(6).view(2, 3)
     model = TinyLlama(ODD)
     expected = model.loss(tokens, tokens)
-    assert calls == []
+    assert not again.called
     model.recompute = True
     assert torch.equal(model.loss(tokens, tokens), expected)
-    assert [args[0] for args in calls] == list(model.layers)
+    assert [call.args[0] for call in again.call_args_list] == list(model.layers)
     with torch.no_grad():
         model.loss(tokens, tokens)
-    assert len(calls) == 3
+    assert again.call_count == 3
     assert model(tokens).shape == (2, 3, 7)
 
 
@@ -254,75 +249,39 @@ def test_blocks_are_one_op_where_that_pays_or_was_asked_for(
 ) -> None:
     monkeypatch.setattr(llama, "pays", lambda x, dtype: pays)
     model = TinyLlama(ODD, V4.with_plan(plan))
-    called: list[int] = []
-
-    def stack(x: torch.Tensor, *rest: torch.Tensor, eps: float) -> torch.Tensor:
-        called.append(len(rest))
-        return x
-
-    def block(x: torch.Tensor, *rest: torch.Tensor, eps: float) -> torch.Tensor:
-        return x
-
-    model.stack = stack
+    model.stack = stack = Mock(side_effect=lambda x, *rest, eps: x)
     for layer in model.layers:
-        layer.compute = block  # type: ignore[assignment]
+        layer.compute = lambda x, *rest, eps: x  # type: ignore[assignment]
     for name, value in settings.items():
         setattr(model, name, value)
     tokens = torch.arange(6).view(2, 3)
     model.hidden(tokens, model.rope(3))
-    assert called == ([2 + 9] if one else [])
+    assert [len(call.args) for call in stack.call_args_list] == ([1 + 2 + 9] if one else [])
     expected = plan == "single" or pays
     assert model.stacks(model.embedding, torch.float32) is expected
     assert TinyLlama(ODD, "v3").stacks(model.embedding, torch.float32) is False
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(None, torch.float32), (torch.bfloat16, torch.bfloat16)]
-)
-def test_products_are_in_the_dtype_of_autocast_or_else_of_the_parameters(
-    given: torch.dtype | None, expected: torch.dtype
-) -> None:
-    asked: list[Any] = []
-
-    def stacks(x: torch.Tensor, dtype: torch.dtype) -> bool:
-        asked.append((tuple(x.shape), dtype))
-        return False
-
-    model: Any = SimpleNamespace(
-        tier=SimpleNamespace(table={"adamw": "triton", "stack": "several"}),
-        embedding=torch.ones(5, 3),
-        stack=object(),
-        stacks=stacks,
-    )
-    optimizer: Any = None
-    assert optim.TransposedWeights.of(model, optimizer, 7, given) is None
-    assert asked == [((7, 3), expected)]
-
-
-@pytest.mark.parametrize(
-    ("adamw", "stack", "blocks", "asked"),
+    ("adamw", "stack", "blocks", "autocast", "asked"),
     [
-        ("triton", "several", True, True),
-        ("triton", "single", True, False),  # its kernel reads no transposes
-        ("eager", "several", True, False),
-        ("triton", "several", False, False),
+        ("triton", "several", True, None, torch.float32),  # the dtype of the parameters
+        ("triton", "several", True, torch.bfloat16, torch.bfloat16),
+        ("triton", "single", True, None, None),  # its kernel reads no transposes
+        ("eager", "several", True, None, None),
+        ("triton", "several", False, None, None),
     ],
 )
 def test_transposes_are_offered_to_a_stack_of_several_kernels_that_our_optimizer_updates(
-    adamw: str, stack: str, blocks: bool, asked: bool
+    adamw: str, stack: str, blocks: bool, autocast: torch.dtype | None, asked: torch.dtype | None
 ) -> None:
-    seen: list[torch.Tensor] = []
-
-    def stacks(x: torch.Tensor, dtype: torch.dtype) -> bool:
-        seen.append(x)
-        return False
-
     model: Any = SimpleNamespace(
         tier=SimpleNamespace(table={"adamw": adamw, "stack": stack}),
         embedding=torch.ones(5, 3),
         stack=object() if blocks else None,
-        stacks=stacks,
+        stacks=Mock(return_value=False),
     )
     optimizer: Any = None
-    assert optim.TransposedWeights.of(model, optimizer, 7, None) is None
-    assert bool(seen) is asked
+    assert optim.TransposedWeights.of(model, optimizer, 7, autocast) is None
+    calls = [(tuple(call.args[0].shape), call.args[1]) for call in model.stacks.call_args_list]
+    assert calls == ([((7, 3), asked)] if asked else [])

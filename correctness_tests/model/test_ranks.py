@@ -30,13 +30,12 @@ from correctness_tests.support.two_ranks import (
     start,
 )
 from tinyllama.harness.correct.compare import Comparison, Reference, compare
-from tinyllama.harness.machine.errors import UsageError
 from tinyllama.model.config import ConfigError, TrainConfig
 from tinyllama.model.llama import TinyLlama
 from tinyllama.model.tiers import StepPlan
-from tinyllama.training import checkpoint, ranks
+from tinyllama.training import checkpoint
 from tinyllama.training.data import RandomTokens, TextBytes
-from tinyllama.training.ranks import ALONE, Ranks, device_of, launched
+from tinyllama.training.ranks import ALONE, Ranks
 from tinyllama.training.shards import shard
 from tinyllama.training.step import TrainStep
 from tinyllama.training.train import train
@@ -354,57 +353,3 @@ def test_what_shards_cannot_do_is_refused(
     config = replace(CONFIG, precision=precision)
     with pytest.raises(ConfigError, match=error):
         shard(TinyLlama(SHAPE, tier), config, CPU, Ranks(0, count))
-
-
-def test_ranks_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert launched() == ALONE == Ranks(rank=0, count=1, local=0)
-    monkeypatch.setenv("RANK", "3")
-    with pytest.raises(UsageError, match="is no rank of a job: start with torchrun, or unset RANK"):
-        launched()
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert launched() == Ranks(3, 4, 1)
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UsageError, match="is no rank of a job"):
-        launched()
-
-
-def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device_of(Ranks(3, 4, 1), None) == torch.device("cuda:1")
-    assert device_of(Ranks(3, 4, 1), "cpu") == CPU
-    with pytest.raises(UsageError, match="--device cuda:0 is one GPU, and there are 4 ranks"):
-        device_of(Ranks(3, 4, 1), "cuda:0")
-    with pytest.raises(UsageError, match="rank 3 is number 2 on its machine, which has 2 GPUs"):
-        device_of(Ranks(3, 4, 2), None)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_are_joined_watch_each_other_until_they_end(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Any] = []
-
-    class Watched:
-        def __init__(self, *given: Any) -> None:
-            made.append(given)
-
-        def start(self) -> None:
-            made.append("started")
-
-        def stop(self, left: bool) -> None:
-            made.append(left)
-
-    monkeypatch.setattr(ranks, "Answering", Watched)
-    monkeypatch.setattr(ranks, "own_store", lambda: "store")
-    for name in ("init_process_group", "destroy_process_group"):
-        monkeypatch.setattr(torch.distributed, name, lambda *given, **named: None)
-    with ranks.joined(Ranks(rank, 2, seconds=7.0), CPU):
-        assert made == [("store", rank, 2, 7.0), "started"]
-    assert made.pop() is True
-    with pytest.raises(KeyError), ranks.joined(Ranks(rank, 2), CPU):
-        raise KeyError
-    assert made.pop() is False

@@ -47,12 +47,23 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 def test_without_a_launcher_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Ranks(rank=0, count=1, local=0, seconds=600.0) == ALONE == Ranks()
     assert [Ranks(rank, 3).first for rank in range(3)] == [True, False, False]
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
-        monkeypatch.setenv(name, value)
-    assert launched() == ALONE
-    monkeypatch.setenv("RANK", "-1")
-    with pytest.raises(UsageError) as caught:
-        launched()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    for told, found in (
+        *(({}, ALONE), ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, ALONE)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, Ranks(3, 4, 1)),
+        ({"RANK": "3"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}, None),
+        ({"RANK": "-1", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
+    ):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        if found:
+            assert launched() == found
+            continue
+        with pytest.raises(UsageError, match="is no rank of a job: start with") as caught:
+            launched()
     assert str(caught.value) == (
         "the environment has {'RANK': '-1', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0'}, which is no "
         "rank of a job: start with torchrun, or unset RANK, WORLD_SIZE, LOCAL_RANK"
@@ -100,6 +111,7 @@ def test_one_rank_takes_any_gpu_and_several_their_own(monkeypatch: pytest.Monkey
     assert device_of(ALONE, "cuda:1") == GPU
     assert device_of(Ranks(0, 2, 0), "cuda") == torch.device("cuda", 0)
     assert device_of(Ranks(1, 2, 1), None) == GPU
+    assert device_of(Ranks(1, 2, 1), "cpu") == CPU
     for given, named, message in (
         (
             Ranks(1, 2, 1),
@@ -125,7 +137,7 @@ def test_one_rank_takes_any_gpu_and_several_their_own(monkeypatch: pytest.Monkey
         (ALONE, False, CPU, None),
         (Ranks(1, 2), True, CPU, None),
         (Ranks(1, 2, seconds=7.0), False, CPU, "gloo"),
-        (Ranks(1, 2, seconds=7.0), False, GPU, "cpu:gloo,cuda:nccl"),
+        (Ranks(0, 2, seconds=7.0), False, GPU, "cpu:gloo,cuda:nccl"),
     ],
 )
 def test_ranks_are_connected_once(
@@ -158,10 +170,13 @@ def test_ranks_are_connected_once(
     wait = ("timeout", datetime.timedelta(seconds=7))
     on_gpu = device.type != "cpu"
     connected = ("connected", backend, wait, ("device_id", device if on_gpu else None))
-    watched = [("store", 1, 2, 7.0), "watches"]
+    watched = [("store", given.rank, 2, 7.0), "watches"]
     expected = [*([("on", device)] if on_gpu else []), connected, *watched] if backend else []
     assert inside == expected
     assert told[len(inside) :] == (["stopped True", ("collected",), ("left",)] if backend else [])
+    with pytest.raises(KeyError), joined(given, device):
+        raise KeyError
+    assert ("stopped False" in told) is bool(backend)
 
 
 # -- memory ------------------------------------------------------------------------------------

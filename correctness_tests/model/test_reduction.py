@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -253,16 +254,10 @@ def test_shards_get_their_own_gradients(monkeypatch: pytest.MonkeyPatch) -> None
     assert grads == [[5, 5], None, [7, 7]]
     way.clear()
     assert cleared == [True]
-    norm = SimpleNamespace(full_tensor=lambda: "the norm of whole tensors")
-    clipped: list[Any] = []
-
-    def clip(given: Any, limit: float) -> Any:
-        clipped.append((given, limit))
-        return norm
-
+    clip = Mock(return_value=SimpleNamespace(full_tensor=lambda: "the norm of whole tensors"))
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
     assert way.clip(0.5) == "the norm of whole tensors"
-    assert clipped == [(shards, 0.5)]
+    clip.assert_called_once_with(shards, 0.5)
 
 
 # -- which way ---------------------------------------------------------------------------------
@@ -339,15 +334,9 @@ def test_the_way_follows_from_plan_and_settings(
 
 def test_products_are_in_float32_without_autocast(wrapped: None) -> None:
     model = TinyLlama(SHAPE, "v3")
-    asked: list[torch.dtype] = []
-
-    def stacks(x: torch.Tensor, dtype: torch.dtype) -> bool:
-        asked.append(dtype)
-        return False
-
-    model.stacks = stacks  # type: ignore[assignment, method-assign]
+    model.stacks = stacks = Mock(return_value=False)  # type: ignore[method-assign]
     reduction_of(model, CONFIG, StepPlan(), TWO, model.loss_with)
-    assert asked == [torch.float32]
+    assert [call.args[1] for call in stacks.call_args_list] == [torch.float32]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ pytest.importorskip("triton")
 from correctness_tests.support.cut_operands import cut_operands
 from correctness_tests.support.stacks import (
     LAYERS,
+    forced,
     gradients,
     inputs,
     plans_forgotten,  # noqa: F401 (a fixture)
 )
 from correctness_tests.support.steps import SHAPE
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.tf32 import rounded_to_tf32
 from tinyllama.model.config import TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -75,14 +77,12 @@ class Errors:
         config = TrainConfig(batch_size=ROWS, seq_len=TOKENS, precision="fp32")
         self.patched.setattr(InSeveral, "turns", lambda x, dtype: turn)
         self.patched.setattr("tinyllama.model.optim.turns", lambda x, dtype: turn)
-        with cut_operands(), ExitStack() as forced:
+        with cut_operands(), ExitStack() as every:
             step = TrainStep(TinyLlama(MODEL, V4.with_plan(plan)), config)
             if described:
-                with asked() as keys:
-                    step.probe(batch()[:, :-1], batch()[:, 1:])
-                for (space, _), key in keys.items():
-                    if space.removeprefix("stack.") in PRODUCTS:
-                        forced.enter_context(SPACES[space].force(TILES, **key))
+                tiles = {f"stack.{name}": TILES for name in PRODUCTS}
+                probe = partial(step.probe, batch()[:, :-1], batch()[:, 1:])
+                every.enter_context(forced(probe, tiles.get))
             step.prepare(warm_up=0)
             step(batch())
         grads = {name: p.grad for name, p in step.model.named_parameters()}

@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,20 +65,14 @@ def test_weights_side_by_side_are_one_product_with_the_same_result(
     provider: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, weights = randn(2, 3, 20, device=device), randn(2 * 12, 20, device=device, seed=1)
-    products = []
-    known = torch.mm
-
-    def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
-        products.append(args)
-        return known(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "mm", noted)
+    products = Mock(wraps=torch.mm)
+    monkeypatch.setattr(torch, "mm", products)
     results = []
     for parts in (weights.chunk(2), [half.clone() for half in weights.chunk(2)]):
         leaves = [leaf.detach().requires_grad_() for leaf in (x, *parts)]
-        products.clear()
+        products.reset_mock()
         h = swiglu(*leaves, provider=provider)
-        forward = len(products)
+        forward = products.call_count
         results.append([h, *torch.autograd.grad(h.sin().sum(), leaves)])
         beside = parts[0].data_ptr() + parts[0].nbytes == parts[1].data_ptr()
         assert provider == "naive" or forward == (1 if beside else 2)

@@ -1,16 +1,15 @@
 """How kernels of `stack` may be launched: attention with its product, and tensor descriptors."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from correctness_tests.support import stacks
-from correctness_tests.support.stacks import EPS, gradients, inputs
+from correctness_tests.support.stacks import EPS, forced, gradients, inputs
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.harness.kernels.resources import compilation
 from tinyllama.ops.stack import Fused, Inputs, launches
@@ -47,21 +46,15 @@ def test_in_one_launch_it_writes_what_two_launches_write(
         assert difference <= 1e-2 * apart.double().norm()
 
 
-@contextlib.contextmanager
-def tiles(given: Inputs, described: int, one_launch: bool) -> Iterator[None]:
+def tiles(given: Inputs, described: int, one_launch: bool) -> AbstractContextManager[None]:
     """Small tiles for all products of these inputs."""
-    with asked() as keys:
-        gradients(given)
-    with contextlib.ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space == ATTEND.name:
-                config = Config(BK=16 * one_launch, DESCRIBED=described)
-            elif space.startswith("stack."):
-                config = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
-            else:
-                continue
-            forced.enter_context(SPACES[space].force(config, **key))
-        yield
+    attend = Config(BK=16 * one_launch, DESCRIBED=described)
+    product = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
+
+    def config_of(space: str) -> Config | None:
+        return attend if space == ATTEND.name else product if space.startswith("stack.") else None
+
+    return forced(lambda: gradients(given), config_of)
 
 
 @pytest.mark.skipif(not HAS_DESCRIPTORS, reason="this triton has no tensor descriptors")
@@ -78,18 +71,13 @@ def test_descriptors_read_what_pointers_read(
 ) -> None:
     """To the bit, also past the end of a matrix, a sequence and a head, and where some rows do not
     begin at 16 bytes, which no descriptor describes."""
-    made, describe = [], launches.described
-
-    def noted(*args: Any, **options: Any) -> Any:
-        made.append(args)
-        return describe(*args, **options)
-
-    monkeypatch.setattr(launches, "described", noted)
+    made = Mock(wraps=launches.described)
+    monkeypatch.setattr(launches, "described", made)
     given, found = inputs(*shape, device), []
     for described in (0, 1):
         with tiles(given, described, one_launch):
             found.append(gradients(given))
-        assert bool(made) == bool(described)
+        assert made.called == bool(described)
     assert len(found[0]) == 11
     for pointers, descriptors in zip(*found, strict=True):
         assert torch.equal(pointers, descriptors)
@@ -115,13 +103,9 @@ def test_tiles_may_be_narrow(
     monkeypatch.setattr(stacks, "FFN", ffn)
     given = inputs(tokens, 2, 1, 16, device)
     expected = gradients(given)
-    with asked() as keys:
-        gradients(given)
-    with contextlib.ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space.removeprefix("stack.") in PRODUCTS:
-                config = Config(BM=16, BN=columns, BK=step, GROUP=8, DESCRIBED=0)
-                forced.enter_context(SPACES[space].force(config, **key))
+    tiles = Config(BM=16, BN=columns, BK=step, GROUP=8, DESCRIBED=0)
+    asked_for = {f"stack.{name}": tiles for name in PRODUCTS}
+    with forced(lambda: gradients(given), asked_for.get):
         found = gradients(given)
     for one, other in zip(expected, found, strict=True):
         assert (one.double() - other.double()).norm() <= 1e-2 * one.double().norm()

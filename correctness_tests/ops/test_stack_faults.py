@@ -4,8 +4,8 @@ Barriers are waited at on a CPU too: the programs of a launch have their turns t
 (`tinyllama.harness.kernels.programs`).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.stacks import gradients, inputs
+from correctness_tests.support.stacks import forced, gradients, inputs
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.registry import providers_restored
 from tinyllama.harness.kernels import jit, tl
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import processors
 from tinyllama.harness.kernels.programs import Order, ordered
 from tinyllama.harness.kernels.streams import Side
@@ -40,21 +40,14 @@ CPU = torch.device("cpu")
 # -- a barrier that is left out -------------------------------------------------------------------
 
 
-@contextmanager
-def small_tiles(given: Inputs) -> Iterator[None]:
+def small_tiles(given: Inputs) -> AbstractContextManager[None]:
     """So many tiles in each phase that every program has some."""
-    with asked() as keys:
-        gradients(given, "single")
     products, blocks = {"BM": 16, "BN": 16, "BK": 16, "GROUP": 8}, {"QM": 16, "QN": 16}
     tiles = {
         "stack.single_forward": Config(**products, **blocks),
         "stack.single_backward": Config(**products, **blocks, KM=16, KN=16),
     }
-    with ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space in tiles:
-                forced.enter_context(SPACES[space].force(tiles[space], **key))
-        yield
+    return forced(lambda: gradients(given, "single"), tiles.get)
 
 
 LEFT_OUT = 0  # the code of a barrier

@@ -1,8 +1,9 @@
 """Plans of `stack`: which products are kernels of ours, and which the vendor's BLAS."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,13 +12,14 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.stacks import (
     EPS,
+    forced,
     gradients,
     inputs,
     plans_forgotten,  # noqa: F401 (a fixture)
 )
 from tinyllama.cli import main
 from tinyllama.harness.correct.cases import OpCase
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import SPACES, Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.model.config import ConfigError, ModelConfig
 from tinyllama.model.llama import TinyLlama
@@ -58,17 +60,10 @@ def test_every_plan_is_as_accurate_as_eager(
     assert_accurate(OpCase(stack, provider, case, dtype), device, seed)
 
 
-@contextmanager
-def vendors(given: Inputs, *names: str) -> Iterator[None]:
+def vendors(given: Inputs, *names: str) -> AbstractContextManager[None]:
     """These products are the vendor's by their tables."""
-    with asked() as keys:
-        gradients(given)
-    with ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space.removeprefix("stack.") in names:
-                config = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
-                forced.enter_context(SPACES[space].force(config, **key))
-        yield
+    vendor = Config(BM=0, BN=0, BK=0, GROUP=8, DESCRIBED=0)
+    return forced(lambda: gradients(given), {f"stack.{name}": vendor for name in names}.get)
 
 
 def kernels_of(call: Callable[[], object]) -> list[str]:
@@ -116,14 +111,10 @@ def test_attention_sums_only_what_is_read(
 ) -> None:
     """Rows are scaled by rstd for a product of ours ahead, and the heads' sums are for a product of
     ours behind; between two products of the vendor neither costs anything."""
-    seen: list[Any] = []
-
-    def watched(*given: Any, scaled: Any, **more: Any) -> None:
-        seen.append(scaled)
-        attend_backward(*given, scaled=scaled, **more)
-
+    watched = Mock(wraps=attend_backward)
     monkeypatch.setattr(fused, "attend_backward", watched)
     gradients(inputs(16, 2, 1, 64, device), provider_of(plan))
+    seen = [call.kwargs["scaled"] for call in watched.call_args_list]
     assert seen
     assert all((scaled is None) == (plan == "none") for scaled in seen)
     if plan == "attention_gradient":

@@ -4,21 +4,22 @@ That it is right follows from the cases of the op. The interpreter runs programs
 other, so there each phase is a launch; barriers wait on a GPU.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from correctness_tests.support.stacks import EPS, LAYERS, gradients, inputs
+from correctness_tests.support.stacks import EPS, LAYERS, forced, gradients, inputs
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels import jit, tl
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import launched, processors
-from tinyllama.harness.kernels.together import EVERY, Watchdog, cooperative, meet
+from tinyllama.harness.kernels.together import EVERY, Watchdog, meet
 from tinyllama.harness.machine.device import cannot, default_device
 from tinyllama.model.config import ConfigError, ModelConfig, TrainConfig
 from tinyllama.model.llama import TinyLlama
@@ -34,33 +35,23 @@ CPU = torch.device("cpu")
 GAINS = (2, 7)  # among the output and the gradients, those of the gains
 
 
-@contextmanager
-def equal_tiles(given: Inputs) -> Iterator[None]:
+def equal_tiles(given: Inputs) -> AbstractContextManager[None]:
     """The same tiles and blocks for both providers."""
-    with asked() as keys:
-        for provider in ("fused", "single"):
-            gradients(given, provider)
     products = {"BM": 16, "BN": 32, "BK": 16, "GROUP": 8}
     attention = {"QM": 16, "QN": 16}
     both = {**attention, "KM": 16, "KN": 16}
-    with ExitStack() as forced:
-        for (space, _), key in keys.items():
-            if space == "stack.attend":
-                config = Config(BK=0, DESCRIBED=0)
-            elif space == "stack.single_forward":
-                config = Config(**products, **attention)
-            elif space == "stack.single_backward":
-                config = Config(**products, **both)
-            elif space.startswith("stack."):
-                config = Config(**products, DESCRIBED=0)
-            elif space == "attention.forward":
-                config = Config(**attention, TURN=0)
-            elif space == "attention.backward":
-                config = Config(**both)
-            else:
-                continue
-            forced.enter_context(SPACES[space].force(config, **key))
-        yield
+    configs = {
+        "stack.attend": Config(BK=0, DESCRIBED=0),
+        "stack.single_forward": Config(**products, **attention),
+        "stack.single_backward": Config(**products, **both),
+        "attention.forward": Config(**attention, TURN=0),
+        "attention.backward": Config(**both),
+    }
+    others = Config(**products, DESCRIBED=0)
+    return forced(
+        lambda: [gradients(given, provider) for provider in ("fused", "single")],
+        lambda space: configs.get(space, others if space.startswith("stack.") else None),
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3, 7], ids="{} processors".format)
@@ -80,18 +71,12 @@ def test_with_equal_tiles_it_gives_the_bits_of_several_launches(
 
 
 def test_a_pass_over_a_block_is_one_launch(device: torch.device) -> None:
-    seen = []
-
-    def noted(self: InOne, kernel: Any, programs: int, *given: Any, **constants: Any) -> None:
-        seen.append(kernel.__name__)
-        launch(self, kernel, programs, *given, **constants)
-
-    launch = InOne._launch
+    launch = create_autospec(InOne._launch, side_effect=InOne._launch)
     with pytest.MonkeyPatch.context() as patch, launched() as on_gpu:
-        patch.setattr(InOne, "_launch", noted)
+        patch.setattr(InOne, "_launch", launch)
         gradients(inputs(*SHAPE, device), "single")
     names = ["single_forward_kernel"] * LAYERS + ["single_backward_kernel"] * LAYERS
-    assert seen == names
+    assert [one.args[1].__name__ for one in launch.call_args_list] == names
     if device.type == "cuda":
         assert sum("single" in one.kernel.name for one in on_gpu) == len(names)
 
@@ -371,8 +356,3 @@ def test_wider_heads_are_refused() -> None:
     given = inputs(4, 1, 1, 128, CPU)
     with pytest.raises(ValueError, match="head dimension 128: at most 64 is supported"):
         stack["single"].call(*given, eps=EPS)
-
-
-def test_only_a_gpu_launches_programs_together() -> None:
-    assert cooperative(torch.device("cpu")) == {}
-    assert cooperative(torch.device("cuda", 0)) == {"launch_cooperative_grid": True}

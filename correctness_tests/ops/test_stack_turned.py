@@ -1,7 +1,6 @@
 """Gradients of `stack` from transposes, for matrix units that read float32 along the inner axis."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support import stacks
 from correctness_tests.support.stacks import (
+    forced,
     gradients,
     inputs,
     plans_forgotten,  # noqa: F401 (a fixture)
@@ -18,7 +18,7 @@ from correctness_tests.support.stacks import (
 from tinyllama.harness.correct.cases import OpCase
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.kernels import HAS_DESCRIPTORS
-from tinyllama.harness.kernels.configs import SPACES, Config, asked
+from tinyllama.harness.kernels.configs import Config
 from tinyllama.harness.kernels.launch import recorded
 from tinyllama.ops import attention
 from tinyllama.ops.attention import FARTHEST_ROW
@@ -83,14 +83,10 @@ def test_descriptors_read_what_pointers_read(
 ) -> None:
     turn(1)
     given, found = of_float32(shape, device), []
-    with asked() as keys:
-        gradients(given, provider_of("all"))
     for described in (0, 1):
         config = Config(BM=32, BN=32, BK=32, GROUP=8, DESCRIBED=described)
-        with ExitStack() as forced:
-            for (space, _), key in keys.items():
-                if space.removeprefix("stack.") in PRODUCTS:
-                    forced.enter_context(SPACES[space].force(config, **key))
+        tiles = {f"stack.{name}": config for name in PRODUCTS}
+        with forced(lambda: gradients(given, provider_of("all")), tiles.get):
             found.append(gradients(given, provider_of("all")))
     assert all(map(torch.equal, *found))
 
@@ -122,12 +118,7 @@ def assert_the_same_by_transposes(
     found = []
     for choice in (0, 2):
         turn(choice)
-        with asked() as keys:
-            gradients(given, provider_of("all"))
-        with ExitStack() as forced:
-            for (space, _), key in keys.items():
-                if space in tiles:
-                    forced.enter_context(SPACES[space].force(tiles[space], **key))
+        with forced(lambda: gradients(given, provider_of("all")), tiles.get):
             found.append(gradients(given, provider_of("all")))
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-5 * one.norm()

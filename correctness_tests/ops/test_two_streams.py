@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,14 +144,7 @@ def test_the_gradients_of_held_logits_are_made_together(
     seen: list[str] = []
     monkeypatch.setattr(Noted, "seen", seen, raising=False)
     monkeypatch.setattr(linear_file, "Side", Noted)
-    wide: list[torch.dtype] = []
-
-    def noted(*given: Any) -> torch.Tensor:
-        wide.append(given[-1].dtype)
-        return multiply(*given)
-
-    multiply = linear_file.product
-    monkeypatch.setattr(linear_file, "product", noted)
+    monkeypatch.setattr(linear_file, "product", product := Mock(wraps=linear_file.product))
     x, weight, targets = problem(torch.device("cpu"), 11, 8, 40, torch.float32)
     leaves = {"x": x.bfloat16(), "weight": weight}
     for name in wanted:
@@ -161,6 +155,7 @@ def test_the_gradients_of_held_logits_are_made_together(
     with Products(seen), STREAMS.force(Config(STREAMS=streams), **key):
         found = torch.autograd.grad(loss, [leaves[name] for name in wanted])
     assert [one.dtype for one in found] == [leaves[name].dtype for name in wanted]
+    wide = [one.args[-1].dtype for one in product.call_args_list]
     assert wide == [torch.float32] * ("weight" in wanted)
     of = {"x": "mm.out", "weight": "mm.default"}  # a CPU rounds that of the weight in between
     products = [of[name] for name in wanted]

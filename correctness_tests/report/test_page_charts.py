@@ -29,7 +29,7 @@ if not all(map(importlib.util.find_spec, NEEDS)):
     pytest.skip("needs the extra 'report'", allow_module_level=True)
 
 
-from tinyllama.harness.page import captions, claims, panels, select, svg, trend
+from tinyllama.harness.page import captions, claims, panels, svg, trend
 from tinyllama.harness.page.charts import Chart, Scale
 from tinyllama.harness.page.keys import FLOOR, Keys
 from tinyllama.harness.page.panels import Context, Panel, Steps
@@ -222,12 +222,6 @@ def test_a_history_says_from_when_to_when() -> None:
 def test_each_colour_of_a_plot_is_one_of_the_page() -> None:
     page = (Path(svg.__file__).parent / "page.css").read_text()
     assert all(f"--{name}:" in page for name in svg.NAMES)
-
-
-def test_the_floor_comes_before_tiers_and_these_before_peers() -> None:
-    ordered = ["floor", "tier", "peer"]
-    assert sorted(["peer", "tier", "floor"], key=select.ROLES.__getitem__) == ordered
-    assert len(set(select.ROLES.values())) == 3
 
 
 def test_a_metric_is_shown_in_the_unit_that_it_is_said_to_have() -> None:

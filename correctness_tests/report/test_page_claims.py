@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from correctness_tests.support.sample_records import (
-    FIRST,
+    op_target,
     ops,
     record,
     sample_targets,
@@ -119,18 +119,7 @@ def test_units_are_those_of_the_row() -> None:
 
 
 def test_ops_have_bars_too_and_the_sum_is_said() -> None:
-    bar = OpTarget(
-        metric="speed",
-        at_least=1.0,
-        over=("torch", "liger"),
-        device=FIRST,
-        source="SYNTHETIC",
-        provider="triton",
-        op=("rope",),
-        case=(),
-        dtype=("bf16",),
-        passes="forward",
-    )
+    bar = op_target(over=("torch", "liger"))
     records = [record("ops-bf16", ops()), record("small-bf16", [step("small-bf16", "v3")])]
     every: list[Any] = [bar, target("speed", 30.0), target("energy_of_nobody", 1.0)]
     share = replace(bar, metric="bandwidth_share", over=None, at_least=0.5)

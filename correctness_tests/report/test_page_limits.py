@@ -154,21 +154,6 @@ def test_names_are_left_out_where_they_have_no_room(monkeypatch: pytest.MonkeyPa
     assert widths == [78, 34]
 
 
-@pytest.mark.parametrize("count", [13, 14, 15])
-def test_named_places_have_room_beside_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def write(axes: Any, *_: Any) -> str:
-        seen.append(axes.get_xlim())
-        return ""
-
-    monkeypatch.setattr(plots, "to_svg", write)
-    line = plots.Line(KEY, tuple((n, 1.0 + n) for n in range(count)))
-    plots.lines([line], "x", "y", "i", "l", [str(n) for n in range(count)])
-    margin = 0.06 * (count - 1)
-    assert seen == [pytest.approx((-margin, count - 1 + margin))]
-
-
 # -- how a plot looks --------------------------------------------------------------------------
 
 
@@ -196,23 +181,25 @@ def test_a_dashed_line_and_a_dotted_mark_have_their_strokes() -> None:
 
 
 def test_every_colour_of_a_drawing_is_one_of_the_page() -> None:
-    """And numbers have two digits, the tips are titles, and nothing but ours has an id."""
+    """And numbers have two digits, the tips are titles, no text of them is markup, and nothing but
+    ours has an id."""
+    assert len({svg.colour(name) for name in svg.NAMES}) == len(svg.NAMES)
+    assert len({svg.Key("", "", mark).path for mark in svg.MARKS}) == len(svg.MARKS)
     axes = svg.frame(100, 10, 10, 10, 10)
     for place, name in enumerate(svg.NAMES):
         key = svg.Key(name, name, "o")
         plots.marker(axes, place / 7, place / 3, key, gid=f"mark{place}")
-    tips = {f"mark{place}": f"the {name}" for place, name in enumerate(svg.NAMES)}
-    drawn = svg.to_svg(axes, "i", "label", tips)
-    assert "#5e" not in drawn
+    tips = {f"mark{place}": f"the <i> {name}" for place, name in enumerate(svg.NAMES)}
+    drawn = svg.to_svg(axes, "i", 'a "label" <b>', tips)
     for name in svg.NAMES:
         assert f"var(--{name})" in drawn
-        assert f"<g><title>the {name}</title>" in drawn
+        assert f"<g><title>the &lt;i&gt; {name}</title>" in drawn
     assert not re.findall(r' (?:d|x|y|transform)="[^"]*\.\d{3,}', drawn)
-    assert drawn.startswith(
-        '<svg viewBox="0 0 312 100" role="img" aria-label="label"><title>label<'
-    )
+    assert not re.findall(r"#5e|<b>|<style|<metadata|<!--|xlink| id=\"mark|\n", drawn)
+    label = "a &quot;label&quot; &lt;b&gt;"
+    said = f'role="img" aria-label="{label}"><title>{label}</title>'
+    assert drawn.startswith(f'<svg viewBox="0 0 312 100" {said}')
     assert drawn.endswith("</svg>")
-    assert "\n" not in drawn
 
 
 def test_ids_in_a_drawing_are_of_its_place_in_the_page() -> None:

@@ -12,6 +12,7 @@ from tinyllama.harness.records.results import Record
 from tinyllama.harness.records.verdict import (
     TOLERANCES,
     Outcome,
+    Verdict,
     check_tolerances,
     compare,
     judge,
@@ -40,14 +41,17 @@ def timing(seconds: Any) -> dict[str, Any]:
     return {"seconds": seconds, "seconds_quartiles": quartiles}
 
 
+def verdict_of(before: Entry | None, after: Entry | None) -> Verdict:
+    (verdict,) = compare(*(record(*([one] if one else [])) for one in (before, after)))
+    return verdict
+
+
 def outcome(before: Entry, after: Entry) -> Outcome:
-    (verdict,) = compare(record(before), record(after))
-    return verdict.outcome
+    return verdict_of(before, after).outcome
 
 
 def text(before: Entry, after: Entry) -> str:
-    (verdict,) = compare(record(before), record(after))
-    return str(verdict)
+    return str(verdict_of(before, after))
 
 
 def test_exit_statuses_are_those_of_the_documents_and_the_worst_wins() -> None:
@@ -116,20 +120,53 @@ def test_a_quartile_of_a_time_is_above_zero() -> None:
     assert outcome(of(0.0), of(0.0)) is Outcome.MISSING
 
 
-def test_overlapping_quartiles_are_inconclusive_and_never_green() -> None:
-    wide: dict[str, Any] = {"seconds_quartiles": [1.0, 1.4]}
-    assert outcome(entry(1.0), entry(1.2, **wide)) is Outcome.INCONCLUSIVE
-    assert not Outcome.INCONCLUSIVE.green
-    assert "overlap" in text(entry(1.0), entry(1.2, **wide))
-    assert outcome(entry(1.2, **wide), entry(1.0)) is Outcome.SAME
+OFF = entry(None, cannot="no bf16")
+EXACT, LOOSE, LOOSER = (dict[str, Any](tolerances={"seconds": m}) for m in (1.0, 1.1, 1.5))
+WIDE = entry(seconds_quartiles=[0.9, 1.3])
+NOT_RUN, ALLOWS = "does not run: no bf16", "the baseline allows 1.1: 1.5 counts once it is recorded"
+PEERS = ("peer", "floor")
 
 
-def test_a_wide_baseline_overlaps_too() -> None:
-    """Above its median and below its upper quartile nothing is known to be slower."""
-    wide: dict[str, Any] = {"seconds_quartiles": [0.9, 1.3]}
-    assert outcome(entry(1.0, **wide), entry(1.2)) is Outcome.INCONCLUSIVE
-    assert "overlap" in text(entry(1.0, **wide), entry(1.2))
-    assert outcome(entry(1.0, **wide), entry(1.4)) is Outcome.SLOWER
+@pytest.mark.parametrize(
+    ("before", "after", "found", "said"),
+    [
+        # What overlaps is inconclusive, and known to be slower only above the upper quartile.
+        (entry(), entry(1.2, seconds_quartiles=[1.0, 1.4]), "INCONCLUSIVE", "overlap"),
+        (entry(1.2, seconds_quartiles=[1.0, 1.4]), entry(), "SAME", ""),
+        (WIDE, entry(1.2), "INCONCLUSIVE", "overlap"),
+        (WIDE, entry(1.4), "SLOWER", ""),
+        # What is zero may not become one. The time to compile is not gated.
+        (entry(copies=0), entry(copies=0), "SAME", ""),
+        (entry(copies=0), entry(copies=1), "SLOWER", ""),
+        (entry(compile_seconds=1.0), entry(compile_seconds=9.0), "SAME", ""),
+        # What is missing or new is never green, and says why.
+        (entry(peak_bytes=5), entry(), "MISSING", ""),
+        (entry(), entry(peak_bytes=5), "NO_BASELINE", ""),
+        (entry(), OFF, "MISSING", "no bf16"),
+        (entry(), entry(cannot="no bf16"), "MISSING", ""),
+        (OFF, OFF, "SAME", NOT_RUN),
+        (OFF, entry(), "NO_BASELINE", ""),
+        (None, OFF, "NO_BASELINE", NOT_RUN),
+        (None, entry(math.nan), "MISSING", ""),
+        # A tolerance that is wider than the baseline's does not count yet.
+        (entry(**LOOSE), entry(1.08, **LOOSE), "SAME", ""),
+        (entry(**LOOSE), entry(1.08), "SLOWER", ""),
+        (entry(**LOOSE), entry(1.2, **LOOSER), "SLOWER", ALLOWS),
+        (entry(), entry(1.2, **LOOSER), "SLOWER", ALLOWS.replace("1.1:", "1.05:")),
+        (entry(**EXACT), entry(1.03, **EXACT), "SLOWER", ""),
+        # Peers and the floor never fail; no benchmark escapes by calling itself one.
+        *((entry(role=r), entry(9.0, role=r), "SAME", "not gated: slower: ") for r in PEERS),
+        *((entry(role=r), None, "SAME", "in the baseline, not in this run") for r in PEERS),
+        (entry(), entry(9.0, role="peer"), "SLOWER", ""),
+    ],
+)
+def test_the_verdict_on_a_pair_of_entries_and_what_it_says(
+    before: Entry | None, after: Entry | None, found: str, said: str
+) -> None:
+    verdict = verdict_of(before, after)
+    assert verdict.outcome.name == found
+    assert said in str(verdict)
+    assert ("the baseline allows" in str(verdict)) is ("the baseline allows" in said)
 
 
 ALLOWED = {
@@ -159,11 +196,6 @@ def test_each_metric_is_gated_by_its_own_tolerance(metric: str) -> None:
     assert f" {metric} {allowed + 0.01:.3f} times ({allowed:g} allowed)" in told
 
 
-def test_what_is_zero_may_not_become_one() -> None:
-    assert outcome(entry(copies=0), entry(copies=0)) is Outcome.SAME
-    assert outcome(entry(copies=0), entry(copies=1)) is Outcome.SLOWER
-
-
 def test_layouts_are_gated_one_by_one() -> None:
     before = op(strided=Ratio(1.0, 1.0, 1.0), transposed=Ratio(1.0, 0.9, 1.1))
     after = op(strided=Ratio(1.2, 1.2, 1.2), transposed=Ratio(1.05, 1.0, 1.1))
@@ -176,27 +208,12 @@ def test_layouts_are_gated_one_by_one() -> None:
     assert outcome(before, op(strided=Ratio(1.0, 1.0, 1.0))) is Outcome.MISSING
 
 
-def test_compile_time_is_not_gated() -> None:
-    assert outcome(entry(compile_seconds=1.0), entry(compile_seconds=9.0)) is Outcome.SAME
-
-
 # -- missing, new -----------------------------------------------------------------------------
 
 
-def test_missing_and_new_entries_and_metrics_are_never_green() -> None:
+def test_missing_and_new_entries_are_told() -> None:
     found = compare(record(entry(name="a")), record(entry(name="b")))
     assert [(v.name, v.outcome.name) for v in found] == [("a", "MISSING"), ("b", "NO_BASELINE")]
-    assert outcome(entry(peak_bytes=5), entry()) is Outcome.MISSING
-    assert outcome(entry(), entry(peak_bytes=5)) is Outcome.NO_BASELINE
-
-
-def test_what_ran_before_and_cannot_now_is_missing_with_the_reason() -> None:
-    cannot = entry(None, cannot="no bf16")
-    assert outcome(entry(), cannot) is Outcome.MISSING
-    assert "no bf16" in text(entry(), cannot)
-    assert outcome(entry(), entry(cannot="no bf16")) is Outcome.MISSING
-    assert outcome(cannot, cannot) is Outcome.SAME
-    assert outcome(cannot, entry()) is Outcome.NO_BASELINE
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0, -1.0, "1.0", None, True, [1]])
@@ -217,29 +234,14 @@ def test_quartiles_that_are_none_are_never_green(quartiles: Any) -> None:
         assert outcome(*reversed(pair)) is Outcome.MISSING
 
 
-def test_a_new_entry_must_be_a_measurement_too() -> None:
-    (verdict,) = compare(record(), record(entry(math.nan)))
-    assert verdict.outcome is Outcome.MISSING
-
-
 # -- tolerances -------------------------------------------------------------------------------
-
-
-def test_an_entry_declares_its_tolerance_and_a_wider_one_does_not_count_yet() -> None:
-    before = entry(1.0, tolerances={"seconds": 1.1})
-    assert outcome(before, entry(1.08, tolerances={"seconds": 1.1})) is Outcome.SAME
-    assert outcome(before, entry(1.08)) is Outcome.SLOWER
-    wider = entry(1.2, tolerances={"seconds": 1.5})
-    assert outcome(before, wider) is Outcome.SLOWER
-    assert "the baseline allows 1.1: 1.5 counts once it is recorded" in text(before, wider)
-    assert "the baseline allows 1.05: 1.5 counts" in text(entry(), wider)
-    assert "the baseline allows" not in text(before, before)
 
 
 @pytest.mark.parametrize(
     "tolerances", [{"seconds": math.nan}, {"seconds": math.inf}, {"seconds": 0.9}, {"second": 2}]
 )
 def test_a_tolerance_that_is_none_is_never_green(tolerances: dict[str, Any]) -> None:
+    check_tolerances(entry(**EXACT))
     assert outcome(entry(), entry(tolerances=tolerances)) is Outcome.MISSING
     with pytest.raises(ValueError, match="tolerance"):
         check_tolerances(entry(tolerances=tolerances))
@@ -248,22 +250,9 @@ def test_a_tolerance_that_is_none_is_never_green(tolerances: dict[str, Any]) -> 
 # -- what is not gated ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ["peer", "floor"])
-def test_peers_and_the_floor_are_shown_and_never_fail(role: str) -> None:
-    assert outcome(entry(role=role), entry(9.0, role=role)) is Outcome.SAME
-    assert "not gated: slower: seconds 9.000 times" in text(entry(role=role), entry(9.0, role=role))
-    (lacking,) = compare(record(entry(role=role)), record())
-    assert lacking.outcome is Outcome.SAME
-    assert "missing: in the baseline, not in this run" in lacking.text
-
-
 def test_ceilings_are_not_compared() -> None:
     fast, slow = (CeilingEntry(name="ceiling/copy", bytes_per_second=b) for b in (2.0, 1.0))
     assert compare(record(fast), record(slow)) == []
-
-
-def test_a_benchmark_cannot_escape_by_calling_itself_a_peer() -> None:
-    assert outcome(entry(), entry(9.0, role="peer")) is Outcome.SLOWER
 
 
 # -- the baseline -----------------------------------------------------------------------------
@@ -309,21 +298,6 @@ def test_without_a_baseline_each_figure_that_is_none_is_told() -> None:
         ("a", Outcome.MISSING),
         ("c", Outcome.MISSING),
     ]
-
-
-def test_what_does_not_run_says_so_and_is_new_where_it_is_new() -> None:
-    (new,) = compare(record(), record(entry(None, cannot="no bf16")))
-    told = "does not run: no bf16"
-    assert (new.outcome, new.text) == (Outcome.NO_BASELINE, told)
-    empty = entry(None, cannot="no bf16")
-    (same,) = compare(record(empty), record(empty))
-    assert (same.outcome, same.text) == (Outcome.SAME, told)
-
-
-def test_a_tolerance_of_one_allows_nothing_more() -> None:
-    check_tolerances(entry(tolerances={"seconds": 1.0}))
-    strict = entry(tolerances={"seconds": 1.0})
-    assert outcome(strict, entry(1.03, tolerances={"seconds": 1.0})) is Outcome.SLOWER
 
 
 def test_a_group_that_measured_nothing_is_missing() -> None:

@@ -160,6 +160,17 @@ class Script:
         assert len(found) == len(self.verdicts), self.verdicts
         return found
 
+    def ends(self, outcome: Outcome, *said: str, name: str = "a", **changes: Any) -> Verdict:
+        """Run. So it is with one, and with the status; all of this is said of it. Where one of
+        several benchmarks is meant, the others are the same."""
+        verdict = self.run(**changes)[name]
+        assert verdict.outcome is outcome, verdict
+        assert all(text in verdict.text for text in said), verdict
+        assert self.status == outcome.status, self.verdicts
+        others = [one for one in self.verdicts if one is not verdict]
+        assert name not in self.session.found or {o.outcome for o in others} <= {Outcome.SAME}
+        return verdict
+
     @property
     def status(self) -> int:
         """With which pytest would end."""

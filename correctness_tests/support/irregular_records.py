@@ -9,6 +9,7 @@ from correctness_tests.support.sample_records import (
     FIRST,
     SECOND,
     VERSIONS,
+    op_target,
     ops,
     ratio,
     record,
@@ -20,7 +21,6 @@ from correctness_tests.support.sample_records import (
 )
 from tinyllama.harness.records.entries import CeilingEntry, OpEntry, SweepEntry
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import OpTarget
 
 PASSES = ("forward", "forward+backward")
 CERTIFICATE: dict[str, Any] = {
@@ -136,18 +136,7 @@ def _sweep() -> list[SweepEntry]:
 
 
 def targets() -> list[Any]:
-    bar = OpTarget(
-        metric="bandwidth_share",
-        at_least=0.5,
-        device=FIRST,
-        source="SYNTHETIC",
-        provider="triton",
-        op=("rope",),
-        case=(),
-        dtype=("bf16",),
-        passes="forward",
-        caveat="SYNTHETIC caveat",
-    )
+    bar = op_target(metric="bandwidth_share", at_least=0.5, caveat="SYNTHETIC caveat")
     over = replace(bar, metric="speed", over=("torch", "liger"), caveat="")
     most: dict[str, Any] = {"at_least": None, "at_most": 9.0}
     kernels = replace(bar, metric="kernels", provider="eager", passes="forward+backward", **most)

@@ -16,7 +16,7 @@ from tinyllama.harness.records.entries import (
     SweepEntry,
 )
 from tinyllama.harness.records.results import Record
-from tinyllama.harness.records.targets import Target
+from tinyllama.harness.records.targets import OpTarget, Target
 
 FIRST, SECOND = "SYNTHETIC device A", "SYNTHETIC device B"
 DATES = ("2026-01-05T09:00:00Z", "2026-02-09T09:00:00Z", "2026-03-02T09:00:00Z")
@@ -280,6 +280,22 @@ def target(metric: str, at_least: float | None, **changed: Any) -> Target:
         "over": "v1" if metric == "speed" else None,
     }
     return Target(metric=metric, at_least=at_least, **{**fields, **changed})
+
+
+def op_target(**changed: Any) -> OpTarget:
+    """A bar of a kernel of Triton for rope."""
+    fields: dict[str, Any] = {
+        "op": ("rope",),
+        "provider": "triton",
+        "case": (),
+        "dtype": ("bf16",),
+        "passes": "forward",
+        "metric": "speed",
+        "at_least": 1.0,
+        "device": FIRST,
+        "source": "SYNTHETIC",
+    }
+    return OpTarget(**{**fields, **changed})
 
 
 def sample_targets() -> list[Target]:

@@ -1,11 +1,13 @@
 """A small stack of blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
 
 from tinyllama.harness.declare.registry import providers_restored
+from tinyllama.harness.kernels.configs import SPACES, Config, asked
 from tinyllama.ops.rope import rope_tables
 from tinyllama.ops.stack import Inputs, stack
 
@@ -48,3 +50,15 @@ def gradients(given: Inputs, provider: str = "fused") -> list[torch.Tensor]:
     y = stack[provider].call(*leaves, eps=EPS)
     y.backward(torch.ones_like(y))
     return [y, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@contextmanager
+def forced(run: Callable[[], object], config_of: Callable[[str], Config | None]) -> Iterator[None]:
+    """Of what this run asks for, the spaces that have a configuration by their name have it."""
+    with asked() as keys:
+        run()
+    with ExitStack() as every:
+        for (space, _), key in keys.items():
+            if (config := config_of(space)) is not None:
+                every.enter_context(SPACES[space].force(config, **key))
+        yield

@@ -4,19 +4,15 @@ from typing import Any
 
 import torch
 
+from field import sampling
 from field.flag_gems import kernels
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.declare.values import normal
+from tinyllama.harness import Case, Op
 
 released = kernels("groupnorm")
 
 channel_group_norm = Op(
     "channel_group_norm",
-    inputs={
-        "x": Tensor("B C S", grad=True),
-        "weight": Tensor("C", grad=True, values=normal(0.5, mean=1.0)),
-        "bias": Tensor("C", grad=True),
-    },
+    inputs=sampling.norm_inputs("B C S", "C"),
     params={"groups": 2, "eps": 1e-5},
     outputs={"y": "B C S"},
     cases=[
@@ -27,16 +23,7 @@ channel_group_norm = Op(
     fits=lambda dims: "C is no multiple of groups" if dims["C"] % dims["groups"] else None,
     dtypes=(torch.float32,),
 )
-
-
-@channel_group_norm.reference
-def eager(
-    x_BCS: torch.Tensor, weight_C: torch.Tensor, bias_C: torch.Tensor, groups: int, eps: float
-) -> torch.Tensor:
-    grouped = x_BCS.unflatten(1, (groups, -1)).flatten(2)
-    centred = grouped - grouped.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (centred * scale).reshape(x_BCS.shape) * weight_C[:, None] + bias_C[:, None]
+channel_group_norm.reference(sampling.group_norm)
 
 
 class GroupNorm(torch.autograd.Function):

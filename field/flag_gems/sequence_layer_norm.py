@@ -4,19 +4,15 @@ from typing import Any
 
 import torch
 
+from field import sampling
 from field.flag_gems import kernels
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.declare.values import normal
+from tinyllama.harness import Case, Op
 
 released = kernels("layernorm")
 
 sequence_layer_norm = Op(
     "sequence_layer_norm",
-    inputs={
-        "x": Tensor("B T D", grad=True),
-        "weight": Tensor("D", grad=True, values=normal(0.5, mean=1.0)),
-        "bias": Tensor("D", grad=True),
-    },
+    inputs=sampling.norm_inputs("B T D", "D"),
     params={"eps": 1e-5},
     outputs={"y": "B T D"},
     cases=[
@@ -25,15 +21,7 @@ sequence_layer_norm = Op(
     ],
     dtypes=(torch.float32,),
 )
-
-
-@sequence_layer_norm.reference
-def eager(
-    x_BTD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float
-) -> torch.Tensor:
-    centred = x_BTD - x_BTD.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return centred * scale * weight_D + bias_D
+sequence_layer_norm.reference(sampling.layer_norm)
 
 
 class LayerNorm(torch.autograd.Function):

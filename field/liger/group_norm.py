@@ -2,8 +2,8 @@
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.declare.values import normal
+from field import sampling
+from tinyllama.harness import Case, Op
 from tinyllama.harness.kernels.foreign import foreign
 
 with foreign():
@@ -11,27 +11,13 @@ with foreign():
 
 group_norm = Op(
     "group_norm",
-    inputs={
-        "x": Tensor("B C H W", grad=True),
-        "weight": Tensor("C", grad=True, values=normal(0.5, mean=1.0)),
-        "bias": Tensor("C", grad=True),
-    },
+    inputs=sampling.norm_inputs("B C H W", "C"),
     params={"groups": 2, "eps": 1e-6},
     outputs={"y": "B C H W"},
     cases=[Case(B=2, C=4, H=3, W=5), Case(B=1, C=6, H=1, W=8, why="one row of an image")],
     dtypes=(torch.float32,),
 )
-
-
-@group_norm.reference
-def eager(
-    x_BCHW: torch.Tensor, weight_C: torch.Tensor, bias_C: torch.Tensor, groups: int, eps: float
-) -> torch.Tensor:
-    grouped = x_BCHW.unflatten(1, (groups, -1)).flatten(2)
-    centred = grouped - grouped.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    normal_BCHW = (centred * scale).reshape(x_BCHW.shape)
-    return normal_BCHW * weight_C[:, None, None] + bias_C[:, None, None]
+group_norm.reference(sampling.group_norm)
 
 
 @group_norm.provider("liger", requires=("triton",), double_backward=False)

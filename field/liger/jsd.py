@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from field.sampling import UNLIKELY, log_probabilities
-from tinyllama.harness import Case, Op, Tensor
+from field.sampling import DISTRIBUTIONS, UNLIKELY, log_probabilities
+from tinyllama.harness import Op, Tensor
 from tinyllama.harness.kernels.foreign import foreign
 
 with foreign():
@@ -19,11 +19,7 @@ jsd = Op(
     },
     params={"beta": 0.5},
     outputs={"loss": ""},
-    cases=[
-        Case(N=4, V=50),
-        Case(N=1, V=64, why="one row"),
-        Case(N=3, V=1000, why="a row that does not fill its block"),
-    ],
+    cases=DISTRIBUTIONS,
     extremes={"unlikely": {"log_q": UNLIKELY, "log_p": UNLIKELY}},
     dtypes=(torch.float32,),
 )

@@ -4,8 +4,8 @@ import inspect
 
 import torch
 
-from field.sampling import log_probabilities, probabilities
-from tinyllama.harness import Case, Op, Tensor
+from field.sampling import DISTRIBUTIONS, log_probabilities, probabilities
+from tinyllama.harness import Op, Tensor
 from tinyllama.harness.kernels.foreign import foreign
 
 with foreign():
@@ -21,11 +21,7 @@ kl_div = Op(
         "p": Tensor("N V", values=probabilities()),
     },
     outputs={"loss": Tensor("", dtype=torch.float32)},
-    cases=[
-        Case(N=4, V=50),
-        Case(N=1, V=64, why="one row"),
-        Case(N=3, V=1000, why="a row that does not fill its block"),
-    ],
+    cases=DISTRIBUTIONS,
     dtypes=(torch.float32,),
 )
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
+from field.sampling import ROWS, norm_inputs
+from tinyllama.harness import Op
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.foreign import foreign
 
@@ -11,18 +12,10 @@ with foreign():
 
 layer_norm = Op(
     "layer_norm",
-    inputs={
-        "x": Tensor("N D", grad=True),
-        "weight": Tensor("D", grad=True, values=normal(0.5, mean=1.0)),
-        "bias": Tensor("D", grad=True),
-    },
+    inputs=norm_inputs("N D", "D"),
     params={"eps": 1e-5},
     outputs={"y": "N D"},
-    cases=[
-        Case(N=4, D=64),
-        Case(N=1, D=128, why="one row"),
-        Case(N=3, D=100, why="width that no power of two divides"),
-    ],
+    cases=ROWS,
     extremes={"far": {"x": normal(1.0, mean=20.0)}},
     dtypes=(torch.float32,),
 )

@@ -2,7 +2,8 @@
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
+from field.sampling import ROWS
+from tinyllama.harness import Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.harness.kernels.foreign import foreign
 
@@ -13,19 +14,11 @@ row_softmax = Op(
     "row_softmax",
     inputs={"x": Tensor("N D", grad=True)},
     outputs={"y": "N D"},
-    cases=[
-        Case(N=4, D=64),
-        Case(N=1, D=128, why="one row"),
-        Case(N=3, D=100, why="width that no power of two divides"),
-    ],
+    cases=ROWS,
     extremes={"wide": {"x": normal(10.0)}},
     dtypes=(torch.float32,),
 )
-
-
-@row_softmax.reference
-def eager(x_ND: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x_ND, -1)
+row_softmax.reference(lambda x_ND: torch.softmax(x_ND, -1))
 
 
 @row_softmax.provider("liger", requires=("triton",), double_backward=False)

@@ -2,7 +2,8 @@
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
+from field.sampling import TOKENS
+from tinyllama.harness import Op, Tensor
 from tinyllama.harness.kernels.foreign import foreign
 from tinyllama.ops.cross_entropy import TARGETS
 
@@ -13,11 +14,7 @@ token_cross_entropy = Op(
     "token_cross_entropy",
     inputs={"logits": Tensor("N V", grad=True), "targets": TARGETS},
     outputs={"losses": "N"},
-    cases=[
-        Case(N=5, V=50),
-        Case(N=1, V=64, why="one token"),
-        Case(N=3, V=1000, why="a row that does not fill its block"),
-    ],
+    cases=TOKENS,
     dtypes=(torch.float32,),
 )
 

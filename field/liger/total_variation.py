@@ -2,8 +2,8 @@
 
 import torch
 
-from field.sampling import probabilities
-from tinyllama.harness import Case, Op, Tensor
+from field.sampling import DISTRIBUTIONS, probabilities
+from tinyllama.harness import Op, Tensor
 from tinyllama.harness.declare.values import Values
 from tinyllama.harness.kernels.foreign import foreign
 
@@ -27,11 +27,7 @@ total_variation = Op(
         "q": Tensor("N V", values=probabilities()),
     },
     outputs={"distance": Tensor("", dtype=torch.float32)},
-    cases=[
-        Case(N=4, V=50),
-        Case(N=1, V=64, why="one row"),
-        Case(N=3, V=1000, why="a row that does not fill its block"),
-    ],
+    cases=DISTRIBUTIONS,
     extremes={"padded": {"p": PADDED, "q": PADDED}},
     dtypes=(torch.float32,),
 )

@@ -2,31 +2,19 @@
 
 import torch
 
-from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.declare.values import normal
+from field import sampling
+from tinyllama.harness import Case, Op
 from tinyllama.harness.kernels import jit, next_power_of_2, tl
 
 strided_layer_norm = Op(
     "strided_layer_norm",
-    inputs={
-        "x": Tensor("N D"),
-        "weight": Tensor("D", values=normal(0.5, mean=1.0)),
-        "bias": Tensor("D"),
-    },
+    inputs=sampling.norm_inputs("N D", "D", grad=False),
     params={"eps": 1e-5},
     outputs={"y": "N D"},
     cases=[Case(N=4, D=64), Case(N=3, D=100, why="width that no power of two divides")],
     dtypes=(torch.float32,),
 )
-
-
-@strided_layer_norm.reference
-def eager(
-    x_ND: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, eps: float
-) -> torch.Tensor:
-    centred = x_ND - x_ND.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return centred * scale * weight_D + bias_D
+strided_layer_norm.reference(sampling.layer_norm)
 
 
 @jit

@@ -2,8 +2,9 @@
 
 import torch
 
+from field.sampling import TOKENS
 from field.unsloth import kernels
-from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness import Op, Tensor
 from tinyllama.harness.declare.values import normal
 from tinyllama.ops.cross_entropy import TARGETS
 
@@ -14,11 +15,7 @@ softcapped_cross_entropy = Op(
     inputs={"logits": Tensor("N V", grad=True), "targets": TARGETS},
     params={"cap": 30.0},
     outputs={"losses": "N"},
-    cases=[
-        Case(N=5, V=50),
-        Case(N=1, V=64, why="one token"),
-        Case(N=3, V=1000, why="a row that does not fill its block"),
-    ],
+    cases=TOKENS,
     extremes={"low": {"logits": normal(1.0, mean=-100.0)}},
     dtypes=(torch.float32,),
 )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tinyllama.harness import Tensor
-from tinyllama.harness.declare.autograd import shape_of
+from tinyllama.harness.declare.specs import shape_of
 from tinyllama.harness.machine.errors import UsageError
 from tinyllama.harness.records.entries import CeilingEntry, OpEntry, ScalingEntry, StepEntry, Timed
 from tinyllama.harness.records.results import Record

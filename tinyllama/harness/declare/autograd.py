@@ -33,9 +33,6 @@ that is silently detached would be wrong and nobody would notice.
 """
 
 import contextlib
-import functools
-import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,9 +41,9 @@ from typing import Any
 import torch
 
 from tinyllama.harness.declare.arguments import spread
+from tinyllama.harness.declare.calls import Calls
 from tinyllama.harness.declare.checked import BySignature, Check, named
-from tinyllama.harness.declare.specs import DeclarationError, Signature, flat
-from tinyllama.harness.kernels.plans import Repeated
+from tinyllama.harness.declare.specs import DeclarationError, Signature, shape_of
 from tinyllama.harness.kernels.precision import compute_dtype
 
 # What a backward takes and returns; gradients of several outputs are `SomeGrads`.
@@ -54,8 +51,6 @@ Grads = Sequence[torch.Tensor]
 SomeGrads = Sequence[torch.Tensor | None]
 Named = Mapping[str, torch.Tensor]
 Needs = set[str]
-
-MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class Derived:
     saved: dict[str, Any]
     reads: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     replays: bool = False
-    known: "BySignature[_Calls]" = field(default_factory=BySignature, repr=False)
+    known: "BySignature[Calls]" = field(default_factory=BySignature, repr=False)
 
     def __post_init__(self) -> None:
         _ = self.custom_op  # declared at once: while it traces, the compiler cannot
@@ -96,7 +91,7 @@ class Derived:
             calls = known.find(args, params)
             if calls is None:
                 check(args, params)
-                calls = _Calls(self, {**defaults, **params})
+                calls = Calls(self, {**defaults, **params})
                 known.put(args, params, calls)
             return apply(*args, calls)
 
@@ -328,58 +323,6 @@ class Derived:
         return [names.index(name) for name in self.keep]
 
 
-class _Pass:
-    """A forward or backward pass of one signature, as it is run."""
-
-    def __init__(self, run: Callable[..., Any], replays: bool) -> None:
-        self.run: Callable[..., Any] = run
-        if replays:
-            self.run = Repeated(run, functools.partial(setattr, self, "run"))
-
-
-class _Calls:
-    """What is known of calls of one signature: their parameters, and how their passes are run."""
-
-    def __init__(self, derived: Derived, params: dict[str, Any]) -> None:
-        self._derived, self._params = derived, tuple(params.values())
-        self._right = False  # whether inputs come in the layouts that the kernels read
-        self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
-        self.forward = _Pass(self._run_forward, derived.replays)
-        self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
-
-    def as_read(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs in the layouts that the kernels read, found once where calls are repeated."""
-        if self._right:
-            return inputs
-        read = self._derived.as_read(inputs)
-        self._right = self._derived.replays and all(map(operator.is_, inputs, read))
-        return read
-
-    def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        results = self._derived.run_forward(*inputs, *self._params)
-        n = len(results) - self._derived.without_elements
-        self._empty = results[n:]
-        return results[:n]
-
-    def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
-        """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
-        if not self._derived.replays:
-            return self._run_backward(needs, *given)
-        passes = self._backward.get(needs)
-        if passes is None:
-            passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
-        found = passes.get(given, {})
-        if found is None:
-            found = _Pass(functools.partial(self._run_backward, needs), replays=True)
-            passes.put(given, {}, found)
-        return found.run(*given)
-
-    def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
-        n_grads = len(self._derived.op.outputs)
-        grads, saved = given[:n_grads], (*given[n_grads:], *self._empty)
-        return (*self._derived.run_backward(grads, saved, self._params, needs), None)
-
-
 def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]) -> Derived | None:
     """The derived form of a class with forward and backward; None for a plain function."""
     if not isinstance(implementation, type):
@@ -393,31 +336,6 @@ def derive(op: Signature, name: str, implementation: Any, traits: dict[str, Any]
         )
     forward, backward = (getattr(implementation, which) for which in ("forward", "backward"))
     return Derived(op, name, spread(forward), backward, keep, saved, reads, replays)
-
-
-def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
-    """The shape of declared axes, of which a leading dimension may be several."""
-    several_or_one = (sizes.get(axis) for axis in axes)
-    each = (
-        size if isinstance(size, tuple) else size_of(axis, sizes)
-        for axis, size in zip(axes, several_or_one, strict=True)
-    )
-    return list(flat(each))
-
-
-def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
-    """The size of a declared axis: a dimension's name, or a sum of terms such as Q+2*R, Q/C. A
-    dimension of several axes is their product."""
-
-    def value(name: str) -> int:
-        size = sizes[name] if name.isidentifier() else int(name)
-        return math.prod(size) if isinstance(size, tuple) else size
-
-    total = 0
-    for term in axis.split("+"):
-        over, *under = term.split("/")
-        total += math.prod(map(value, over.split("*"))) // math.prod(map(value, under))
-    return total
 
 
 def cast_by_autocast(args: Sequence[Any]) -> list[Any]:

@@ -180,3 +180,28 @@ class Signature:
 def flat(sizes: Iterable[Any]) -> tuple[int, ...]:
     """A shape, from the sizes of dimensions of which some are any number of axes."""
     return tuple(one for size in sizes for one in (size if isinstance(size, tuple) else (size,)))
+
+
+def shape_of(axes: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
+    """The shape of declared axes, of which a leading dimension may be several."""
+    several_or_one = (sizes.get(axis) for axis in axes)
+    each = (
+        size if isinstance(size, tuple) else size_of(axis, sizes)
+        for axis, size in zip(axes, several_or_one, strict=True)
+    )
+    return list(flat(each))
+
+
+def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
+    """The size of a declared axis: a dimension's name, or a sum of terms such as Q+2*R, Q/C. A
+    dimension of several axes is their product."""
+
+    def value(name: str) -> int:
+        size = sizes[name] if name.isidentifier() else int(name)
+        return math.prod(size) if isinstance(size, tuple) else size
+
+    total = 0
+    for term in axis.split("+"):
+        over, *under = term.split("/")
+        total += math.prod(map(value, over.split("*"))) // math.prod(map(value, under))
+    return total

@@ -1,0 +1,83 @@
+"""What is known of calls of one signature of a provider, and how their passes are run: as they are
+written, or repeated by a plan (`tinyllama.harness.kernels.plans`)."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from tinyllama.harness.declare.checked import BySignature
+from tinyllama.harness.declare.specs import Signature
+from tinyllama.harness.kernels.plans import Repeated
+
+MOST_LAYOUTS = 64  # of gradients and saved tensors, in backward passes of one signature
+
+
+class Passes(Protocol):
+    """A provider's passes, as they are derived from its class; all arguments by their places."""
+
+    @property
+    def op(self) -> Signature: ...
+    @property
+    def replays(self) -> bool: ...
+    @property
+    def without_elements(self) -> int:
+        """How many saved tensors, the last ones, are read for their shape alone."""
+
+    def as_read(self, args: tuple[Any, ...]) -> tuple[Any, ...]: ...
+    def run_forward(self, *args: Any) -> tuple[torch.Tensor, ...]: ...
+    def run_backward(self, grads: Any, saved: Any, params: Any, needs_grad: Any) -> Any: ...
+
+
+class _Pass:
+    """A forward or backward pass of one signature, as it is run."""
+
+    def __init__(self, run: Callable[..., Any], replays: bool) -> None:
+        self.run: Callable[..., Any] = run
+        if replays:
+            self.run = Repeated(run, functools.partial(setattr, self, "run"))
+
+
+class Calls:
+    """What is known of calls of one signature: their parameters, and how their passes are run."""
+
+    def __init__(self, derived: Passes, params: dict[str, Any]) -> None:
+        self._derived, self._params = derived, tuple(params.values())
+        self._right = False  # whether inputs come in the layouts that the kernels read
+        self._empty: tuple[torch.Tensor, ...] = ()  # what is saved without elements
+        self.forward = _Pass(self._run_forward, derived.replays)
+        self._backward: dict[tuple[bool, ...], BySignature[_Pass]] = {}
+
+    def as_read(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs in the layouts that the kernels read, found once where calls are repeated."""
+        if self._right:
+            return inputs
+        read = self._derived.as_read(inputs)
+        self._right = self._derived.replays and all(map(operator.is_, inputs, read))
+        return read
+
+    def _run_forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = self._derived.run_forward(*inputs, *self._params)
+        n = len(results) - self._derived.without_elements
+        self._empty = results[n:]
+        return results[:n]
+
+    def backward(self, needs: tuple[bool, ...], given: tuple[torch.Tensor | None, ...]) -> Any:
+        """Gradients of the inputs, and None. given: upstream gradients, then what was saved."""
+        if not self._derived.replays:
+            return self._run_backward(needs, *given)
+        passes = self._backward.get(needs)
+        if passes is None:
+            passes = self._backward[needs] = BySignature(MOST_LAYOUTS)
+        found = passes.get(given, {})
+        if found is None:
+            found = _Pass(functools.partial(self._run_backward, needs), replays=True)
+            passes.put(given, {}, found)
+        return found.run(*given)
+
+    def _run_backward(self, needs: tuple[bool, ...], *given: torch.Tensor | None) -> Any:
+        n_grads = len(self._derived.op.outputs)
+        grads, saved = given[:n_grads], (*given[n_grads:], *self._empty)
+        return (*self._derived.run_backward(grads, saved, self._params, needs), None)
