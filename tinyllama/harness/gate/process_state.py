@@ -48,6 +48,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, st
     found = {}
     for name, value in before.items():
         now = after.get(name, GONE)
+        if value is now:
+            continue
         same = _same_inside(value, now) if isinstance(value, Inside) else value is now
         same = value == now if isinstance(value, str) else same
         if not same:
@@ -80,7 +82,19 @@ def _standard(name: str) -> bool:
 
 def code() -> Snapshot:
     """By name, functions, classes and modules of torch, Triton, the harness and Python."""
+    collects = gc.isenabled()
+    gc.disable()  # a collection would look at all that a fork shares with its parent, and copy it
+    try:
+        return _code()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _code() -> Snapshot:
     found: Snapshot = {}
+    watched: dict[str, bool] = {}  # by the module that a class says it is of
+    classes: set[int] = set()  # most are seen in many modules
     for name, module in list(sys.modules.items()):
         if not (_watched(name) or _standard(name)) or not isinstance(module, types.ModuleType):
             continue
@@ -88,19 +102,30 @@ def code() -> Snapshot:
         for key, value in list(vars(module).items()):
             if issubclass(type(value), type):  # some deprecated objects warn when asked themselves
                 found[f"{name}.{key}"] = value
-                if _watched(value.__module__ or "") or value.__module__ == name:
+                of = value.__module__ or ""
+                if of not in watched:
+                    watched[of] = _watched(of)
+                if (watched[of] or of == name) and id(value) not in classes:
+                    classes.add(id(value))
                     found |= _members(value)
             elif callable(value):
-                found |= _function(f"{name}.{key}", value)
+                _note(found, f"{name}.{key}", value)
     return found
 
 
-def _function(name: str, value: Any) -> Snapshot:
+def _note(found: Snapshot, name: str, value: Any) -> None:
     """A function, and what it runs."""
-    if not isinstance(value, types.FunctionType):
-        return {name: value}
-    keywords = tuple((key, id(one)) for key, one in (value.__kwdefaults__ or {}).items())
-    return {name: value, f"{name}, inside": Inside(value.__code__, value.__defaults__, keywords)}
+    found[name] = value
+    if type(value) is types.FunctionType:
+        given = value.__kwdefaults__
+        keywords = tuple((key, id(one)) for key, one in given.items()) if given else ()
+        found[f"{name}, inside"] = Inside(value.__code__, value.__defaults__, keywords)
+
+
+def _function(name: str, value: Any) -> Snapshot:
+    found: Snapshot = {}
+    _note(found, name, value)
+    return found
 
 
 def _members(kind: type) -> Snapshot:
@@ -109,7 +134,7 @@ def _members(kind: type) -> Snapshot:
     found: Snapshot = {}
     for key, value in list(vars(kind).items()):
         if callable(value) or _describes(value):
-            found |= _function(f"{where}.{key}", value)
+            _note(found, f"{where}.{key}", value)
     return found
 
 
