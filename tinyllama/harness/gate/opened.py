@@ -167,7 +167,9 @@ def _read(report: Path) -> tuple[Seen, set[str]]:
         return Seen(unidentified=text), set()
 
 
-def _observed(group: Group, device: torch.device, code: process_state.Code) -> tuple[Seen, set[str]]:
+def _observed(
+    group: Group, device: torch.device, code: process_state.Code
+) -> tuple[Seen, set[str]]:
     """In the fork: what a group does, and the modules of torch that it loaded first. code: of the
     process before, which takes long to list."""
     with tempfile.TemporaryDirectory() as bytecode:

@@ -101,7 +101,7 @@ class Code(Snapshot):
         for name, space, key, value, inside in self._places:
             now = space.get(key, GONE)
             if now is not value:
-                found |= changes(self._of(name), _function(name, now) if _runs(now) else {})
+                found |= changes(self._of(name), _function(name, now) if _told_of(now) else {})
             elif inside is not None and (
                 value.__code__ is not inside.code
                 or value.__defaults__ is not inside.defaults
@@ -146,6 +146,10 @@ def _code() -> Code:
                     classes.add(id(value))
                     _note_members(found, value)
     return found
+
+
+def _told_of(value: object) -> bool:
+    return _runs(value) or _describes(value)
 
 
 def _runs(value: object) -> bool:

@@ -13,13 +13,11 @@ from typing import Any
 import triton.language as tl
 
 _MISSING = object()
+_LATER = ("condition", "tensor_descriptor_base")  # which triton 3.3 may lack
 _OWNERS = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
-_OWNERS += [
-    getattr(tl.core, name) for name in ("condition", "tensor_descriptor_base") if hasattr(tl.core, name)
-]
+_OWNERS += [getattr(tl.core, name) for name in _LATER if hasattr(tl.core, name)]
 Change = tuple[Any, str, Any, Any]  # an owner, a name, its member before and after
-# By the modules that are seen: how many members each owner had, and the changes.
-_KNOWN: dict[tuple[bool, bool], tuple[list[int], list[Change]]] = {}
+_KNOWN: dict[tuple[bool, bool], list[Change]] = {}  # by the modules that are seen
 _MADE: list[Change] = []
 _INSIDE: list[None] = []
 
@@ -29,10 +27,6 @@ class _Scope:
 
     def restore(self) -> None:
         pass
-
-
-def _sizes() -> list[int]:
-    return [len(vars(owner)) for owner in _OWNERS]
 
 
 def _undo() -> None:
@@ -77,14 +71,11 @@ def patched(function: Callable[..., Any], patch: Callable[..., Any]) -> _Scope:
     Triton's own way to do so, for what was not found before or was changed since."""
     seen = list(function.__globals__.values())
     key = any(one is tl for one in seen), any(one is tl.core for one in seen)
-    sizes, changes = _KNOWN.get(key, ([], []))
-    if changes and (_MADE or sizes == _sizes()) and _do(changes):
+    if key in _KNOWN and _do(_KNOWN[key]):
         return _Scope()
     made = list(_MADE)
     _undo()  # what is found is then all that has to be changed
-    sizes = _sizes()
-    changes = _found(patch, function)
-    _KNOWN[key] = sizes, changes
+    _KNOWN[key] = changes = _found(patch, function)
     _MADE.extend(changes)
     _do([one for one in made if vars(one[0]).get(one[1], _MISSING) is one[2]])
     return _Scope()
