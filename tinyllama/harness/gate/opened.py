@@ -96,7 +96,7 @@ class Observer:
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
-        self.before: Mapping[str, Any] = {}  # the code of this process
+        self.before = process_state.Code()  # of this process
         for name in _LATE:
             _load(name)
         torch.set_num_threads(1)  # a fork of a process with busy threads could hang
@@ -167,7 +167,9 @@ def _read(report: Path) -> tuple[Seen, set[str]]:
         return Seen(unidentified=text), set()
 
 
-def _observed(group: Group, device: torch.device, code: Mapping[str, Any]) -> tuple[Seen, set[str]]:
+def _observed(
+    group: Group, device: torch.device, code: process_state.Code
+) -> tuple[Seen, set[str]]:
     """In the fork: what a group does, and the modules of torch that it loaded first. code: of the
     process before, which takes long to list."""
     with tempfile.TemporaryDirectory() as bytecode:
@@ -192,7 +194,7 @@ def _observed(group: Group, device: torch.device, code: Mapping[str, Any]) -> tu
             after.pop(name)
             before.pop(name)
         seen.changed |= process_state.changes(before, after)
-        seen.changed |= process_state.changes(code, process_state.code())
+        seen.changed |= code.changes()
         seen.files = sorted(events.files)
         seen.unidentified = seen.unidentified or events.unidentified() or ""
         return seen, process_state.loaded() - known

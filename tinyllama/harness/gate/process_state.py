@@ -3,7 +3,8 @@ harness and Python, torch's settings, the environment, and what slows a process 
 
 before = code(), settings()
 ...                                     # an import
-changes(before[0], code())              # name -> what it became, as a text
+before[0].changes()                     # name -> what it became, as a text
+changes(before[1], settings())
 """
 
 import gc
@@ -48,6 +49,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, st
     found = {}
     for name, value in before.items():
         now = after.get(name, GONE)
+        if value is now:
+            continue
         same = _same_inside(value, now) if isinstance(value, Inside) else value is now
         same = value == now if isinstance(value, str) else same
         if not same:
@@ -78,39 +81,105 @@ def _standard(name: str) -> bool:
     return name.partition(".")[0] in sys.stdlib_module_names
 
 
-def code() -> Snapshot:
-    """By name, functions, classes and modules of torch, Triton, the harness and Python."""
-    found: Snapshot = {}
+class Code(Snapshot):
+    """Functions, classes and modules by name, and where each of them is found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: list[tuple[str, Mapping[str, Any], str, Any, Inside | None]] = []
+
+    def note(self, name: str, space: Mapping[str, Any], key: str, value: Any) -> None:
+        """``space``: has the value under the key, and is asked again."""
+        self[name], inside = value, None
+        if type(value) is types.FunctionType:
+            self[f"{name}, inside"] = inside = _inside(value)
+        self._places.append((name, space, key, value, inside))
+
+    def changes(self) -> dict[str, str]:
+        """What is another now, as of `changes`, without a list of all that is there."""
+        found: dict[str, str] = {}
+        for name, space, key, value, inside in self._places:
+            now = space.get(key, GONE)
+            if now is not value:
+                found |= changes(self._of(name), _function(name, now) if _told_of(now) else {})
+            elif inside is not None and (
+                value.__code__ is not inside.code
+                or value.__defaults__ is not inside.defaults
+                or _keywords(value) != inside.keywords
+            ):
+                found |= changes(self._of(name), _function(name, value))
+        return found
+
+    def _of(self, name: str) -> Snapshot:
+        return {one: self[one] for one in (name, f"{name}, inside") if one in self}
+
+
+def code() -> Code:
+    """Of torch, Triton, the harness and Python."""
+    collects = gc.isenabled()
+    gc.disable()  # thousands of objects are made, and stay
+    try:
+        return _code()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _code() -> Code:
+    found = Code()
+    watched: dict[str, bool] = {}  # by the module that a class says it is of
+    classes: set[int] = set()  # most are seen in many modules
     for name, module in list(sys.modules.items()):
         if not (_watched(name) or _standard(name)) or not isinstance(module, types.ModuleType):
             continue
-        found[f"module {name}"] = module
-        for key, value in list(vars(module).items()):
-            if issubclass(type(value), type):  # some deprecated objects warn when asked themselves
-                found[f"{name}.{key}"] = value
-                if _watched(value.__module__ or "") or value.__module__ == name:
-                    found |= _members(value)
-            elif callable(value):
-                found |= _function(f"{name}.{key}", value)
+        found.note(f"module {name}", sys.modules, name, module)
+        space = vars(module)
+        for key, value in list(space.items()):
+            if not _runs(value):
+                continue
+            found.note(f"{name}.{key}", space, key, value)
+            if issubclass(type(value), type):
+                of = value.__module__ or ""
+                if of not in watched:
+                    watched[of] = _watched(of)
+                if (watched[of] or of == name) and id(value) not in classes:
+                    classes.add(id(value))
+                    _note_members(found, value)
     return found
+
+
+def _told_of(value: object) -> bool:
+    return _runs(value) or _describes(value)
+
+
+def _runs(value: object) -> bool:
+    """A class, or something that can be called. Some deprecated objects warn when asked."""
+    return issubclass(type(value), type) or callable(value)
+
+
+def _inside(function: types.FunctionType) -> Inside:
+    return Inside(function.__code__, function.__defaults__, _keywords(function))
+
+
+def _keywords(function: types.FunctionType) -> tuple[tuple[str, int], ...]:
+    given = function.__kwdefaults__
+    return tuple((key, id(one)) for key, one in given.items()) if given else ()
 
 
 def _function(name: str, value: Any) -> Snapshot:
     """A function, and what it runs."""
     if not isinstance(value, types.FunctionType):
         return {name: value}
-    keywords = tuple((key, id(one)) for key, one in (value.__kwdefaults__ or {}).items())
-    return {name: value, f"{name}, inside": Inside(value.__code__, value.__defaults__, keywords)}
+    return {name: value, f"{name}, inside": _inside(value)}
 
 
-def _members(kind: type) -> Snapshot:
+def _note_members(found: Code, kind: type) -> None:
     """The methods and properties of a class."""
     where = f"{kind.__module__}.{kind.__qualname__}"
-    found: Snapshot = {}
-    for key, value in list(vars(kind).items()):
+    space = vars(kind)
+    for key, value in list(space.items()):
         if callable(value) or _describes(value):
-            found |= _function(f"{where}.{key}", value)
-    return found
+            found.note(f"{where}.{key}", space, key, value)
 
 
 def _describes(value: object) -> bool:

@@ -71,11 +71,14 @@ class Bounds:
             self.unheld[launch.kernel] = None
         if not self._regions or self._in_one_region(low, high, size):
             return None
+        accessed = np.broadcast_to(accessed, addresses.shape).astype(bool)
+        made = addresses[accessed]  # most that reach too far are masked
+        if not made.size or self._in_one_region(int(made.min()), int(made.max()), size):
+            return None
         starts = np.array(self._starts, np.uint64)
         ends = np.array([region.end for region in self._regions], np.uint64)
         place = np.searchsorted(starts, addresses, side="right") - 1
         right = (place >= 0) & (addresses + np.uint64(size) <= ends[place])
-        accessed = np.broadcast_to(accessed, addresses.shape).astype(bool)
         if anywhere:
             right |= addresses <= interpreter.ADDRESS
         if not (accessed & ~right).any():

@@ -34,11 +34,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime.jit import JITFunction
 
-from tinyllama.harness.kernels import libdevice, operators, programs, promises, shared_types
+from tinyllama.harness.kernels import (
+    libdevice,
+    operators,
+    patches,
+    programs,
+    promises,
+    shared_types,
+)
 from tinyllama.harness.kernels.known import among
 
 Array = Any  # a numpy array
@@ -119,7 +127,7 @@ def run(
     named = {**dict(zip(names, args, strict=False)), **kwargs}
     with (
         among(_RUNNING, Running(function, kernel, named)),
-        _language_put_back(),
+        patches.put_back(),
         libdevice.computed() as seen,
         _device_functions(function, seen),
         np.errstate(all="ignore"),
@@ -137,7 +145,7 @@ def running() -> tuple[Running, tuple[int, ...]]:
 class _Steps:
     """Counts the operations of the program that runs."""
 
-    limit: int | None = None
+    limit = STEPS
     taken = 0
     program: Any = None
 
@@ -146,7 +154,7 @@ class _Steps:
         if program is not self.program:
             self.program, self.taken = program, 0
         self.taken += 1
-        if self.limit is not None and self.taken > self.limit:
+        if self.taken > self.limit:
             self.taken = 0
             kernel = _RUNNING[-1].kernel if _RUNNING else "a kernel"
             raise EndlessLoopError(
@@ -162,10 +170,11 @@ _STEPS = _Steps()
 def limited(steps: int = STEPS) -> Iterator[None]:
     """Meanwhile, a program that takes more operations raises EndlessLoopError."""
     before, _STEPS.limit = _STEPS.limit, steps
+    counts, operators.COUNTS[:] = [*operators.COUNTS], [_STEPS.take]
     try:
         yield
     finally:
-        _STEPS.limit = before
+        _STEPS.limit, operators.COUNTS[:] = before, counts
 
 
 _REWRITTEN: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -225,23 +234,6 @@ def _interpreted(owner: Any, name: str, builtin: Callable[..., Any]) -> Callable
     return operators.replacement(owner, name, libdevice.with_meaning(builtin))
 
 
-_PATCHED = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
-
-
-@contextlib.contextmanager
-def _language_put_back() -> Iterator[None]:
-    before = [(owner, dict(vars(owner))) for owner in _PATCHED]
-    try:
-        yield
-    finally:
-        for owner, members in before:
-            for name, now in list(vars(owner).items()):
-                if name not in members:
-                    delattr(owner, name)
-                elif now is not members[name]:
-                    setattr(owner, name, members[name])
-
-
 # -- bfloat16 ---------------------------------------------------------------------------------
 
 
@@ -294,8 +286,8 @@ def _fix_values() -> None:
     )
 
     def init(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
-        if _STEPS.limit is not None:
-            _STEPS.take()
+        for count in operators.COUNTS:
+            count()
         if _is_bf16(dtype):
             data = to_values(to_bits(np.asarray(data, np.float32)))
         self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
@@ -436,17 +428,32 @@ def _fix_scalars() -> None:
     stock._patch_lang_tensor = patched
 
 
+_TENSORS = (torch.Tensor, torch.nn.Parameter)  # whose type on a GPU follows from their dtype
+
+
 def _fix_arguments() -> None:
     convert = stock._implicit_cvt
+    pointers: dict[Any, Any] = {}
+
+    def pointer(argument: Any) -> Any:
+        """Triton finds the type by a string for each argument."""
+        shared = pointers.get(argument.dtype) if type(argument) in _TENSORS else None
+        if shared is None:
+            made = shared_types.pointer(convert(argument))
+            if type(argument) in _TENSORS:
+                pointers[argument.dtype] = made.type
+            return made
+        return operators.value(np.array([argument.data_ptr()], np.uint64), shared, shared)
 
     def converted(argument: Any) -> Any:
+        if type(argument) is int and -(2**31) <= argument < 2**31:
+            return operators.value(np.array([argument], np.int32), tl.int32, tl.int32)
         if isinstance(argument, float):
-            handle = stock.TensorHandle(np.array([argument], np.float32), tl.float32)
-            return tl.tensor(handle, tl.float32)
-        made = convert(argument)
-        if hasattr(argument, "data_ptr"):
-            made = shared_types.pointer(made)
-        if (WATCHERS or SUMS) and _RUNNING and hasattr(argument, "data_ptr"):
+            return operators.value(np.array([argument], np.float32), tl.float32, tl.float32)
+        if not hasattr(argument, "data_ptr"):
+            return convert(argument)
+        made = pointer(argument)
+        if (WATCHERS or SUMS) and _RUNNING:
             origins = _RUNNING[-1].origins
             start = getattr(argument, "base", argument).untyped_storage().data_ptr()
             number = origins.setdefault(start, len(origins) + 1)
@@ -461,6 +468,7 @@ _fix_arguments()
 _fix_values()
 _fix_scalars()
 stock._patch_builtin = _patch_builtin
+stock._patch_lang = functools.partial(patches.patched, patch=stock._patch_lang)
 shared_types.share()
 # What a check of overflows computes is read where asserts are on (``debug``), and it is a sixth of
 # the time.

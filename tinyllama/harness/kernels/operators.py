@@ -26,6 +26,8 @@ MOST = 4096  # operations that are kept for each operator
 NOTED: list[list[tuple[Any, Any, Any, Any]]] = []
 # Called before every sum of pointers and offsets, with both.
 SUMS: list[Callable[[Array, Array], None]] = []
+# Called for each value that is made.
+COUNTS: list[Callable[[], None]] = []
 ADD_POINTER = object()  # stands for the builder's sum of a pointer and an offset
 
 CAST = object()  # stands for a conversion: its handle, the type it becomes
@@ -66,13 +68,14 @@ class _Operation:
             self.size = max(1, left.get_element_ty().primitive_bitwidth // 8)
         self.constant: Any = None
         self.keep: Any = None
+        self.rounds = self.dtype.scalar.name == "bf16"
 
     def __call__(self, a: Any, b: Any) -> Any:
         left, right = (b, a) if self.swapped else (a, b)
-        if left.dtype != self.left:
-            left = left.astype(self.left)
-        if right.dtype != self.right:
-            right = right.astype(self.right)
+        if left.dtype is not self.left:
+            left = left.astype(self.left, copy=False)
+        if right.dtype is not self.right:
+            right = right.astype(self.right, copy=False)
         if self.size:
             for seen in SUMS:
                 seen(*np.broadcast_arrays(left, right))
@@ -81,7 +84,26 @@ class _Operation:
             data = self.called(left, right)
             if data.itemsize > self.most:
                 data = data.astype(self.made)
-        return tl.tensor(stock.TensorHandle(data, self.dtype), self.type)
+        if self.rounds:
+            return tl.tensor(stock.TensorHandle(data, self.dtype), self.type)
+        return value(data, self.dtype, self.type)
+
+
+def value(data: Array, dtype: Any, kind: Any) -> Any:
+    """``tl.tensor(TensorHandle(data, dtype), kind)``, without calls; not for a bfloat16, which is
+    rounded."""
+    shared = kind.__dict__.get("_of_tensors")  # from `shared_types`
+    if shared is None:
+        return tl.tensor(stock.TensorHandle(data, dtype), kind)
+    for count in COUNTS:
+        count()
+    handle, made = _new(_HANDLE), _new(_TENSOR)
+    handle.__dict__ = {"data": data, "dtype": dtype, "attr": {}}
+    made.__dict__ = {**shared, "handle": handle}
+    return made
+
+
+_new, _HANDLE, _TENSOR = object.__new__, stock.TensorHandle, tl.tensor
 
 
 def _converts(value: Any, handle: Any) -> bool:
@@ -168,7 +190,10 @@ def _index(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
         key = (id(a.type), tuple(one is None for one in slices))
         found = known.get(key)
         if found is not None:
-            return tl.tensor(stock.TensorHandle(a.handle.data[slices], a.handle.dtype), found[0])
+            dtype = a.handle.dtype
+            if dtype.scalar.name == "bf16":
+                return tl.tensor(stock.TensorHandle(a.handle.data[slices], dtype), found[0])
+            return value(a.handle.data[slices], dtype, found[0])
         result = stock_operator(a, slices)
         if _same(a.handle.data[slices], result.handle.data):
             if len(known) >= MOST:
@@ -222,7 +247,7 @@ def _arange(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
         if kind is None:
             kind = known[start, end] = stock_operator(start, end).type
         data = np.arange(start, end, dtype=np.int32)
-        return tl.tensor(stock.TensorHandle(data, tl.int32), kind)
+        return value(data, tl.int32, kind)
 
     return arange
 

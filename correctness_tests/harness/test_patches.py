@@ -1,0 +1,85 @@
+"""The language is changed for the interpreter as Triton does it, found once and then repeated."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime import interpreter as stock
+from triton.runtime.jit import mangle_type
+
+from tinyllama.harness.kernels import interpreter, patches
+from tinyllama.harness.kernels.launch import jit, tl
+
+
+@jit
+def exponential(x, y):  # type: ignore[no-untyped-def]
+    tl.store(y, tl.exp(tl.load(x)))
+
+
+@jit
+def doubled(x, TIMES: tl.constexpr):  # type: ignore[no-untyped-def]
+    a = tl.load(x)
+    for _ in range(TIMES):
+        a = a + a
+    tl.store(x, a)
+
+
+def result(kernel: Any) -> float:
+    x, y = torch.ones(1), torch.zeros(1)
+    kernel[(1,)](x, y)
+    return y.item()
+
+
+def test_what_is_changed_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    result(exponential)
+    monkeypatch.setattr(patches, "_found", lambda *_: pytest.fail("it was looked for again"))
+    assert result(exponential) == pytest.approx(np.e)
+    assert not patches._MADE
+
+
+def test_a_language_that_became_another_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert result(exponential) == pytest.approx(np.e)
+    with monkeypatch.context() as patch:
+        patch.setattr(tl, "exp", tl.exp2)
+        assert result(exponential) == 2
+        assert tl.exp is tl.exp2
+    assert result(exponential) == pytest.approx(np.e)
+
+
+def test_a_launch_inside_of_another_leaves_the_language_to_it() -> None:
+    plain = tl.exp
+    with patches.put_back():
+        assert result(exponential) == pytest.approx(np.e)
+        assert tl.exp is not plain
+        assert result(exponential) == pytest.approx(np.e)
+    assert tl.exp is plain
+
+
+def test_each_value_that_is_made_is_an_operation_of_a_program() -> None:
+    x = torch.zeros(1)
+    doubled[(1,)](x, TIMES=300)  # from now on its sum is remembered
+    with interpreter.limited(steps=100), pytest.raises(Exception, match="more than 100 operations"):
+        doubled[(1,)](x, TIMES=300)
+    with interpreter.limited(steps=100):
+        doubled[(1,)](x, TIMES=50)
+    doubled[(1,)](x, TIMES=300)
+
+
+INTEGERS = (0, 1, -5, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**40, -(2**40), 2**63)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool)
+TENSORS = tuple(torch.zeros(2, dtype=dtype) for dtype in DTYPES)
+PARAMETER = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+@pytest.mark.parametrize("argument", [*INTEGERS, True, *TENSORS, PARAMETER], ids=str)
+def test_an_argument_has_the_type_that_triton_gives_it(argument: Any, time: str) -> None:
+    made = stock._implicit_cvt(argument)
+    assert made.type == made.handle.dtype == tl.str_to_ty(mangle_type(argument), None)
+    number = argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+    assert made.handle.data.tolist() == [number]
+    assert made.handle.data.dtype == stock._get_np_dtype(made.type) or number in (2**31, 2**32 - 1)

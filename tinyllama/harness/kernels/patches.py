@@ -1,0 +1,93 @@
+"""What Triton's interpreter changes in the language, found once and then made at once.
+
+The interpreter replaces the builtins of ``triton.language`` before each launch, and before the
+first call of a module's functions. What it replaces depends on which modules of the language a
+kernel's module sees, and on nothing else, so it is found by the first launch and repeated. All is
+put back after a launch: the same process also compiles.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import triton.language as tl
+
+_MISSING = object()
+_LATER = ("condition", "tensor_descriptor_base")  # which triton 3.3 may lack
+_OWNERS = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
+_OWNERS += [getattr(tl.core, name) for name in _LATER if hasattr(tl.core, name)]
+Change = tuple[Any, str, Any, Any]  # an owner, a name, its member before and after
+_KNOWN: dict[tuple[bool, bool], list[Change]] = {}  # by the modules that are seen
+_MADE: list[Change] = []
+_INSIDE: list[None] = []
+
+
+class _Scope:
+    """In the place of the stock one, which undoes what `put_back` undoes."""
+
+    def restore(self) -> None:
+        pass
+
+
+def _undo() -> None:
+    while _MADE:
+        owner, name, before, _ = _MADE.pop()
+        if before is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _do(changes: list[Change]) -> bool:
+    """Whether every member was as it was found, or is as it is wanted. If not, nothing is done."""
+    wanted = []
+    spaces = {id(owner): vars(owner) for owner in _OWNERS}
+    for change in changes:
+        owner, name, before, after = change
+        now = spaces[id(owner)].get(name, _MISSING)
+        if now is before:
+            wanted.append(change)
+        elif now is not after:
+            return False
+    for owner, name, _, after in wanted:
+        setattr(owner, name, after)
+    _MADE.extend(wanted)
+    return True
+
+
+def _found(patch: Callable[..., Any], function: Callable[..., Any]) -> list[Change]:
+    was = [dict(vars(owner)) for owner in _OWNERS]
+    patch(function)
+    return [
+        (owner, name, old.get(name, _MISSING), member)
+        for owner, old in zip(_OWNERS, was, strict=True)
+        for name, member in vars(owner).items()
+        if old.get(name, _MISSING) is not member
+    ]
+
+
+def patched(function: Callable[..., Any], patch: Callable[..., Any]) -> _Scope:
+    """Change the language as the module of a function sees it, until `put_back` ends. ``patch``:
+    Triton's own way to do so, for what was not found before or was changed since."""
+    seen = list(function.__globals__.values())
+    key = any(one is tl for one in seen), any(one is tl.core for one in seen)
+    if key in _KNOWN and _do(_KNOWN[key]):
+        return _Scope()
+    made = list(_MADE)
+    _undo()  # what is found is then all that has to be changed
+    _KNOWN[key] = changes = _found(patch, function)
+    _MADE.extend(changes)
+    _do([one for one in made if vars(one[0]).get(one[1], _MISSING) is one[2]])
+    return _Scope()
+
+
+@contextlib.contextmanager
+def put_back() -> Iterator[None]:
+    """Undo afterwards what was changed meanwhile; inside of another one, that one undoes it."""
+    _INSIDE.append(None)
+    try:
+        yield
+    finally:
+        _INSIDE.pop()
+        if not _INSIDE:
+            _undo()
