@@ -1,6 +1,6 @@
 """Which configuration a search keeps, and how its table is put together."""
 
-from contextlib import nullcontext
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,11 +69,13 @@ def test_the_one_in_force_is_timed_in_full_however_slow_at_first(
     """Else nothing would be gained over it, and what is kept need not beat it."""
     others = [Config(BLOCK=2**power, num_warps=8) for power in range(SURVIVORS + 2)]
     seconds = {OLD: 1.0, **{one: 0.5 + i / 100 for i, one in enumerate(others)}}
-    space: Any = SimpleNamespace(configs=lambda **key: others, force=lambda *a, **k: nullcontext())
+    space: Any = SimpleNamespace(
+        configs=lambda **key: others, force=lambda *a, **k: contextlib.nullcontext()
+    )
     case = SimpleNamespace(op=None, provider=SimpleNamespace(call=None))
     subject: Any = SimpleNamespace(case=case, inputs=None, results={})
     monkeypatch.setattr(tuning, "evaluate", lambda *args: {})
-    monkeypatch.setattr(tuning, "launched", lambda: nullcontext([]))
+    monkeypatch.setattr(tuning, "launched", lambda: contextlib.nullcontext([]))
     monkeypatch.setattr(tuning, "_timed", lambda _, key, config, *rest: lambda: seconds[config])
     one = found({})
     tuning._search(space, one, subject)
@@ -132,3 +134,10 @@ def test_how_far_a_configuration_may_be_off_follows_from_its_precision(
     else:
         with pytest.raises(AssertionError, match="y differs by"):
             tuning._assert_close(off, {"y": right})
+
+
+@pytest.mark.parametrize(("off", "trusted"), [(0.0, True), (0.9e-30, True), (1.1e-30, False)])
+def test_where_nothing_is_expected_next_to_nothing_may_come(off: float, trusted: bool) -> None:
+    right = {"y": torch.zeros(1, dtype=torch.float64)}
+    with contextlib.nullcontext() if trusted else pytest.raises(AssertionError, match="y differs"):
+        tuning._assert_close({"y": right["y"] + off}, right)
