@@ -273,6 +273,23 @@ def test_files_of_an_environment_and_of_elsewhere_are_not_of_the_tree(tmp_path: 
     assert side.files(["a"], every=False) == {"a/b.py"}
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+@pytest.mark.parametrize("twin", ["same", "other", "none"])
+def test_what_is_said_of_changes_for_every_op(count: int, twin: str, tmp_path: Path) -> None:
+    """Three by name, and how many more; once for both sides if both change the same."""
+    changed = {f"torch.f{number}": "x" * 70 for number in range(count)}
+    others = {"same": changed, "other": {}, "none": None}
+    sides = []
+    for side, own in ((BASE, changed), (CANDIDATE, others[twin])):
+        seen = {} if own is None else {Group(("one", "two")): Seen(changed=own)}
+        tree = Tree(side, tmp_path, sys.executable, "main", tmp_path)
+        sides.append(identity._Side(tree, Sources(tmp_path), seen))
+    named = [f"torch.f{number} ({'x' * 60})" for number in range(min(count, 3))]
+    more = {4: ["1 more"], 7: ["4 more"]}.get(count, [])
+    text = f"one and two of the base changes for every op: {', '.join([*named, *more])}"
+    assert list(identity._global(sides)) == ([text] if count and twin != "same" else [])
+
+
 FUNCTIONS = "def a():\n    return 1\n\n\ndef b():\n    return %d\n"
 BODY, OUTSIDE = 6, 2  # lines of the functions that differ, and do not
 RUN = "op-provider"
