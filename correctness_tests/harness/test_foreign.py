@@ -1,11 +1,13 @@
 """Kernels of other projects run without a GPU: what they ask of one is answered, and no more."""
 
+import contextlib
 import importlib.util
 import re
 import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +175,28 @@ def test_what_is_answered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "synchronize": None,
     }
     assert current == {"current_device": 0, "current_stream": SimpleNamespace(cuda_stream=0)}
+
+
+def test_what_is_asked_of_a_door_is_done_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    @contextlib.contextmanager
+    def adopted() -> Iterator[None]:
+        done.append("adopts")
+        yield
+        done.append("adopts no more")
+
+    monkeypatch.setattr(door, "_answer", lambda: done.append("answers"))
+    monkeypatch.setattr(door, "_hollow", done.append)
+    monkeypatch.setattr(door, "_stand_in", lambda *given: done.append(given))
+    monkeypatch.setattr(door, "adopted", adopted)
+    with door.foreign(hollow=["a", "a.b"], instead={"c": {"one": 1}, "d": {}}):
+        done.append("inside")
+    asked = ["a", "a.b", ("c", {"one": 1}), ("d", {})]
+    assert done == ["answers", *asked, "adopts", "inside", "adopts no more"]
+    done.clear()
+    with door.foreign():
+        assert done == ["answers", "adopts"]
 
 
 @pytest.mark.parametrize("there", [False, True])
