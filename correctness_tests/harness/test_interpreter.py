@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import itertools
 import math
 import sys
 import textwrap
@@ -200,6 +201,17 @@ def test_products_have_the_accuracy_of_float32(dtype: torch.dtype) -> None:
     exact = a.double() @ b.double()
     error = (out.double() - exact).abs().max() / exact.abs().max()
     assert error < {torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+
+
+def test_products_are_summed_without_rounding_in_between() -> None:
+    """In whichever order the terms come: in float32 one of 2^25 + 1 - 2^25 is lost."""
+    orders = torch.tensor([*itertools.permutations([2.0**25, 1.0, -(2.0**25)])])
+    a = torch.zeros(16, 16)
+    a[:6, :3], a[6:12, 5:14:4] = orders, orders
+    out = torch.zeros(16, 16)
+    product[(1,)](a, torch.ones(16, 16), out, M=16, N=16, K=16)
+    assert out[:12].unique().tolist() == [1.0]
+    assert not out[12:].any()
 
 
 def test_an_adopted_kernel_under_autotune_runs_in_its_first_configuration(tmp_path: Path) -> None:
