@@ -372,8 +372,6 @@ def test_what_a_check_takes_of_a_device_is_noted_and_given_back(
 
     def verify() -> str:
         memory.note("verify")
-        memory.reserved = 900  # what stays is no part of the most that it took
-        memory.reserved = 100
         return "proofs"
 
     side.device = device
