@@ -266,7 +266,12 @@ def test_a_judge_is_asked_with_what_the_session_was(
     asked: list[Any] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugin, "tree_of", lambda root: root)
-    monkeypatch.setattr(plugin.judge, "run", lambda *given: asked.append(given) or 7)
+
+    def run(*given: Any) -> int:
+        asked.append(given)
+        return 7
+
+    monkeypatch.setattr(plugin.judge, "run", run)
     config: Any = Posed(tmp_path, "-q", "a/b", "--against", named=named, gate_json=report)
     assert plugin.pytest_cmdline_main(config) == 7
     args, paths = (["-q", "--against"], ["a/b"]) if named else (["-q", "a/b", "--against"], [])

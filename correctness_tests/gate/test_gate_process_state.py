@@ -58,7 +58,7 @@ def test_functions_and_classes_are_snapped_with_all_inside(loaded: dict[str, Any
     class Own:
         value = 3
         shown = property(plain)
-        made = classmethod(plain)
+        made: Any = classmethod(lambda cls: cls)
         fixed = staticmethod(plain)
 
         def method(self) -> None:
@@ -111,7 +111,7 @@ def test_a_function_that_stays_may_run_something_else(what: str) -> None:
     elif what == "defaults":
         one.__defaults__ = (7,)
     else:
-        one.__kwdefaults__["c"] = 7
+        one.__kwdefaults__ = {"c": 7}
     assert list(state.changes(before, state._function("f", one))) == ["f, inside"]
     texts = [{"a setting": "".join(["th", "ree"])} for _ in range(2)]
     assert state.changes(*texts) == {}, "each is made anew"

@@ -424,7 +424,12 @@ def test_kernels_are_shared_on_a_gpu_where_there_are_folders_of_them(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(module, "current", torch.device)
-    monkeypatch.setattr(module, "installed", lambda *given: asked.append(given) or "once")
+
+    def installed(*given: Any) -> str:
+        asked.append(given)
+        return "once"
+
+    monkeypatch.setattr(module, "installed", installed)
     made = Side(device, PACKAGE, FILES, kernels=kernels, base_kernels=base)
     there = device == "cuda" and kernels != ""
     assert made.once == ("once" if there else None)

@@ -12,6 +12,7 @@ import torch
 from correctness_tests.support.queues import SimulatedQueue
 from tinyllama.harness.measure.clock import NotQueuedError
 from tinyllama.harness.plugins import gpu_benchmark
+from tinyllama.harness.plugins.gpu_benchmark import _copied
 
 pytest_plugins = ["pytester"]
 PLUGIN = ("-p", gpu_benchmark.__name__, "-p", "no:xdist", "-p", "no:randomly")
@@ -138,7 +139,7 @@ def test_copies_have_the_structure_and_the_strides_of_what_is_given() -> None:
     x = torch.arange(6.0).view(2, 3).t().requires_grad_()
     plain = torch.ones(2)
     given = {"pair": Pair(x, [plain, x]), "some": (plain, 3), "text": "x"}
-    copy = gpu_benchmark._copied(given)
+    copy = _copied(given)
     assert (list(copy), copy["text"]) == (list(given), "x")
     assert (type(copy["pair"]), type(copy["pair"].many)) == (Pair, list)
     assert type(copy["some"]) is tuple
@@ -177,10 +178,16 @@ def test_between_two_points_are_the_devices_seconds_without_those_of_marking(
     clock: Any = SimpleNamespace(overhead=2.0, queue=SimulatedQueue(), spin_seconds=0.0)
     first, last = gpu_benchmark.Point(clock), gpu_benchmark.Point(clock)
     reading = SimpleNamespace(device=device, host=0.00125, queued=True)
-    since: list[Any] = []
-    last.stamp = SimpleNamespace(since=lambda stamp: since.append(stamp) or reading)  # type: ignore[assignment]
+    asked: list[Any] = []
+
+    def since(stamp: Any) -> Any:
+        asked.append(stamp)
+        return reading
+
+    later: Any = SimpleNamespace(since=since)
+    last.stamp = later
     assert last - first == seconds
-    assert since == [first.stamp]
+    assert asked == [first.stamp]
     reading.queued = False
     with pytest.raises(NotQueuedError, match=r"enqueueing took 1\.25 ms"):
         last - first
