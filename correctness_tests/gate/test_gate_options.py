@@ -281,17 +281,20 @@ def test_a_judge_is_asked_with_what_the_session_was(
     ]
     (tmp_path / "inside").mkdir()
     monkeypatch.setattr(plugin, "tree_of", lambda root: tmp_path)
-    for option, root, expected in [
-        ({"against": []}, tmp_path, None),
-        ({"against": [], "against_env": ["python"]}, tmp_path, 7),
-        ({"tree": "here"}, tmp_path, None),
-        ({"markers": False}, tmp_path, 7),
-    ]:
-        assert plugin.pytest_cmdline_main(cast(Any, Posed(root, named=True, **option))) == expected
-    for option, root, said in [
+    options: list[tuple[dict[str, Any], int | None]] = [
+        ({"against": []}, None),
+        ({"against": [], "against_env": ["python"]}, 7),
+        ({"tree": "here"}, None),
+        ({"markers": False}, 7),
+    ]
+    for option, status in options:
+        posed: Any = Posed(tmp_path, named=True, **option)
+        assert plugin.pytest_cmdline_main(posed) == status
+    wrong: list[tuple[dict[str, Any], Path, str]] = [
         ({}, tmp_path / "inside", f"add --rootdir {tmp_path}$"),
         ({"tree": "here", "markers": True}, tmp_path, "^--markers: nothing would be compared"),
-    ]:
+    ]
+    for option, root, said in wrong:
         with pytest.raises(pytest.UsageError, match=said):
             plugin.pytest_cmdline_main(cast(Any, Posed(root, named=True, **option)))
 

@@ -432,7 +432,8 @@ def test_kernels_are_shared_on_a_gpu_where_there_are_folders_of_them(
     monkeypatch.setattr(module, "installed", installed)
     made = Side(device, PACKAGE, FILES, kernels=kernels, base_kernels=base)
     there = device == "cuda" and kernels != ""
-    assert made.once == ("once" if there else None)
+    expected: Any = "once" if there else None
+    assert made.once == expected
     assert asked == ([(Path("own"), Path(base) if base else None)] if there else [])
 
 

@@ -9,7 +9,13 @@ import torch
 
 from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.cases import OpCase, _subsets, full_cases, op_cases
-from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.correct.evaluate import (
+    Inputs,
+    OutputError,
+    _named_outputs,
+    evaluate,
+    make_inputs,
+)
 from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare.values import (
     Values,
@@ -220,3 +226,24 @@ def test_what_is_left_to_the_full_run_is_every_shape_with_every_variation(count:
         for case in op.cases
     ]
     assert set(full) == {str(case) for case in kinds} - set(quick)
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(["at", "x", "wide"])], ids="-".join)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_output_has_the_dtype_of_the_first_floating_input(
+    names: tuple[str, ...], count: int
+) -> None:
+    """Without one, that of the first input."""
+    of = {"at": torch.int64, "x": torch.bfloat16, "wide": torch.float32}
+    names = names[:count]
+    inputs = {name: Tensor("B", dtype=torch.int64 if name == "at" else None) for name in names}
+    op = Op("mixed", inputs=inputs, outputs={"y": "B"}, cases=[Case(B=2)])
+    args = {name: torch.zeros(2, dtype=of[name]) for name in names}
+    expected = next((of[name] for name in names if name != "at"), torch.int64)
+    for dtype in of.values():
+        outputs = torch.zeros(2, dtype=dtype)
+        if dtype is expected:
+            assert _named_outputs(op, outputs, args, {}, {})["y"] is outputs
+            continue
+        with pytest.raises(OutputError, match=f"mixed: y has dtype {dtype}, not {expected}"):
+            _named_outputs(op, outputs, args, {}, {})

@@ -212,7 +212,8 @@ def test_what_is_compiled_ahead_is_each_configuration_of_each_key(
 
     op = OPS["transpose"]
     case = OpCase(op, op["triton"], op.timed[0], torch.float32)
-    device, asked = torch.device("cpu"), []
+    device = torch.device("cpu")
+    asked: list[str] = []
     monkeypatch.setattr(tuning, "SPACES", spaces)
     monkeypatch.setattr(tuning, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
