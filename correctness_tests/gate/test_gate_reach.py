@@ -245,7 +245,7 @@ def test_what_changes_torch_as_it_loads_modules_is_seen_again_with_these_loaded(
         first[place].changed = {"torch.add": "other"}
     if news:
         loaded[place] = {"torch.z", "torch.b"}
-    each = [(list(first), loaded), ([Seen(files=["again"])], [set()])]
+    each: list[Any] = [(list(first), loaded), ([Seen(files=["again"])], [set()])]
     observer = object.__new__(opened.Observer)
     groups = [opened.Group((f"{name}.py",)) for name in "abc"]
     monkeypatch.setattr(opened, "_load", done.append)
