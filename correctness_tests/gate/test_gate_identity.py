@@ -25,6 +25,7 @@ from tinyllama.harness.gate.pair import BASE, CANDIDATE, Tree
 from tinyllama.harness.gate.side import Benchmark
 from tinyllama.harness.gate.sources import Sources
 from tinyllama.harness.machine.worker import Worker
+from tinyllama.harness.measure.op_contender import Timed
 from tinyllama.harness.records.verdict import Outcome
 from tinyllama.ops import OPS
 
@@ -270,6 +271,85 @@ def test_files_of_an_environment_and_of_elsewhere_are_not_of_the_tree(tmp_path: 
     tree = Tree(BASE, tmp_path, sys.executable, "main", tmp_path)
     side = identity._Side(tree, Sources(tmp_path), {Group(("a",)): seen})
     assert side.files(["a"], every=False) == {"a/b.py"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+@pytest.mark.parametrize("twin", ["same", "other", "none"])
+def test_what_is_said_of_changes_for_every_op(count: int, twin: str, tmp_path: Path) -> None:
+    """Three by name, and how many more; once for both sides if both change the same."""
+    changed = {f"torch.f{number}": "x" * 70 for number in range(count)}
+    others = {"same": changed, "other": {}, "none": None}
+    sides = []
+    for side, own in ((BASE, changed), (CANDIDATE, others[twin])):
+        seen = {} if own is None else {Group(("one", "two")): Seen(changed=own)}
+        tree = Tree(side, tmp_path, sys.executable, "main", tmp_path)
+        sides.append(identity._Side(tree, Sources(tmp_path), seen))
+    named = [f"torch.f{number} ({'x' * 60})" for number in range(min(count, 3))]
+    more = {4: ["1 more"], 7: ["4 more"]}.get(count, [])
+    text = f"one and two of the base changes for every op: {', '.join([*named, *more])}"
+    assert list(identity._global(sides)) == ([text] if count and twin != "same" else [])
+
+
+FUNCTIONS = "def a():\n    return 1\n\n\ndef b():\n    return %d\n"
+BODY, OUTSIDE = 6, 2  # lines of the functions that differ, and do not
+RUN = "op-provider"
+
+
+@pytest.mark.parametrize("of", [BASE, CANDIDATE])
+@pytest.mark.parametrize(
+    ("changed", "apart"),
+    [
+        ({}, True),
+        ({"reached": {RUN: [("x.py", OUTSIDE), ("y.py", BODY)]}}, True),
+        ({"reached": {RUN: [("x.py", OUTSIDE), ("x.py", BODY)]}}, False),
+        ({"reached": {"op-other": [("x.py", BODY)], RUN: []}}, True),
+        ({"reached": {"op-other": []}}, False),  # whose calls may run anything
+        ({"imported": [("x.py", BODY)]}, False),
+        ({"imported": [("x.py", OUTSIDE)]}, True),
+        ({"files": []}, False),  # it was loaded before
+        ({"launched": [RUN]}, True),
+        ({"launched": [RUN], "name": "tinyllama/harness/x.py"}, False),
+        ({"launched": ["op-other"], "name": "tinyllama/harness/x.py"}, True),
+        ({"text": FUNCTIONS % 2 + "c = 1\n"}, False),
+        ({"name": "x.json"}, True),
+        ({"name": "x.json", "opens": {RUN: ["x.json"]}}, False),
+        ({"name": "x.json", "opens": {RUN: [], "op-other": ["x.json"]}}, True),
+        ({"name": "x.json", "at_import": ["x.json"]}, False),
+        ({"name": "x.json", "opens": {}}, False),
+        ({"name": "tuned/x.json"}, True),
+        ({"name": "tuned/x.json", "launched": [RUN]}, False),
+        ({"name": "tuned/x.json", "launched": [RUN], "tables": False}, True),
+        ({"name": "tuned/x.txt", "launched": [RUN]}, True),
+        ({"factory": "m:Step"}, False),
+        ({"timed": None}, False),
+    ],
+    ids=str,
+)
+def test_what_differs_in_a_file_does_not_count_where_neither_side_may_run_it(
+    changed: dict[str, Any], apart: bool, of: str, tmp_path: Path
+) -> None:
+    """The change is of one side; what it names is in the tree's file, and the rest is right."""
+    given = {"name": "x.py", "text": FUNCTIONS % 2, "tables": True, "factory": "", **changed}
+    name, sides = given["name"], []
+    for side in (BASE, CANDIDATE):
+        root = tmp_path / side
+        write(root, {name: FUNCTIONS % 1 if side == BASE else given["text"], "y.py": ""})
+        own = changed if side == of else {}
+        of_op = {RUN: [("x.py", OUTSIDE)]}
+        seen = {"files": [name], "reached": of_op, "opens": {RUN: ["y.py"]}, **own}
+        fields = {key: value for key, value in seen.items() if key in Seen.__dataclass_fields__}
+        for key in ("files", "at_import"):
+            fields[key] = [str(root / one) for one in fields.get(key, [])]
+        for key in ("opens",):
+            fields[key] = {n: [str(root / one) for one in each] for n, each in fields[key].items()}
+        places = {n: [(str(root / file), at) for file, at in p] for n, p in seen["reached"].items()}
+        ran = [(str(root / file), at) for file, at in seen.get("imported", [])]
+        fields |= {"reached": places, "imported": ran}
+        tree = Tree(side, root, sys.executable, "main", tmp_path)
+        sides.append(identity._Side(tree, Sources(root), {Group(("m",)): Seen(**fields)}))
+    timed = given.get("timed", Timed("op", "provider", 0, "fp32"))
+    benchmark = Benchmark("n", timed, "m", factory=given["factory"])
+    assert identity._apart(sides, benchmark, name, tables=given["tables"]) is apart
 
 
 # -- what a comparison makes of it --------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from correctness_tests.support.contenders import weighed
-from correctness_tests.support.gate_subjects import Make
+from correctness_tests.support.gate_subjects import Make, Turning, nudged, ready
 from tinyllama.harness.correct.evaluate import Inputs
 from tinyllama.harness.gate import accepted
 from tinyllama.harness.gate import subject as module
@@ -95,3 +95,22 @@ def test_what_is_compared_exactly_of_a_call_on_a_gpu(
     assert made.counted() == counted
     assert counted.keys() >= set(COUNTED_ON_GPU)
     assert set(accepted.COUNTED) == counted.keys(), "each may be accepted by number"
+
+
+def test_a_call_on_another_layout_is_near_what_was_verified(subject: Make) -> None:
+    """And gives all of it; its bits may be others."""
+    call = Turning(nudged)
+    made = ready(subject(call))
+    assert made.exact
+    call.turned = True
+    made._one_call(0)
+    made._check()
+    call.wrong = lambda x, weight: 1.02 * weighed(x, weight)
+    made._one_call(0)
+    with pytest.raises(WrongResultError, match=r"y of a timed call: .* from what was verified"):
+        made._check()
+    call.turned = False
+    made._one_call(0)
+    made.gradients = ()
+    with pytest.raises(WrongResultError, match="a timed call gave no grad"):
+        made._check()

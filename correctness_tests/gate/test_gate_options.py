@@ -3,6 +3,8 @@
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +13,7 @@ from correctness_tests.support.gated_suite import GatedSuite, git
 from correctness_tests.support.timed_suite import lines
 from tinyllama.harness.gate import comparison
 from tinyllama.harness.gate.pair import BASE
+from tinyllama.harness.plugins import gate as plugin
 
 pytest_plugins = ["pytester"]
 
@@ -235,3 +238,78 @@ def test_the_instrument_is_all_that_measures() -> None:
     known |= {f"records/{name}" for name in ("__init__", "entries", "results")}
     known |= {f"correct/{name}" for name in ("__init__", "cases", "compare", "evaluate", "poison")}
     assert timing - found <= {f"tinyllama/harness/{name}.py" for name in known}
+
+
+class Posed:
+    """A session's configuration as the gate asks it. given: before the gate sees it."""
+
+    ArgsSource = pytest.Config.ArgsSource
+
+    def __init__(self, root: Path, *args: str, named: bool, **option: Any) -> None:
+        names = [arg for arg in args if not arg.startswith("-")]
+        usual = {"against": ["main"], "against_env": [], "tree": None, "gate_json": None}
+        self.option = SimpleNamespace(**{**usual, "judge": "theirs", **option})
+        self.rootpath = root
+        self.args = names if named else ["by a setting"]
+        self.args_source = self.ArgsSource.ARGS if named else self.ArgsSource.TESTPATHS
+        self.invocation_params = SimpleNamespace(args=args, dir=root)
+        own = [SimpleNamespace(__name__=f"tinyllama.{one}") for one in ("z", "a")]
+        others = [SimpleNamespace(__name__="tinyllamas"), object()]
+        self.pluginmanager = SimpleNamespace(get_plugins=lambda: [*own, *others])
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("report", ["", "out.json"])
+def test_a_judge_is_asked_with_what_the_session_was(
+    named: bool, report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugin, "tree_of", lambda root: root)
+
+    def run(*given: Any) -> int:
+        asked.append(given)
+        return 7
+
+    monkeypatch.setattr(plugin.judge, "run", run)
+    config: Any = Posed(tmp_path, "-q", "a/b", "--against", named=named, gate_json=report)
+    assert plugin.pytest_cmdline_main(config) == 7
+    args, paths = (["-q", "--against"], ["a/b"]) if named else (["-q", "a/b", "--against"], [])
+    to = tmp_path / "out.json" if report else None
+    assert asked == [
+        (tmp_path, args, paths, ["main"], "theirs", to, ["tinyllama.a", "tinyllama.z"])
+    ]
+    (tmp_path / "inside").mkdir()
+    monkeypatch.setattr(plugin, "tree_of", lambda root: tmp_path)
+    options: list[tuple[dict[str, Any], int | None]] = [
+        ({"against": []}, None),
+        ({"against": [], "against_env": ["python"]}, 7),
+        ({"tree": "here"}, None),
+        ({"markers": False}, 7),
+    ]
+    for option, status in options:
+        posed: Any = Posed(tmp_path, named=True, **option)
+        assert plugin.pytest_cmdline_main(posed) == status
+    wrong: list[tuple[dict[str, Any], Path, str]] = [
+        ({}, tmp_path / "inside", f"add --rootdir {tmp_path}$"),
+        ({"tree": "here", "markers": True}, tmp_path, "^--markers: nothing would be compared"),
+    ]
+    for option, root, said in wrong:
+        with pytest.raises(pytest.UsageError, match=said):
+            plugin.pytest_cmdline_main(cast(Any, Posed(root, named=True, **option)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a", "b/a"), (".", "b"), ("..", "."), ("../c/d", "c/d"), ("../..", None), ("/", None)],
+)
+def test_a_folder_that_is_named_is_in_the_tree(
+    name: str, expected: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "b"
+    folder.mkdir()
+    if expected is not None:
+        assert plugin._inside(name, folder, tmp_path) == expected
+        return
+    with pytest.raises(pytest.UsageError, match=r"is outside .*: name a folder of timings in it"):
+        plugin._inside(name, folder, tmp_path)

@@ -8,9 +8,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from tinyllama.harness.gate import opened
+from tinyllama.harness.gate.opened import Seen
 from tinyllama.harness.gate.reach import Executed, Reached, UnboundedError
 
 Load = Callable[..., ModuleType]
@@ -227,3 +230,39 @@ def test_an_environment_inside_a_tree_is_not_of_the_tree(
     monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))  # a tree below an environment is one
     with pytest.raises(UnboundedError):
         Reached(root, module.call)
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize(("changes", "news"), [(True, True), (True, False), (False, True)])
+def test_what_changes_torch_as_it_loads_modules_is_seen_again_with_these_loaded(
+    place: int, changes: bool, news: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change may be that of the modules, whoever loads them first."""
+    done: list[object] = []
+    first = [Seen(files=[name]) for name in "abc"]
+    loaded: list[set[str]] = [set(), set(), set()]
+    if changes:
+        first[place].changed = {"torch.add": "other"}
+    if news:
+        loaded[place] = {"torch.z", "torch.b"}
+    each: list[Any] = [(list(first), loaded), ([Seen(files=["again"])], [set()])]
+    observer = object.__new__(opened.Observer)
+    groups = [opened.Group((f"{name}.py",)) for name in "abc"]
+    monkeypatch.setattr(opened, "_load", done.append)
+
+    def observed(some: list[Any]) -> Any:
+        done.append(list(some))
+        return each.pop(0)
+
+    monkeypatch.setattr(observer, "_each", observed)
+    found = observer.seen(groups)
+    if changes and news:
+        assert done == [groups, "torch.b", "torch.z", [groups[place]]]
+        first[place] = Seen(files=["again"])
+    else:
+        assert done == [groups]
+    assert found == first
+    each = [(first[:1], loaded)]
+    done.clear()
+    observer.seen([opened.Group(("a.package",))])
+    assert done[0] == "scipy.stats", "a step's modules load it"

@@ -337,3 +337,134 @@ def test_caches_are_in_a_folder_but_kernels_where_all_pairs_share_them(
     own = caches_in(tmp_path / "own")
     assert TRITON_CACHE in own
     assert environment == {**own, **({TRITON_CACHE: f"{tmp_path}/shared"} if shared else {})}
+
+
+# -- on a GPU that is not there -------------------------------------------------------------------
+
+
+class Memory:
+    """The memory of a GPU, as torch tells of it. at_most: in a check, above what is reserved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at_most: int) -> None:
+        self.seen: list[str] = []
+        self.reserved = 100
+        for name in ("empty_cache", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, lambda *on, name=name: self.note(name, *on))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", self.told)
+        monkeypatch.setattr(
+            torch.cuda, "max_memory_reserved", lambda device: self.told(device) + at_most
+        )
+
+    def note(self, name: str, *on: torch.device) -> None:
+        assert set(on) <= {GPU}
+        self.seen.append(name)
+
+    def told(self, device: torch.device) -> int:
+        assert device == GPU
+        return self.reserved
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_what_a_check_takes_of_a_device_is_noted_and_given_back(
+    device: torch.device, side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(monkeypatch, at_most=37)
+
+    def verify() -> str:
+        memory.note("verify")
+        return "proofs"
+
+    side.device = device
+    subject = SimpleNamespace(verify=verify, hold=lambda *given: memory.note(str(given)))
+    side.subjects["a"] = subject
+    assert side.most_bytes("a") == 0
+    assert side.verify("a") == "proofs"
+    on_gpu = device is GPU
+    assert side.most_bytes("a") == (37 if on_gpu else 0)
+    assert side.most_bytes("b") == 0
+    around = ["empty_cache", "reset_peak_memory_stats", "verify", "empty_cache"]
+    assert memory.seen == (around if on_gpu else ["verify"])
+    memory.seen.clear()
+    side.hold("a", 5, 6, True)
+    side.end("a")
+    side.end("a")
+    assert memory.seen == ["(5, 6, True)", *["empty_cache"] * (3 if on_gpu else 0)]
+    assert side.subjects == {}
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_the_products_whose_workspace_stays_are_those_of_both_kinds(
+    device: torch.device, side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def ones(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        assert device == GPU
+        return torch.zeros(shape, dtype=dtype)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> None:
+        made.append((x.dtype, x.shape, weight.shape, None if bias is None else bias.shape))
+
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    side.device = device
+    side.warm_up_blas()
+    expected = [
+        (dtype, (16, 16), (16, 16), bias)
+        for dtype in (torch.float32, torch.float16)
+        for bias in ((16,), None)
+    ]
+    assert made == (expected if device is GPU else [])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("kernels", "base"), [("", ""), ("own", ""), ("own", "base")])
+def test_kernels_are_shared_on_a_gpu_where_there_are_folders_of_them(
+    device: str, kernels: str, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(module, "current", torch.device)
+
+    def installed(*given: Any) -> str:
+        asked.append(given)
+        return "once"
+
+    monkeypatch.setattr(module, "installed", installed)
+    made = Side(device, PACKAGE, FILES, kernels=kernels, base_kernels=base)
+    there = device == "cuda" and kernels != ""
+    expected: Any = "once" if there else None
+    assert made.once == expected
+    assert asked == ([(Path("own"), Path(base) if base else None)] if there else [])
+
+
+def test_every_thread_is_pinned_and_again_to_the_processors_of_the_start(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[tuple[int, set[int]]] = []
+
+    def pin(thread: int, processors: set[int]) -> None:
+        pinned.append((thread, processors))
+        if thread == 5:
+            raise ProcessLookupError
+
+    monkeypatch.setattr(module.os, "listdir", {"/proc/self/task": ["4", "5", "6"]}.__getitem__)
+    monkeypatch.setattr(module.os, "sched_setaffinity", pin)
+    side.processors = {0, 1}
+    side.pin(0)
+    side.pin(None)
+    assert pinned == [(one, to) for to in ({0}, {0, 1}) for one in (4, 5, 6)]
+
+
+def test_a_turn_of_an_op_has_a_seed_and_what_is_asked_comes_back(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfOp:
+        def gated_turn(self, seed: int) -> dict[str, float]:
+            return {"seed": seed}
+
+    monkeypatch.setattr(module, "Subject", OfOp)
+    other = SimpleNamespace(gated_turn=lambda: {"own": 1.0}, paced=lambda calls: calls / 8)
+    side.subjects |= {"op": OfOp(), "step": other}
+    assert side.turn("op", 3) == {"seed": 3}
+    assert side.turn("step", 3) == {"own": 1.0}
+    assert side.paced("step", 4) == 0.5

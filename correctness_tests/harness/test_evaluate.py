@@ -1,5 +1,6 @@
 """What results are held to: inputs moved by a rounding, and memory that must stay as it was."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -7,8 +8,15 @@ import pytest
 import torch
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase, _subsets
-from tinyllama.harness.correct.evaluate import Inputs, evaluate, make_inputs
+from tinyllama.harness.correct.cases import OpCase, _subsets, full_cases, op_cases
+from tinyllama.harness.correct.evaluate import (
+    Inputs,
+    OutputError,
+    _named_outputs,
+    evaluate,
+    make_inputs,
+)
+from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
 from tinyllama.harness.declare.values import (
     Values,
     constant,
@@ -177,3 +185,65 @@ def test_gradients_are_wanted_in_every_part_or_of_many_alone_and_all_but_one() -
     assert parts("abcd", 3) == [*"abcd", "abc", "abd", "acd", "bcd"]
     assert parts("ab", 3) == ["a", "b"]
     assert parts("a", 3) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4, 5])
+def test_what_is_left_to_the_full_run_is_every_shape_with_every_variation(count: int) -> None:
+    """And every part of the gradients, of five or more each one alone and all but each one."""
+    names = "abcde"[:count]
+    op = Op(
+        "several",
+        inputs={name: Tensor("B", grad=name in names) for name in "abcde"},
+        outputs={"y": "B"},
+        cases=[Case(B=2), Case(B=3), Case(B=4)],
+        dtypes=(torch.float32, torch.bfloat16),
+        extremes={"tiny": {"a": normal(1e-3)}},
+    )
+
+    @op.reference
+    def several(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, e: torch.Tensor
+    ) -> torch.Tensor:
+        return a + b + c + d + e
+
+    quick = [str(case) for case in op_cases([op])]
+    full = [str(case) for case in full_cases([op])]
+    assert len(full) == len(set(full))
+    assert set(full).isdisjoint(quick)
+    kinds = [
+        OpCase(op, op["eager"], case, dtype, extreme, layout, upstream)
+        for dtype in op.dtypes
+        for case in op.cases
+        for extreme in (None, "tiny")
+        for layout, upstream in zip(LAYOUTS, UPSTREAMS, strict=True)
+    ]
+    each = range(1, count) if count <= 4 else (1, count - 1)
+    parts = [part for size in each for part in itertools.combinations(names, size)]
+    kinds += [
+        OpCase(op, op["eager"], case, dtype, wanted=part)
+        for dtype in op.dtypes
+        for part in parts
+        for case in op.cases
+    ]
+    assert set(full) == {str(case) for case in kinds} - set(quick)
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(["at", "x", "wide"])], ids="-".join)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_output_has_the_dtype_of_the_first_floating_input(
+    names: tuple[str, ...], count: int
+) -> None:
+    """Without one, that of the first input."""
+    of = {"at": torch.int64, "x": torch.bfloat16, "wide": torch.float32}
+    names = names[:count]
+    inputs = {name: Tensor("B", dtype=torch.int64 if name == "at" else None) for name in names}
+    op = Op("mixed", inputs=inputs, outputs={"y": "B"}, cases=[Case(B=2)])
+    args = {name: torch.zeros(2, dtype=of[name]) for name in names}
+    expected = next((of[name] for name in names if name != "at"), torch.int64)
+    for dtype in of.values():
+        outputs = torch.zeros(2, dtype=dtype)
+        if dtype is expected:
+            assert _named_outputs(op, outputs, args, {}, {})["y"] is outputs
+            continue
+        with pytest.raises(OutputError, match=f"mixed: y has dtype {dtype}, not {expected}"):
+            _named_outputs(op, outputs, args, {}, {})

@@ -169,6 +169,19 @@ def test_a_shielded_call_changes_nothing_of_the_callers() -> None:
     assert [one.stride() for one in seen] == [(3, 1), (6, 2)], "copies have the same strides"
 
 
+def test_each_tensor_of_a_list_is_shielded() -> None:
+    def call(x: torch.Tensor, y: list[torch.Tensor]) -> torch.Tensor:
+        total = x + sum(y)
+        for one in (x, *y):
+            one.zero_()
+        return total
+
+    shielded = Candidate(op, Provider(op.name, "tried", call, op.dtypes)).shielded()
+    x, first, last = (torch.full((2,), float(value)) for value in (1, 2, 3))
+    (total,) = shielded.provider.call(x, [first, last])
+    assert [one.tolist() for one in (total, x, first, last)] == [[6, 6], [1, 1], [2, 2], [3, 3]]
+
+
 def test_no_gradient_is_asked_of_the_forward_pass_alone() -> None:
     made = candidate()
     every = made.results(made.inputs(made.smallest()))

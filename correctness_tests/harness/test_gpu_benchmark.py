@@ -3,10 +3,16 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from correctness_tests.support.queues import SimulatedQueue
+from tinyllama.harness.measure.clock import NotQueuedError
 from tinyllama.harness.plugins import gpu_benchmark
+from tinyllama.harness.plugins.gpu_benchmark import _copied
 
 pytest_plugins = ["pytester"]
 PLUGIN = ("-p", gpu_benchmark.__name__, "-p", "no:xdist", "-p", "no:randomly")
@@ -122,6 +128,101 @@ def test_a_call_that_waits_for_the_device_is_an_error(project: pytest.Pytester) 
     result = project.runpytest_subprocess(*PLUGIN)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*NotQueuedError: enqueueing took*waits for the device*"])
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    many: list[torch.Tensor]
+
+
+def test_copies_have_the_structure_and_the_strides_of_what_is_given() -> None:
+    x = torch.arange(6.0).view(2, 3).t().requires_grad_()
+    plain = torch.ones(2)
+    given = {"pair": Pair(x, [plain, x]), "some": (plain, 3), "text": "x"}
+    copy = _copied(given)
+    assert (list(copy), copy["text"]) == (list(given), "x")
+    assert (type(copy["pair"]), type(copy["pair"].many)) == (Pair, list)
+    assert type(copy["some"]) is tuple
+    assert copy["some"][1] == 3
+    assert len(copy["pair"].many) == 2
+    both = [(x, copy["pair"].x), (x, copy["pair"].many[1]), (plain, copy["some"][0])]
+    for own, other in both:
+        assert torch.equal(own, other)
+        assert own.data_ptr() != other.data_ptr()
+        assert (own.stride(), own.requires_grad) == (other.stride(), other.requires_grad)
+
+
+def test_the_device_is_kept_busy_four_times_as_long_as_the_slowest_call() -> None:
+    timer = gpu_benchmark.DeviceTimer(SimulatedQueue())
+    host = [30.0, 10.0, 50.0, 20.0, 40.0, 90.0]
+    order: list[str] = []
+
+    def read(call: Any, before: Any) -> Any:
+        before()
+        call()
+        return SimpleNamespace(host=host[order.count("call") - 1])
+
+    timer.clock.read = read  # type: ignore[method-assign, assignment]
+    for spin, expected in ((0.0, 200.0), (500.0, 500.0)):
+        order.clear()
+        timer.clock.spin_seconds = spin
+        timer.prepare(lambda: order.append("call"), lambda: order.append("before"))
+        assert order == ["before", "call"] * 5
+        assert timer.clock.spin_seconds == expected
+
+
+@pytest.mark.parametrize(("device", "seconds"), [(7.0, 5.0), (2.0, 0.0), (1.0, 0.0)])
+def test_between_two_points_are_the_devices_seconds_without_those_of_marking(
+    device: float, seconds: float
+) -> None:
+    clock: Any = SimpleNamespace(overhead=2.0, queue=SimulatedQueue(), spin_seconds=0.0)
+    first, last = gpu_benchmark.Point(clock), gpu_benchmark.Point(clock)
+    reading = SimpleNamespace(device=device, host=0.00125, queued=True)
+    asked: list[Any] = []
+
+    def since(stamp: Any) -> Any:
+        asked.append(stamp)
+        return reading
+
+    later: Any = SimpleNamespace(since=since)
+    last.stamp = later
+    assert last - first == seconds
+    assert asked == [first.stamp]
+    reading.queued = False
+    with pytest.raises(NotQueuedError, match=r"enqueueing took 1\.25 ms"):
+        last - first
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_each_call_has_arguments_of_its_own_and_cold_caches(enabled: bool) -> None:
+    order: list[str] = []
+    x = torch.zeros(2)
+    got: list[torch.Tensor] = []
+
+    def prepare(call: Any, before: Any) -> None:
+        for _ in range(2):
+            before()
+            call()
+
+    def pedantic(function: Any, setup: Any, rounds: int, warmup_rounds: int) -> Any:
+        assert (rounds, warmup_rounds) == (30, 5)
+        args, kwargs = setup()
+        return function(*args, **kwargs)
+
+    def call(one: torch.Tensor, *, other: torch.Tensor) -> str:
+        order.append("call")
+        got.extend((one, other))
+        return "result"
+
+    queue = SimpleNamespace(synchronize=lambda: order.append("synchronize"))
+    timer: Any = SimpleNamespace(clock=SimpleNamespace(queue=queue), prepare=prepare)
+    fixture = SimpleNamespace(enabled=enabled, pedantic=pedantic, group="g")
+    made = gpu_benchmark.GpuBenchmark(fixture, timer, lambda: order.append("flush"))
+    assert made.group == "g"
+    assert made(call, x, other=x) == "result"
+    calls = 3 if enabled else 1
+    assert order == ["flush", "synchronize", "call"] * calls
+    assert len({one.data_ptr() for one in (x, *got)}) == 1 + 2 * calls
 
 
 def test_no_private_attribute_of_the_plugin_is_used() -> None:

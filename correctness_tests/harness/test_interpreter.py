@@ -2,9 +2,11 @@
 
 import importlib.util
 import inspect
+import itertools
 import math
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import JITFunction
 
+from tinyllama.harness.kernels.bounds import Bounds, watched
 from tinyllama.harness.kernels.interpreter import to_bits, to_values
 from tinyllama.harness.kernels.launch import jit, recorded, tl
 from tinyllama.harness.kernels.resources import compile_launch, lacking
@@ -200,6 +203,34 @@ def test_products_have_the_accuracy_of_float32(dtype: torch.dtype) -> None:
     exact = a.double() @ b.double()
     error = (out.double() - exact).abs().max() / exact.abs().max()
     assert error < {torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+
+
+@jit
+def copy_of(x, y, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, N)
+    tl.store(y + at, tl.load(x + at))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.int16], ids=str)
+def test_elements_of_any_size_have_addresses_of_their_own(dtype: torch.dtype) -> None:
+    """Also where it is noted which tensor an address is of, in the bits above it."""
+    x = (torch.arange(17) % 3 - 1).to(dtype)
+    for start, context in itertools.product((0, 1), (nullcontext, lambda: watched(Bounds().watch))):
+        y = torch.zeros(17, dtype=dtype)
+        with context():
+            copy_of[(1,)](x[start:], y[1:], N=16)
+        assert torch.equal(y[1:], x[start : start + 16])
+
+
+def test_products_are_summed_without_rounding_in_between() -> None:
+    """In whichever order the terms come: in float32 one of 2^25 + 1 - 2^25 is lost."""
+    orders = torch.tensor([*itertools.permutations([2.0**25, 1.0, -(2.0**25)])])
+    a = torch.zeros(16, 16)
+    a[:6, :3], a[6:12, 5:14:4] = orders, orders
+    out = torch.zeros(16, 16)
+    product[(1,)](a, torch.ones(16, 16), out, M=16, N=16, K=16)
+    assert out[:12].unique().tolist() == [1.0]
+    assert not out[12:].any()
 
 
 def test_an_adopted_kernel_under_autotune_runs_in_its_first_configuration(tmp_path: Path) -> None:

@@ -207,6 +207,22 @@ def test_the_peak_is_of_one_call_and_not_less_by_what_the_last_one_left(
     assert live == [()]
 
 
+@pytest.mark.parametrize("reserved", [0, 100, 101])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_much_memory_of_a_check_is_given_back(
+    kind: str, reserved: int, contender: Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a sixteenth of the device's."""
+    made, forgot = contender(weighed), []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (17, 1600))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(made, "_forget", lambda: forgot.append(True))
+    made.device, made.emptied = torch.device(kind), False
+    made._shrink()
+    much = kind == "cuda" and reserved > 100
+    assert (made.emptied, forgot) == (much, [True] * much)
+
+
 def size(tensor: torch.Tensor | None) -> int:
     assert tensor is not None
     return tensor.numel() * tensor.element_size()

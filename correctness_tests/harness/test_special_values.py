@@ -1,5 +1,6 @@
 """Values that random ones never are; sizes of one and of whole blocks; outputs that are inputs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from correctness_tests.support.tried import MATRIX, finding, found, small
 from tinyllama.harness import Case, Tensor
-from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes
+from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes, special
 
 T = torch.Tensor
 cases = [Case(N=5, D=8), Case(N=3, D=50, why="ragged")]
@@ -146,3 +147,24 @@ def test_a_view_is_right_where_the_reference_gives_one() -> None:
     turned = small("turned", lambda x: x.T, {"x": Tensor("N D")}, {"y": "D N"})
     one = finding(turned, lambda x: x.T, "fresh contents")
     assert "shares memory" not in one.message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_special_values_are(dtype: torch.dtype) -> None:
+    x = torch.tensor([-2.125, -0.25, 0.0, 0.375, 1.0, 3.0], dtype=dtype)
+    found = {kind: change(x) for kind, change in special.KINDS.items()}
+    assert all(one.dtype is dtype for one in found.values())
+    lists = {kind: one.tolist() for kind, one in found.items()}
+    tiny = lists.pop("tiny")
+    assert lists == {
+        "all negative": [-2.625, -0.75, -0.5, -0.875, -1.5, -3.5],
+        "all zero": [0.0] * 6,
+        "with ties": [-2.0, 0.0, 0.0, 0.5, 1.0, 3.0],
+        "far apart": [64 * value for value in x.tolist()],
+    }
+    smallest = {torch.float16: 2.0**-14}.get(dtype, 2.0**-126)  # of normal numbers
+    assert tiny == pytest.approx([value * smallest**0.25 for value in x.tolist()], rel=2**-7)
+    for place, infinite in enumerate(special.INFINITIES):
+        changed = special._with(infinite, x)
+        assert changed.tolist() == [*x.tolist()[:3], (math.inf, -math.inf)[place], *x.tolist()[4:]]
+    assert x[3] == 0.375, "it is a copy"

@@ -1,6 +1,7 @@
 """Which configuration a search keeps, and how its table is put together."""
 
-from contextlib import nullcontext
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,11 +70,13 @@ def test_the_one_in_force_is_timed_in_full_however_slow_at_first(
     """Else nothing would be gained over it, and what is kept need not beat it."""
     others = [Config(BLOCK=2**power, num_warps=8) for power in range(SURVIVORS + 2)]
     seconds = {OLD: 1.0, **{one: 0.5 + i / 100 for i, one in enumerate(others)}}
-    space: Any = SimpleNamespace(configs=lambda **key: others, force=lambda *a, **k: nullcontext())
+    space: Any = SimpleNamespace(
+        configs=lambda **key: others, force=lambda *a, **k: contextlib.nullcontext()
+    )
     case = SimpleNamespace(op=None, provider=SimpleNamespace(call=None))
     subject: Any = SimpleNamespace(case=case, inputs=None, results={})
     monkeypatch.setattr(tuning, "evaluate", lambda *args: {})
-    monkeypatch.setattr(tuning, "launched", lambda: nullcontext([]))
+    monkeypatch.setattr(tuning, "launched", lambda: contextlib.nullcontext([]))
     monkeypatch.setattr(tuning, "_timed", lambda _, key, config, *rest: lambda: seconds[config])
     one = found({})
     tuning._search(space, one, subject)
@@ -132,3 +135,148 @@ def test_how_far_a_configuration_may_be_off_follows_from_its_precision(
     else:
         with pytest.raises(AssertionError, match="y differs by"):
             tuning._assert_close(off, {"y": right})
+
+
+@pytest.mark.parametrize(("off", "trusted"), [(0.0, True), (0.9e-30, True), (1.1e-30, False)])
+def test_where_nothing_is_expected_next_to_nothing_may_come(off: float, trusted: bool) -> None:
+    right = {"y": torch.zeros(1, dtype=torch.float64)}
+    with contextlib.nullcontext() if trusted else pytest.raises(AssertionError, match="y differs"):
+        tuning._assert_close({"y": right["y"] + off}, right)
+
+
+class FakeSpace:
+    """A space of two configurations, in which one is chosen until another is forced."""
+
+    def __init__(self, name: str, order: list[Any]) -> None:
+        self.name, self.order = name, order
+
+    def choose(self, device: torch.device, **key: Any) -> Config:
+        return OLD
+
+    def configs(self, **key: Any) -> list[Config]:
+        return [OLD, NEW]
+
+    @contextlib.contextmanager
+    def force(self, config: Config, **key: Any) -> Iterator[None]:
+        self.order.append((self.name, config, key))
+        yield
+
+
+def test_each_key_that_a_case_asks_for_is_searched_and_its_choice_is_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys: Any = {("one", "D=1"): {"D": 1}, ("one", "D=2"): {"D": 2}, ("two", "D=1"): {"D": 1}}
+    spaces = {name: FakeSpace(name, []) for name in ("one", "two")}
+    forced: dict[Any, Config] = {}
+    subject = tuning._Subject(None, None, {}, keys)  # type: ignore[arg-type]
+
+    def searched(space: Any, found: Search, given: Any) -> None:
+        assert given is subject
+        assert len(forced) == [*keys.values()].index(found.key) or space.name == "two"
+        found.seconds = {OLD: 2.0, NEW: 1.0}
+
+    monkeypatch.setattr(tuning._Subject, "of", lambda case, device: subject)
+    monkeypatch.setattr(tuning, "SPACES", spaces)
+    monkeypatch.setattr(tuning, "FORCED", forced)
+    monkeypatch.setattr(tuning, "_search", searched)
+    case: Any = None
+    every = list(search(case, torch.device("cpu")))
+    assert [(one.space, one.key, one.before) for one in every] == [
+        (name, key, OLD) for (name, _), key in keys.items()
+    ]
+    assert forced == {key: NEW for key in keys}
+
+
+def test_what_is_compiled_ahead_is_each_configuration_of_each_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In processes of their own, with the precision of this one."""
+    order: list[Any] = []
+    spaces = {name: FakeSpace(name, order) for name in ("one", "two")}
+    keys: Any = {("one", "D=1"): {"D": 1}, ("two", ""): {}}
+    made: list[Any] = []
+
+    class Pool:
+        def __init__(self, workers: int, context: Any) -> None:
+            order.append((workers, context.get_start_method()))
+
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            order.append("all are done")
+
+        def map(self, function: Any, tasks: list[Any]) -> Iterator[None]:
+            made.extend(tasks)
+            return map(function, tasks)
+
+    op = OPS["transpose"]
+    case = OpCase(op, op["triton"], op.timed[0], torch.float32)
+    device = torch.device("cpu")
+    asked: list[str] = []
+    monkeypatch.setattr(tuning, "SPACES", spaces)
+    monkeypatch.setattr(tuning, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+
+    def of(given: OpCase, on: torch.device) -> Any:
+        assert (str(given), on) == (str(case), device)
+        order.append("made")
+        if len(order) == 5:
+            raise RuntimeError("does not compile")
+        return tuning._Subject(given, None, {}, keys)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tuning._Subject, "of", of)
+    tuning.compiled_ahead("tinyllama.ops", [case], device, 3)
+    each = [
+        *(("one", config, {"D": 1}) for config in (OLD, NEW)),
+        *(("two", config, {}) for config in (OLD, NEW)),
+    ]
+    compiled = [part for one in each for part in (one, "made")]
+    assert order == ["made", (3, "spawn"), *compiled, "all are done"]
+    assert asked == ["medium"] * 4
+    assert {(one.package, one.device, one.precision) for one in made} == {
+        ("tinyllama.ops", device, "medium")
+    }
+    assert {one.timed for one in made} == {tuning.Timed.of(case)}
+
+
+def test_a_reading_is_of_a_cold_pass_there_and_back_in_that_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[Any] = []
+
+    def flush() -> None:
+        order.append("flush")
+
+    def read(call: Any, before: Any) -> Any:
+        assert before is flush
+        call()
+        return SimpleNamespace(device=7.0, host=9.0)
+
+    monkeypatch.setattr(tuning, "queue_of", str)
+    monkeypatch.setattr(tuning, "flush_of", lambda device: flush)
+    monkeypatch.setattr(tuning, "Clock", lambda queue: SimpleNamespace(read=read))
+    x, weight = torch.ones(3), torch.ones(3)
+    backward: list[torch.Tensor] = []
+
+    def call(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        order.append(eps)
+        weight.register_hook(backward.append)
+        return x * weight
+
+    for differentiable in (["weight"], []):
+        op = SimpleNamespace(differentiable=differentiable)
+        case = SimpleNamespace(op=op, provider=SimpleNamespace(call=call))
+        args = {"x": x, "weight": weight}
+        inputs = SimpleNamespace(args=args, params={"eps": 0.5}, upstream={"y": 2 * torch.ones(3)})
+        subject: Any = SimpleNamespace(case=case, inputs=inputs)
+        weight.requires_grad_()
+        one = tuning._timed(FakeSpace("one", order), {"D": 1}, NEW, subject)  # type: ignore[arg-type]
+        assert order == [], "nothing runs yet"
+        assert one() == 7.0
+        assert order == [("one", NEW, {"D": 1}), 0.5]
+        assert [grad.tolist() for grad in backward] == [[2.0] * 3] * bool(differentiable)
+        assert not x.requires_grad
+        order.clear()
+        backward.clear()

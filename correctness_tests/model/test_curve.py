@@ -3,7 +3,10 @@
 import csv
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -58,6 +61,34 @@ def test_a_picture_shows_the_losses_of_the_steps(
     assert losses == [list(each) for each in enumerate(json.loads(told.read_text())["losses"], 1)]
     assert chance[0][1] == pytest.approx(6.907755, rel=1e-6)  # ln(1000)
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss, nats / token")
+
+
+def test_a_scalar_of_each_step_is_written_elsewhere_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for TensorBoard's writer, which may not be installed."""
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            self.file = Path(folder) / "events.0"
+            self.file.write_text("")
+
+        def __enter__(self) -> "Writer":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            assert list(tmp_path.iterdir()) == [], "it is not complete"
+
+        def add_scalar(self, *scalar: Any) -> None:
+            with self.file.open("a") as file:
+                file.write(f"{scalar}\n")
+
+    made = SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", made)
+    result: Any = SimpleNamespace(start=4, losses=[3.0, 2.5, 2.0])
+    curve.write_curve(tmp_path, result)
+    text = (tmp_path / "events.0").read_text()
+    assert text.splitlines() == ["('loss', 3.0, 5)", "('loss', 2.5, 6)", "('loss', 2.0, 7)"]
 
 
 def test_tensorboard_gets_a_scalar_of_each_step(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The two gradients of a chunk of `linear_cross_entropy` on two streams, and `Side.both`."""
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -179,6 +180,12 @@ def posed(monkeypatch: pytest.MonkeyPatch) -> tuple[Side, list[str]]:
         def wait_stream(self, other: "Stream") -> None:
             seen.append(f"{self.name} waits for {other.name}")
 
+        def record_event(self) -> str:
+            return f"a point of {self.name}"
+
+        def wait_event(self, point: str) -> None:
+            seen.append(f"{self.name} waits for {point}")
+
     @contextlib.contextmanager
     def on(stream: Stream) -> Iterator[None]:
         seen.append(f"on {stream.name}")
@@ -215,11 +222,62 @@ def test_an_error_leaves_nothing_running_beside(which: int, posed: tuple[Side, l
     assert seen[-1] == "one waits for branch"
 
 
-def test_without_streams_both_run_in_order() -> None:
+def test_a_branch_runs_behind_what_was_launched_and_is_waited_for_once(
+    posed: tuple[Side, list[str]],
+) -> None:
+    """And what it reads lives until then, and no longer."""
+    side, seen = posed
+    side.join()
+    assert seen == [], "nothing was branched"
+    read = torch.ones(1)
+    held = weakref.ref(read)
+    with side.branch(keep=read):
+        seen.append("beside")
+    del read
+    branched = ["branch waits for one", "on branch", "beside", "back"]
+    assert seen == branched
+    side.wait(side.mark())
+    side.wait(None)
+    assert seen[4:] == ["one waits for a point of branch"]
+    assert held() is not None
+    side.join()
+    side.join()
+    assert seen[5:] == ["one waits for branch"]
+    assert held() is None
+
+
+def test_a_device_has_one_stream_beside_and_one_that_is_urgent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    def stream(device: torch.device, priority: int) -> int:
+        made.append((device.index, priority))
+        return len(made)
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    streams._side_stream.cache_clear()
+    try:
+        sides = [
+            Side(torch.device("cuda", index), urgent)
+            for index, urgent in [(0, False), (1, False), (0, True), (0, False), (0, True)]
+        ]
+        assert [one._stream for one in sides] == [1, 2, 3, 1, 3]
+    finally:
+        streams._side_stream.cache_clear()
+    assert made == [(0, 0), (1, 0), (0, -1)], "the lowest number comes first"
+
+
+def test_without_streams_all_runs_in_order() -> None:
     seen: list[str] = []
     side = Side(torch.device("cpu"))
     side.both(lambda: seen.append("here"), lambda: seen.append("beside"))
-    assert seen == ["here", "beside"]
+    with side.branch():
+        seen.append("in a branch")
+    assert side.mark() is None
+    side.wait(None)
+    side.join()
+    assert seen == ["here", "beside", "in a branch"]
 
 
 # -- what they compute ----------------------------------------------------------------------------

@@ -401,3 +401,29 @@ def test_an_import_is_all_or_nothing(
         exchange.load(exported, tmp_path / "fresh" / "results")
     assert len(calls) == 2
     assert not (tmp_path / "fresh").exists()
+
+
+def test_a_commit_is_named_with_whether_tracked_files_differ_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*args: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(["git", *who, *args], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("TINYLLAMA_COMMIT", raising=False)
+    assert results.current_commit(tmp_path) == "unknown"
+    git("init", "--quiet")
+    (tmp_path / "tracked").write_text("1")
+    git("add", "tracked")
+    git("commit", "--quiet", "--message", "one")
+    commit = git("rev-parse", "HEAD")
+    (tmp_path / "other").write_text("1")
+    assert results.current_commit(tmp_path) == commit
+    (tmp_path / "tracked").write_text("2")
+    assert results.current_commit(tmp_path) == f"{commit}+dirty"
+    monkeypatch.setenv("TINYLLAMA_COMMIT", "stated")
+    assert results.current_commit(tmp_path) == "stated"

@@ -149,11 +149,9 @@ class Subject(Proven):
     def layouts(self, names: Sequence[str], rounds: int) -> dict[str, Ratio]:
         """As of `OpContender`, on inputs that are not kept. Results of another layout may have
         other bits than those that were verified, and are held to their allowed error."""
-        exact, self.exact = self.exact, False
         try:
             return super().layouts(names, rounds)
         finally:
-            self.exact = exact
             self._keep_usual()
 
     def _keep_usual(self) -> None:
