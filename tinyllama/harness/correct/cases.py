@@ -59,7 +59,7 @@ class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
     absent: the output that gets no upstream gradient. wanted: the inputs whose gradients are asked
-    for, where not all are.
+    for, where not all are. alone: the only input that has the layout; the others are contiguous.
     """
 
     op: Op
@@ -71,13 +71,14 @@ class OpCase:
     upstream: str = "contiguous"
     absent: str | None = None
     wanted: tuple[str, ...] | None = None
+    alone: str | None = None
 
     def __str__(self) -> str:
         parts = [str(self.provider), str(self.case), SHORT[self.dtype]]
         if self.extreme:
             parts.append(self.extreme)
         if self.layout != "contiguous":
-            parts.append(f"{self.layout}_inputs")
+            parts.append(f"{self.layout}_{self.alone or 'inputs'}")
         if self.upstream != "contiguous":
             parts.append(f"{self.upstream}_grads")
         if self.absent:
@@ -113,6 +114,10 @@ class OpCase:
             layout=self.layout,
             upstream=self.upstream,
         )
+        if self.alone:
+            plain = replace(self, layout="contiguous", alone=None).inputs(device, seed).args
+            args = {n: one if n == self.alone else plain[n] for n, one in made.args.items()}
+            made = replace(made, args=args)
         if self.absent:
             made = replace(made, upstream={**made.upstream, self.absent: None})
         return replace(made, wanted=self.wanted)

@@ -2,11 +2,13 @@
 infinite, NaN; and parameters that are not the default ones.
 
 They are asked of inputs for which an op declares no distribution of its own, so that any value may
-come. Right is what the reference gives, or torch's provider, or independent code. At ties, and at
-zero, a gradient is a convention: another one than these is advice. So is a NaN that is lost, or
-that reaches a result which does not depend on it.
+come. Integers and booleans are all one value, the least or the largest that is drawn. Right is what
+the reference gives, or torch's provider, or independent code. At ties, and at zero, a gradient is a
+convention: another one than these is advice. So is a NaN that is lost, or that reaches a result
+which does not depend on it.
 """
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -32,7 +34,10 @@ KINDS: dict[str, Change] = {
     "with ties": lambda x: (2 * x).round() / 2,
     "far apart": lambda x: 64 * x,
     "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
+    "shifted": lambda x: x + 1000,  # a difference of squares cancels
 }
+# Of these kinds, results are not compared where the reference's error is a larger share of them.
+SENSITIVE, MOST_ERROR = ("shifted",), 1e-3
 INFINITIES = (float("inf"), float("-inf"))
 FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
 SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
@@ -53,13 +58,22 @@ def special_values(candidate: Candidate) -> Problem:
         for name, one in candidate.op.inputs.items()
         if one.values is STANDARD and not (one.many or one.mutated)
     ]
-    if candidate.op.mutated or not names:
+    numbered = [] if candidate.op.mutated else _numbered(candidate, plain)
+    if candidate.op.mutated or not (names or numbered):
         raise Unsupported("no input may have any value")
+    for name, value in numbered:
+        with contextlib.suppress(_RefusedError):
+            alike = _changed(plain, [name], partial(torch.full_like, fill_value=value))
+            if (seen := _differs(candidate, case, alike, refusable=True)) is not None:
+                return case, f"{name} all {value}: {seen[1]}"
     advice = None
     of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
-    for one, (kind, change) in itertools.product(every, KINDS.items()):
-        seen = _differs(candidate, one, _changed(candidate.inputs(one), names, change))
+    for one, (kind, change) in itertools.product(every, KINDS.items() if names else ()):
+        changed = _changed(candidate.inputs(one), names, change)
+        if kind in SENSITIVE and _cancels(candidate, one, changed):
+            continue
+        seen = _differs(candidate, one, changed)
         if seen is None:
             continue
         name, text = seen
@@ -81,6 +95,23 @@ def special_values(candidate: Candidate) -> Problem:
         ):
             advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice
+
+
+def _numbered(candidate: Candidate, inputs: Inputs) -> list[tuple[str, Any]]:
+    """Each input of integers or booleans, with the least and the largest value that it may have, as
+    far as those that are drawn tell. Not one whose values are in order or all differ: they may
+    have to."""
+    found: list[tuple[str, Any]] = []
+    for name, declared in candidate.op.inputs.items():
+        value = inputs.args[name]
+        if declared.many or declared.mutated or value.is_floating_point() or value.numel() < 2:
+            continue
+        flat = value.flatten()
+        if value.dtype is torch.bool:
+            found += [(name, False), (name, True)]
+        elif flat.unique().numel() < flat.numel() and not torch.equal(flat, flat.sort().values):
+            found += [(name, int(flat.min())), (name, int(flat.max()))]
+    return found
 
 
 def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
@@ -120,10 +151,30 @@ def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
                 break
 
 
-def _differs(candidate: Candidate, case: OpCase, inputs: Inputs) -> tuple[str, str] | None:
+class _RefusedError(Exception):
+    """The reference does not take these inputs."""
+
+
+def _cancels(candidate: Candidate, case: OpCase, inputs: Inputs) -> bool:
+    """Whether the reference itself has lost its digits there."""
+    found = case.references(inputs, draws=0)
+    return any(
+        not (found.eager[name].double() - exact).norm() <= MOST_ERROR * exact.double().norm()
+        for name, exact in found.oracle.items()
+    )
+
+
+def _differs(
+    candidate: Candidate, case: OpCase, inputs: Inputs, *, refusable: bool = False
+) -> tuple[str, str] | None:
     """The first result that is neither the reference's nor that of others, outputs first, and in
-    words."""
-    found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
+    words. refusable: raises _RefusedError if the reference raises an error."""
+    try:
+        found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
+    except Exception as error:
+        if refusable:
+            raise _RefusedError from error
+        raise
     known = (*found.oracle.values(), *found.eager.values())
     if not all(value.isfinite().all() for value in known):
         return None
