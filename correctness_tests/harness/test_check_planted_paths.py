@@ -178,6 +178,21 @@ class NarrowSum(Pair):
         return upstream[0] * b, total
 
 
+class OwnDifference(Pair):
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> Any:
+        a, _ = ctx.saved_tensors
+        da, db = Pair.backward(ctx, *upstream)
+        return da + (a - a), db
+
+
+def without_tail(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where no gradient is wanted, the last block of rows is left out if it is not full."""
+    y = right(a, b)
+    tail = len(y) % 64 if len(y) > 64 and not (a.requires_grad or b.requires_grad) else 0
+    return torch.cat([y[: len(y) - tail], y[len(y) - tail :] * 0])
+
+
 def in_place(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return right(a, b) if torch.is_grad_enabled() else a.mul_(b).clone()
 
@@ -237,6 +252,9 @@ PLANTED: list[tuple[str, str, Op, Call, str]] = [
     ("in place without gradients", "fresh contents", pair, in_place,
      "call 2, of which no gradient is wanted, changed a"),
     ("one gradient among blocks", "sizes", pair, OneGradientOfBlocks.apply, "gradients: grad b"),
+    ("no gradient among blocks", "sizes", pair, without_tail, "outputs: y"),
+    ("inf less inf", "special values", pair, OwnDifference.apply,
+     "inf in a: a NaN reaches 1 elements of grad a"),
     ("a sum in bfloat16", "sizes", pair, NarrowSum.apply, "gradients: grad b"),
     ("another input's layout", "input layouts", alike, asks_b, "a alone is distinct"),
     ("layout of a second block", "sizes", pair, dense_in_the_second_block, "outputs: y"),

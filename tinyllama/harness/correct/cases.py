@@ -59,7 +59,8 @@ class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
     absent: the output that gets no upstream gradient. wanted: the inputs whose gradients are asked
-    for, where not all are. alone: the only input that has the layout; the others are contiguous.
+    for, where not all are; () for none. alone: the only input that has the layout; the others are
+    contiguous.
     """
 
     op: Op
@@ -83,8 +84,8 @@ class OpCase:
             parts.append(f"{self.upstream}_grads")
         if self.absent:
             parts.append(f"no_{self.absent}_grad")
-        if self.wanted:
-            parts.append(f"only_grad_{'_'.join(self.wanted)}")
+        if self.wanted is not None:
+            parts.append(f"only_grad_{'_'.join(self.wanted)}" if self.wanted else "no_grad")
         return "-".join(parts)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -95,7 +96,8 @@ class OpCase:
     def varied(self) -> bool:
         """Whether it differs from the plain case of its shape and dtype."""
         layouts = {self.layout, self.upstream}
-        return bool(self.extreme or self.absent or self.wanted) or layouts != {"contiguous"}
+        given = self.extreme or self.absent or self.wanted is not None
+        return bool(given) or layouts != {"contiguous"}
 
     def unsupported(self) -> str | None:
         """Why the provider does not cover this case; None when it does."""

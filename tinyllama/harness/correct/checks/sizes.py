@@ -6,6 +6,7 @@ that is full, a second block, more programs than a grid's limit of 65,535, an in
 a buffer that is too short. Then each pair of axes is long at once: the second tile of both.
 """
 
+import contextlib
 import itertools
 import math
 import time
@@ -27,7 +28,7 @@ from tinyllama.harness.declare.specs import flat
 SIZES = (1, 67, 259, 384, 1024, 1026, 4099, 16388, 65539)
 BOTH = 131  # of two axes at once
 MOST_ELEMENTS = 2**21  # of the inputs of such a case
-OF_EXTREMES = 259  # the size at which extreme values and each gradient alone are tried too
+OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
 OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second block of 1,024
 LAYOUTS = ("distinct", "transposed")
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
@@ -109,8 +110,9 @@ def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | 
 def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCase]:
     """The case with each variation that is tried at a size; with all of them for 0."""
     differentiable = candidate.op.differentiable
-    if size in (0, OF_EXTREMES) and len(differentiable) > 1:
-        for name in differentiable:
+    if size in (0, OF_EXTREMES) and differentiable:
+        yield replace(case, wanted=())
+        for name in differentiable if len(differentiable) > 1 else ():
             yield replace(case, wanted=(name,))
     if size in (0, OF_LAYOUTS):
         for layout in LAYOUTS:
@@ -123,7 +125,9 @@ def _variation(case: OpCase) -> tuple[Any, str]:
 
 def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
     """What is wrong in a case, but for layouts that are refused, which another check is about."""
-    for one in faults(candidate, case, refusable=True):
+    with torch.no_grad() if case.wanted == () else contextlib.nullcontext():
+        found = list(faults(candidate, case, refusable=True))
+    for one in found:
         if case.layout == "contiguous" or one.rank is not Rank.CONTRACT:
             yield one
 

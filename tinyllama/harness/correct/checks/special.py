@@ -42,6 +42,7 @@ INFINITIES = (float("inf"), float("-inf"))
 FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
 SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
+DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 
 
@@ -58,16 +59,22 @@ def special_values(candidate: Candidate) -> Problem:
         for name, one in candidate.op.inputs.items()
         if one.values is STANDARD and not (one.many or one.mutated)
     ]
-    numbered = [] if candidate.op.mutated else _numbered(candidate, plain)
+    of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
+    # Of each combination of parameters the general case, or else the smallest.
+    each = {str(one.case.params): one for one in (*reversed(of_dtype), case)}
+    numbered = [
+        (one, *pair)
+        for one in (() if candidate.op.mutated else each.values())
+        for pair in _numbered(candidate, one)
+    ]
     if candidate.op.mutated or not (names or numbered):
         raise Unsupported("no input may have any value")
-    for name, value in numbered:
+    for one, name, value in numbered:
+        alike = _changed(candidate.inputs(one), [name], partial(torch.full_like, fill_value=value))
         with contextlib.suppress(_RefusedError):
-            alike = _changed(plain, [name], partial(torch.full_like, fill_value=value))
-            if (seen := _differs(candidate, case, alike, refusable=True)) is not None:
-                return case, f"{name} all {value}: {seen[1]}"
+            if (seen := _differs(candidate, one, alike, refusable=True)) is not None:
+                return one, f"{name} all {value}: {seen[1]}"
     advice = None
-    of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     for one, (kind, change) in itertools.product(every, KINDS.items() if names else ()):
         changed = _changed(candidate.inputs(one), names, change)
@@ -97,21 +104,23 @@ def special_values(candidate: Candidate) -> Problem:
     return advice
 
 
-def _numbered(candidate: Candidate, inputs: Inputs) -> list[tuple[str, Any]]:
-    """Each input of integers or booleans, with the least and the largest value that it may have, as
-    far as those that are drawn tell. Not one whose values are in order or all differ: they may
+def _numbered(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
+    """Each input of integers or booleans, with the least value that is drawn for it, the least one
+    that is not negative, and the largest. Not one whose values are in order or all differ: they may
     have to."""
-    found: list[tuple[str, Any]] = []
+    inputs = candidate.inputs(case)
     for name, declared in candidate.op.inputs.items():
         value = inputs.args[name]
         if declared.many or declared.mutated or value.is_floating_point() or value.numel() < 2:
             continue
-        flat = value.flatten()
         if value.dtype is torch.bool:
-            found += [(name, False), (name, True)]
-        elif flat.unique().numel() < flat.numel() and not torch.equal(flat, flat.sort().values):
-            found += [(name, int(flat.min())), (name, int(flat.max()))]
-    return found
+            yield from ((name, False), (name, True))
+            continue
+        values = case.case.values.get(name) or declared.distribution(case.case.dims)
+        drawn = values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed)).long()
+        if drawn.unique().numel() < DRAWN and not torch.equal(drawn, drawn.sort().values):
+            each = drawn.min(), drawn.clamp(min=0).min(), drawn.max()
+            yield from ((name, one) for one in dict.fromkeys(int(value) for value in each))
 
 
 def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
@@ -209,21 +218,22 @@ def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Te
 
 
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
-    """What is wrong with NaNs in the outputs, in words. of_nan: the inputs hold a NaN, which must
-    reach the outputs; else they hold an infinity, and only a NaN that no other has is wrong."""
-    candidate = candidate.forward_only()
+    """What is wrong with NaNs, in words. of_nan: the inputs hold a NaN, which must reach the
+    outputs; else they hold an infinity, and only a NaN that no other has is wrong, in gradients
+    too."""
+    candidate = candidate.forward_only() if of_nan else candidate
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
         results = candidate.results(inputs, None, guards)
-    kernels = guards.launched(backward=False)
     for name, value in results.items():
-        each = torch.stack([one[name].isnan() for one in known])
+        each = torch.stack([one[name].isnan() for one in known if name in one])
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
         for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
             if places.any():
                 first = places.nonzero()[0].tolist()
                 text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
+                kernels = guards.launched(backward=is_gradient(name))
                 return f"{text}; kernels: {kernels}" if kernels else text
     return None
