@@ -162,7 +162,12 @@ def test_a_copy_is_offered_for_views_of_its_master_alone() -> None:
 
 # -- the update -----------------------------------------------------------------------------------
 
-SHAPES = [[(6, 4), (4, 3), (10, 4), (4, 5)], [(64, 32), (32, 32), (128, 32), (32, 64)]]
+SHAPES = [
+    [(6, 4), (4, 3), (10, 4), (4, 5)],
+    [(64, 32), (32, 32), (128, 32), (32, 64)],
+    [(33, 32), (32, 64), (6, 64), (32, 32)],
+    [(32, 33), (64, 32), (64, 6), (32, 32)],
+]
 RATES: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
 
@@ -177,7 +182,7 @@ def state_of(shapes: list[tuple[int, int]], device: torch.device, found_inf: flo
 
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 @pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("shapes", SHAPES, ids=["ragged", "even"])
+@pytest.mark.parametrize("shapes", SHAPES, ids=["ragged", "even", "ragged_rows", "ragged_columns"])
 def test_matrices_are_updated_as_any_parameter(
     shapes: list[tuple[int, int]], beside: bool, found_inf: float, device: torch.device
 ) -> None:

@@ -59,7 +59,8 @@ class OpCase:
     """One check of one provider: a shape, a dtype, and at most one variation of the inputs.
 
     absent: the output that gets no upstream gradient. wanted: the inputs whose gradients are asked
-    for, where not all are.
+    for, where not all are; () for none. alone: the only input that has the layout; the others are
+    contiguous.
     """
 
     op: Op
@@ -71,19 +72,20 @@ class OpCase:
     upstream: str = "contiguous"
     absent: str | None = None
     wanted: tuple[str, ...] | None = None
+    alone: str | None = None
 
     def __str__(self) -> str:
         parts = [str(self.provider), str(self.case), SHORT[self.dtype]]
         if self.extreme:
             parts.append(self.extreme)
         if self.layout != "contiguous":
-            parts.append(f"{self.layout}_inputs")
+            parts.append(f"{self.layout}_{self.alone or 'inputs'}")
         if self.upstream != "contiguous":
             parts.append(f"{self.upstream}_grads")
         if self.absent:
             parts.append(f"no_{self.absent}_grad")
-        if self.wanted:
-            parts.append(f"only_grad_{'_'.join(self.wanted)}")
+        if self.wanted is not None:
+            parts.append(f"only_grad_{'_'.join(self.wanted)}" if self.wanted else "no_grad")
         return "-".join(parts)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -94,7 +96,8 @@ class OpCase:
     def varied(self) -> bool:
         """Whether it differs from the plain case of its shape and dtype."""
         layouts = {self.layout, self.upstream}
-        return bool(self.extreme or self.absent or self.wanted) or layouts != {"contiguous"}
+        given = self.extreme or self.absent or self.wanted is not None
+        return bool(given) or layouts != {"contiguous"}
 
     def unsupported(self) -> str | None:
         """Why the provider does not cover this case; None when it does."""
@@ -113,6 +116,10 @@ class OpCase:
             layout=self.layout,
             upstream=self.upstream,
         )
+        if self.alone:
+            plain = replace(self, layout="contiguous", alone=None).inputs(device, seed).args
+            args = {n: one if n == self.alone else plain[n] for n, one in made.args.items()}
+            made = replace(made, args=args)
         if self.absent:
             made = replace(made, upstream={**made.upstream, self.absent: None})
         return replace(made, wanted=self.wanted)

@@ -53,6 +53,7 @@ adamw = Op(
         "first": {"step": constant(0.0), "exp_avg": constant(0.0), "exp_avg_sq": constant(0.0)},
         "faint": {"grad": normal(1e-8), "exp_avg": normal(1e-8), "exp_avg_sq": uniform(0.0, 1e-16)},
         "skipped": {"found_inf": constant(1.0)},
+        "late": {"step": constant(3000.0)},
     },
     bytes={"forward": lambda size, P: 7 * sum(P) * size},
     flops={"forward": lambda P: 15 * sum(P)},

@@ -6,6 +6,7 @@ alone, copies of inputs), or is BLOCKED: nothing passes that was not compared. S
 where plain cases are wrong, and they are not tried where plain outputs are.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ NONE = {  # why an op has no such case
     ABSENT: "the op has no two outputs of floating-point numbers",
     WANTED: "fewer than two inputs have gradients",
 }
+ALONE = "distinct"  # of which each input is tried alone, too
 OTHER = [layout for layout in LAYOUT_NAMES if layout != "contiguous"]
 ENDLESS = "EndlessLoopError"  # of `tinyllama.harness.kernels.interpreter`, which needs triton
 
@@ -105,6 +107,14 @@ def check(candidate: Candidate, only: Collection[str] = ALL) -> Iterator[Finding
         elif not refused and (around is None or around.partly or one is None):
             already = f"fails already: {', '.join(plain)}"
             unknown[name] = (around and around.partly) or already
+    first = next((case for case in possible.values() if case.layout == ALONE), None)
+    if (
+        LAYOUTS in only
+        and LAYOUTS not in found
+        and first is not None
+        and (fault := _one_apart(varied, first)) is not None
+    ):
+        found[LAYOUTS] = fault
     if unheld:
         text = "; ".join(f"{one} is not held against it: {why}" for one, why in unheld.items())
         outcome = Outcome.PASSED if held else Outcome.UNSUPPORTED
@@ -201,6 +211,19 @@ def _alone(candidate: Candidate, case: OpCase) -> str:
             enough.append(name)
     named = " or ".join(filter(None, [", ".join(enough[:-1]), *enough[-1:]]))
     return f"; {named} alone in this layout is enough" if enough else ""
+
+
+def _one_apart(candidate: Candidate, case: OpCase) -> Finding | None:
+    """What is wrong where one input alone has another layout, and the others are contiguous: a
+    kernel may ask one input for the layout of all."""
+    names = [n for n, one in candidate.op.inputs.items() if one.axes and not one.mutated]
+    for layout, name in itertools.product((ALONE, "transposed"), names if len(names) > 1 else ()):
+        one = replace(case, layout=layout, alone=name)
+        fault = next(faults(candidate, one), None)
+        if fault is not None and fault.rank is not Rank.CONTRACT:
+            message = f"{fault.check}: {fault.message}; {name} alone is {layout}"
+            return replace(fault, check=LAYOUTS, message=message, special=fault.rank)
+    return None
 
 
 def excused(candidate: Candidate, case: OpCase, fault: Finding | None) -> str | None:

@@ -1,6 +1,7 @@
 """Successive calls: what a first call leaves behind, and what a second one makes of it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
         if (seen := look(candidate)) is not None:
             return seen
     first, second = (candidate.inputs(case, draw) for draw in (0, 1))
+    second = _other(first, second)
     args = {name: copied(value) for name, value in first.args.items()}
     early = _forward(candidate, args, first)
     kept = [output.clone() for output in early]
@@ -41,13 +43,24 @@ def fresh_contents(candidate: Candidate) -> Problem:
         mode = torch.inference_mode if call == LAST else torch.no_grad
         # Tensors that are new have the version, as the address, that those of the first call had.
         given = args if call == 2 else memory.again(args)
+        before = [copied(tensor) for tensor in leaves(given)]
         late = _forward(candidate, given, second, mode)
+        for name, tensor, copy in zip(_names(given), leaves(given), before, strict=True):
+            if not same_bits(tensor, copy):
+                return case, f"call {call}, of which no gradient is wanted, changed {name}"
         for which, output, copy in zip(candidate.op.outputs, early, kept, strict=True):
             if not same_bits(output, copy):
                 return case, f"call {call} changed {which} of the first"
         results = {**dict(zip(candidate.op.outputs, late, strict=True)), **gradients}
         if wrong := candidate.wrong(case, results, second):
             return case, f"call {call}, on new contents: {wrong[0]}"
+    for tensor, fresh in zip(leaves(given), leaves(first.args), strict=True):
+        tensor.data.copy_(fresh)  # which autograd does not count as a change
+    late = _forward(candidate, given, first)
+    named = {n: one for n, one in candidate.results(first).items() if is_gradient(n)}
+    results = {**dict(zip(candidate.op.outputs, late, strict=True)), **named}
+    if wrong := candidate.wrong(case, results, first):
+        return case, f"call {LAST + 1}, on contents that were changed through .data: {wrong[0]}"
     return None
 
 
@@ -56,6 +69,22 @@ def _forward(
 ) -> tuple[torch.Tensor, ...]:
     with mode():
         return outputs_of(candidate, args, inputs.params)
+
+
+def _other(first: Inputs, second: Inputs) -> Inputs:
+    """The second with other values in tables too, which are the same in each draw: in the order of
+    the first axis reversed."""
+
+    def other(one: Any, same: Any) -> Any:
+        table = isinstance(one, torch.Tensor) and one.is_floating_point() and one.dim()
+        return one.flip(0) if table and torch.equal(one, same) else one
+
+    return replace(second, args={n: other(one, first.args[n]) for n, one in second.args.items()})
+
+
+def _names(args: Leaves) -> Iterator[str]:
+    for name, value in args.items():
+        yield from [name] * (len(value) if isinstance(value, list) else 1)
 
 
 def _differentiable(candidate: Candidate) -> OpCase:
@@ -91,7 +120,8 @@ def _differing(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor
 
 def backward_twice(candidate: Candidate) -> Problem:
     """A second backward through one graph, after another call, gives the same gradients: backward
-    overwrites nothing that was saved, and each call saves its own."""
+    overwrites nothing that was saved, and each call saves its own. No call changes what another one
+    has given, outputs or gradients; and what backward needs of outputs is known to autograd."""
     case = _differentiable(candidate)
     if candidate.provider.overwrites:
         raise Unsupported(f"its backward overwrites {', '.join(candidate.provider.overwrites)}")
@@ -100,9 +130,37 @@ def backward_twice(candidate: Candidate) -> Problem:
     again = graph.gradients()
     if wrong := list(_differing(first, again)):
         return case, f"other gradients the second time: {', '.join(wrong)}"
-    Graph(candidate, candidate.inputs(case, draw=1))
+    outputs = {name: copied(value.detach()) for name, value in graph.outputs.items()}
+    kept = graph.gradients(copy=False)
+    other = Graph(candidate, candidate.inputs(case, draw=1))
+    if wrong := list(_differing(outputs, graph.outputs)):
+        return case, f"another call changes outputs of the first: {', '.join(wrong)}"
     if wrong := list(_differing(first, graph.gradients())):
         return case, f"another call changes the gradients of the first: {', '.join(wrong)}"
+    other.gradients()
+    if wrong := list(_differing(first, kept)):
+        text = "another backward pass changes gradients that the first one has given"
+        return case, f"{text}: {', '.join(wrong)}"
+    return _behind_a_change(candidate, case, first)
+
+
+def _behind_a_change(
+    candidate: Candidate, case: OpCase, first: Mapping[str, torch.Tensor]
+) -> Problem:
+    """What is wrong where outputs were changed in place before the backward pass: it is to give the
+    same gradients, or autograd is to refuse it."""
+    graph = Graph(candidate, candidate.inputs(case))
+    try:
+        with torch.no_grad():
+            for value in graph.outputs.values():
+                if value.is_floating_point():
+                    value.mul_(2)
+        found = graph.gradients()
+    except RuntimeError:  # a tensor that is saved for the backward pass was changed, says autograd
+        return None
+    if wrong := list(_differing(first, found)):
+        text = "an output that is changed in place changes gradients, and autograd does not know"
+        return case, f"{text}: {', '.join(wrong)}", Rank.UNSAFE
     return None
 
 

@@ -46,9 +46,10 @@ class Graph:
         self.upstream = {name: g for name, g in inputs.upstream.items() if g is not None}
 
     def gradients(
-        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+        self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone, *, copy: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Gradients by input name; ``change`` is applied to each upstream gradient first.
+        """Gradients by input name; ``change`` is applied to each upstream gradient first. copy:
+        they have memory of their own, whatever the backward pass returns.
 
         Raises GradientError for one that is missing: nothing else about it can be compared.
         """
@@ -66,4 +67,4 @@ class Graph:
         gradients = {name: gradient for name, gradient in named if gradient is not None}
         if missing := sorted(set(self.op.differentiable) - set(gradients)):
             raise GradientError(f"{self.op.name}: no gradient for {', '.join(missing)}")
-        return {name: gradient.clone() for name, gradient in gradients.items()}
+        return {name: one.clone() if copy else one for name, one in gradients.items()}

@@ -6,11 +6,15 @@ that is full, a second block, more programs than a grid's limit of 65,535, an in
 a buffer that is too short. Then each pair of axes is long at once: the second tile of both.
 """
 
+import contextlib
 import itertools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from tinyllama.harness.correct.cases import OpCase, elements
 from tinyllama.harness.correct.checks.accuracy import ENDLESS, excused, faults
@@ -18,12 +22,15 @@ from tinyllama.harness.correct.checks.finding import Candidate, Finding, Rank, U
 from tinyllama.harness.correct.evaluate import evaluate
 from tinyllama.harness.declare.specs import flat
 
-# 1; then each 4 times the one before, and 3 beyond a block; and one that is a whole block. Two end
-# 2 and 4 beyond a block: where rows are read in vectors, another tail is left.
-SIZES = (1, 67, 259, 1024, 1026, 4099, 16388, 65539)
+# 1; then each 4 times the one before, and 3 beyond a block; one that is a whole block, and one that
+# is whole blocks of 128 and no power of two. Two end 2 and 4 beyond a block: where rows are read in
+# vectors, another tail is left.
+SIZES = (1, 67, 259, 384, 1024, 1026, 4099, 16388, 65539)
 BOTH = 131  # of two axes at once
 MOST_ELEMENTS = 2**21  # of the inputs of such a case
-OF_EXTREMES = 259  # the size at which extreme values are tried too
+OF_EXTREMES = 259  # the size at which extreme values, and each gradient alone and none, are tried
+OF_LAYOUTS = 1026  # the size at which other layouts are tried too: the second block of 1,024
+LAYOUTS = ("distinct", "transposed")
 SECONDS = 10.0  # of this thread's processor time for one size: others may use the machine, too
 # A place that is wrong is looked for, and not how roundings add up: along axes that no author had
 # in mind, right gradients of whole blocks were off by up to 6 times the usual bound (docs/LOG.md).
@@ -37,12 +44,16 @@ def sizes(candidate: Candidate) -> Finding | str:
     Raises Unsupported where no axis can be any longer.
     """
     base = general(candidate)
+    usual = candidate
     slack = {dtype: WIDER * candidate.provider.slack.get(dtype, 1.0) for dtype in candidate.dtypes}
     candidate = replace(candidate, provider=replace(candidate.provider, slack=slack))
+    apart = [one for one in _varied(candidate, base) if next(_faults(candidate, one), None)]
     said, reached, refused = [], False, None
     long: list[str] = []  # axes that take more than one entry
     for axis in base.case.dims:
-        found = _along(candidate, base, axis)
+        found = _along(candidate, base, axis, [_variation(one) for one in apart])
+        if not isinstance(found, Finding):
+            found = _in_coarsest(usual, base, axis, found[0]) or found
         if isinstance(found, Finding) and found.rank is not Rank.CONTRACT:
             return found
         if isinstance(found, Finding):
@@ -96,8 +107,53 @@ def _together(candidate: Candidate, base: OpCase, axes: list[str]) -> Finding | 
     return [f"not at once, for lack of time: {', '.join(left)}"] if left else []
 
 
-def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int, str]:
-    """What is wrong along an axis; else the largest size that was tried, and why no larger one."""
+def _varied(candidate: Candidate, case: OpCase, size: int = 0) -> Iterator[OpCase]:
+    """The case with each variation that is tried at a size; with all of them for 0."""
+    differentiable = candidate.op.differentiable
+    if size in (0, OF_EXTREMES) and differentiable:
+        yield replace(case, wanted=())
+        for name in differentiable if len(differentiable) > 1 else ():
+            yield replace(case, wanted=(name,))
+    if size in (0, OF_LAYOUTS):
+        for layout in LAYOUTS:
+            yield replace(case, layout=layout, upstream=layout if differentiable else "contiguous")
+
+
+def _variation(case: OpCase) -> tuple[Any, str]:
+    return case.wanted, case.layout
+
+
+def _faults(candidate: Candidate, case: OpCase) -> Iterator[Finding]:
+    """What is wrong in a case, but for layouts that are refused, which another check is about."""
+    with torch.no_grad() if case.wanted == () else contextlib.nullcontext():
+        found = list(faults(candidate, case, refusable=True))
+    for one in found:
+        if case.layout == "contiguous" or one.rank is not Rank.CONTRACT:
+            yield one
+
+
+def _in_coarsest(candidate: Candidate, base: OpCase, axis: str, size: int) -> Finding | None:
+    """What is wrong at this size of an axis in the dtype with the largest roundings: sums that are
+    rounded to it on the way. Those in float32 are exact by its measure, so the usual error is
+    allowed."""
+    dtype = max(candidate.dtypes, key=lambda one: torch.finfo(one).eps)
+    case = resized(candidate, base, axis, size)
+    if dtype is base.dtype or case is None or not size:
+        return None
+    case = replace(case, dtype=dtype)
+    fault = next(faults(candidate, case, refusable=True), None) if not case.unsupported() else None
+    if fault is None or ENDLESS in fault.message:
+        return None
+    text = f"{fault.check}: {fault.message}"
+    return replace(fault, check="sizes", message=text, special=fault.rank)
+
+
+def _along(
+    candidate: Candidate, base: OpCase, axis: str, apart: list[tuple[Any, str]]
+) -> Finding | tuple[int, str]:
+    """What is wrong along an axis; else the largest size that was tried, and why no larger one.
+
+    apart: variations that are wrong in the base, too."""
     largest, last, power = 0, 0.0, 1.0  # time grows with this power of the size
     for size in SIZES:
         case = resized(candidate, base, axis, size)
@@ -112,17 +168,18 @@ def _along(candidate: Candidate, base: OpCase, axis: str) -> Finding | tuple[int
         except Exception as error:
             return largest, f" (the reference does not take {size:,}: {error})"
         extremes = candidate.op.extremes if size == OF_EXTREMES else ()
-        for extreme in (None, *extremes):
-            one = replace(case, extreme=extreme)
-            fault = next(faults(candidate, one, refusable=True), None)
-            if extreme is not None and excused(candidate, one, fault):
+        varied = [one for one in _varied(candidate, case, size) if _variation(one) not in apart]
+        every = [replace(case, extreme=extreme) for extreme in (None, *extremes)] + varied
+        for one in every:
+            fault = next(_faults(candidate, one), None)
+            if one.extreme is not None and excused(candidate, one, fault):
                 continue
             if fault is not None and ENDLESS in fault.message and largest:
                 return largest, f" (programs would take too many operations at {size:,})"
             if fault is not None:
                 text = f"{fault.check}: {fault.message}"
                 return replace(fault, check="sizes", message=text, special=fault.rank)
-        taken = (time.thread_time() - started) / (1 + len(extremes))
+        taken = (time.thread_time() - started) / len(every)
         now = max(flat([case.case.dims[axis]]))
         if largest > 1 and now > 2 * largest:
             power = max(1.0, math.log(taken / last, now / largest))

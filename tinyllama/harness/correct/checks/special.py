@@ -2,11 +2,13 @@
 infinite, NaN; and parameters that are not the default ones.
 
 They are asked of inputs for which an op declares no distribution of its own, so that any value may
-come. Right is what the reference gives, or torch's provider, or independent code. At ties, and at
-zero, a gradient is a convention: another one than these is advice. So is a NaN that is lost, or
-that reaches a result which does not depend on it.
+come. Integers and booleans are all one value, the least or the largest that is drawn. Right is what
+the reference gives, or torch's provider, or independent code. At ties, and at zero, a gradient is a
+convention: another one than these is advice. So is a NaN that is lost, or that reaches a result
+which does not depend on it.
 """
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -32,11 +34,15 @@ KINDS: dict[str, Change] = {
     "with ties": lambda x: (2 * x).round() / 2,
     "far apart": lambda x: 64 * x,
     "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
+    "shifted": lambda x: x + 1000,  # a difference of squares cancels
 }
+# Of these kinds, results are not compared where the reference's error is a larger share of them.
+SENSITIVE, MOST_ERROR = ("shifted",), 1e-3
 INFINITIES = (float("inf"), float("-inf"))
 FACTORS = (0.5, 3.0, 1e3, 1e6)  # of a parameter, the first that a result depends on
 SEEN = 0.05  # of the norm of a result: the least by which it is to depend on a parameter
 CASES = 4  # the general one and the smallest others: extremes beside what fills no block
+DRAWN = 4096  # integers, of which the least and the largest are taken
 CONVENTIONAL = ("all zero", "with ties")  # there functions such as a maximum have no gradient
 
 
@@ -53,13 +59,28 @@ def special_values(candidate: Candidate) -> Problem:
         for name, one in candidate.op.inputs.items()
         if one.values is STANDARD and not (one.many or one.mutated)
     ]
-    if candidate.op.mutated or not names:
-        raise Unsupported("no input may have any value")
-    advice = None
     of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
+    # Of each combination of parameters the general case, or else the smallest.
+    each = {str(one.case.params): one for one in (*reversed(of_dtype), case)}
+    numbered = [
+        (one, *pair)
+        for one in (() if candidate.op.mutated else each.values())
+        for pair in _numbered(candidate, one)
+    ]
+    if candidate.op.mutated or not (names or numbered):
+        raise Unsupported("no input may have any value")
+    for one, name, value in numbered:
+        alike = _changed(candidate.inputs(one), [name], partial(torch.full_like, fill_value=value))
+        with contextlib.suppress(_RefusedError):
+            if (seen := _differs(candidate, one, alike, refusable=True)) is not None:
+                return one, f"{name} all {value}: {seen[1]}"
+    advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
-    for one, (kind, change) in itertools.product(every, KINDS.items()):
-        seen = _differs(candidate, one, _changed(candidate.inputs(one), names, change))
+    for one, (kind, change) in itertools.product(every, KINDS.items() if names else ()):
+        changed = _changed(candidate.inputs(one), names, change)
+        if kind in SENSITIVE and _cancels(candidate, one, changed):
+            continue
+        seen = _differs(candidate, one, changed)
         if seen is None:
             continue
         name, text = seen
@@ -81,6 +102,25 @@ def special_values(candidate: Candidate) -> Problem:
         ):
             advice = case, f"a NaN in {name} {lost}", Rank.ADVICE
     return advice
+
+
+def _numbered(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
+    """Each input of integers or booleans, with the least value that is drawn for it, the least one
+    that is not negative, and the largest. Not one whose values are in order or all differ: they may
+    have to."""
+    inputs = candidate.inputs(case)
+    for name, declared in candidate.op.inputs.items():
+        value = inputs.args[name]
+        if declared.many or declared.mutated or value.is_floating_point() or value.numel() < 2:
+            continue
+        if value.dtype is torch.bool:
+            yield from ((name, False), (name, True))
+            continue
+        values = case.case.values.get(name) or declared.distribution(case.case.dims)
+        drawn = values.sample((DRAWN,), torch.Generator().manual_seed(candidate.seed)).long()
+        if drawn.unique().numel() < DRAWN and not torch.equal(drawn, drawn.sort().values):
+            each = drawn.min(), drawn.clamp(min=0).min(), drawn.max()
+            yield from ((name, one) for one in dict.fromkeys(int(value) for value in each))
 
 
 def _changed(inputs: Inputs, names: list[str], change: Change) -> Inputs:
@@ -120,10 +160,30 @@ def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
                 break
 
 
-def _differs(candidate: Candidate, case: OpCase, inputs: Inputs) -> tuple[str, str] | None:
+class _RefusedError(Exception):
+    """The reference does not take these inputs."""
+
+
+def _cancels(candidate: Candidate, case: OpCase, inputs: Inputs) -> bool:
+    """Whether the reference itself has lost its digits there."""
+    found = case.references(inputs, draws=0)
+    return any(
+        not (found.eager[name].double() - exact).norm() <= MOST_ERROR * exact.double().norm()
+        for name, exact in found.oracle.items()
+    )
+
+
+def _differs(
+    candidate: Candidate, case: OpCase, inputs: Inputs, *, refusable: bool = False
+) -> tuple[str, str] | None:
     """The first result that is neither the reference's nor that of others, outputs first, and in
-    words."""
-    found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
+    words. refusable: raises _RefusedError if the reference raises an error."""
+    try:
+        found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
+    except Exception as error:
+        if refusable:
+            raise _RefusedError from error
+        raise
     known = (*found.oracle.values(), *found.eager.values())
     if not all(value.isfinite().all() for value in known):
         return None
@@ -158,21 +218,22 @@ def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Te
 
 
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
-    """What is wrong with NaNs in the outputs, in words. of_nan: the inputs hold a NaN, which must
-    reach the outputs; else they hold an infinity, and only a NaN that no other has is wrong."""
-    candidate = candidate.forward_only()
+    """What is wrong with NaNs, in words. of_nan: the inputs hold a NaN, which must reach the
+    outputs; else they hold an infinity, and only a NaN that no other has is wrong, in gradients
+    too."""
+    candidate = candidate.forward_only() if of_nan else candidate
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, which interprets: NaN is meant
         results = candidate.results(inputs, None, guards)
-    kernels = guards.launched(backward=False)
     for name, value in results.items():
-        each = torch.stack([one[name].isnan() for one in known])
+        each = torch.stack([one[name].isnan() for one in known if name in one])
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
         for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
             if places.any():
                 first = places.nonzero()[0].tolist()
                 text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
+                kernels = guards.launched(backward=is_gradient(name))
                 return f"{text}; kernels: {kernels}" if kernels else text
     return None
