@@ -96,6 +96,53 @@ def test_what_random_values_do_not_show_is_found(
     assert seen in one.message
 
 
+logsumexp = Op(
+    "logsumexp",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N"},
+    cases=[Case(N=5, D=8), Case(N=3, D=50, why="ragged")],
+    dtypes=(torch.float32,),
+)
+logsumexp.reference(lambda x: x.logsumexp(-1))
+
+
+def shifted(x: T) -> T:
+    """The shift by the largest element, as online softmax does: a NaN for a row with infinity."""
+    largest = x.detach().amax(-1, keepdim=True)
+    return (x - largest).exp().sum(-1).log() + largest[:, 0]
+
+
+def nan_of_minus_infinity(x: T) -> T:
+    return shifted(x) + 0 * x.detach().amin(-1)
+
+
+def nan_beside_infinity(x: T) -> T:
+    return shifted(x) + 0 * x.detach().sum()
+
+
+def test_an_infinite_output_without_a_gradient_may_be_a_nan() -> None:
+    infinite = torch.tensor([[0.0, float("inf")]], requires_grad=True)
+    logsumexp["eager"].call(infinite).sum().backward()
+    assert infinite.grad is not None
+    assert infinite.grad.isnan().any()
+    assert shifted(infinite).isnan().all()
+    one = found(logsumexp, shifted, "special values")
+    assert (one.outcome, one.message) == (Outcome.PASSED, "")
+
+
+@pytest.mark.parametrize(
+    ("call", "seen"),
+    [
+        (nan_of_minus_infinity, "-inf in x: a NaN reaches 1 elements of y, the first at [2]"),
+        (nan_beside_infinity, "inf in x: a NaN reaches 4 elements of y, the first at [0]"),
+    ],
+)
+def test_a_nan_beside_it_is_found(call: Callable[..., Any], seen: str) -> None:
+    one = found(logsumexp, call, "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert one.message == seen
+
+
 def test_an_input_with_a_domain_is_left_alone() -> None:
     from tinyllama.ops import OPS
 

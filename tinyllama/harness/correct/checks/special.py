@@ -159,7 +159,11 @@ def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Te
 
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
     """What is wrong with NaNs in the outputs, in words. of_nan: the inputs hold a NaN, which must
-    reach the outputs; else they hold an infinity, and only a NaN that no other has is wrong."""
+    reach the outputs; else they hold an infinity, and only a NaN that no other has is wrong. An
+    infinite output of the reference may be a NaN if its gradient is one: torch's functions of a
+    softmax disagree there, too."""
+    whole = evaluate(candidate.op, candidate.op["eager"].call, inputs)
+    undefined = any(bool(one.isnan().any()) for n, one in whole.items() if is_gradient(n))
     candidate = candidate.forward_only()
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
@@ -170,6 +174,8 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
     for name, value in results.items():
         each = torch.stack([one[name].isnan() for one in known])
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
+        if undefined and not of_nan:
+            spread &= ~known[0][name].isinf()
         for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
             if places.any():
                 first = places.nonzero()[0].tolist()
