@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.sizes import WIDER, general
 from tinyllama.harness.correct.evaluate import Inputs, evaluate, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.specs import STANDARD
+from tinyllama.harness.declare.specs import STANDARD, Terms
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+FAR = 64  # times as large: exponentials overflow
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
     "all zero": torch.zeros_like,
     "with ties": lambda x: (2 * x).round() / 2,
-    "far apart": lambda x: 64 * x,
+    "far apart": lambda x: FAR * x,
     "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
 }
 INFINITIES = (float("inf"), float("-inf"))
@@ -59,7 +60,13 @@ def special_values(candidate: Candidate) -> Problem:
     of_dtype = [one for one in candidate.plain() if one.dtype is case.dtype]
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     for one, (kind, change) in itertools.product(every, KINDS.items()):
-        seen = _differs(candidate, one, _changed(candidate.inputs(one), names, change))
+        usual = candidate.inputs(one)
+        seen = _differs(
+            candidate,
+            one,
+            _changed(usual, names, change),
+            usual=usual if kind == "far apart" else None,
+        )
         if seen is None:
             continue
         name, text = seen
@@ -120,13 +127,17 @@ def _settings(candidate: Candidate, case: OpCase) -> Iterator[tuple[str, Any]]:
                 break
 
 
-def _differs(candidate: Candidate, case: OpCase, inputs: Inputs) -> tuple[str, str] | None:
+def _differs(
+    candidate: Candidate, case: OpCase, inputs: Inputs, *, usual: Inputs | None = None
+) -> tuple[str, str] | None:
     """The first result that is neither the reference's nor that of others, outputs first, and in
-    words."""
+    words. usual: inputs to which these are FAR times as large."""
     found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
     known = (*found.oracle.values(), *found.eager.values())
     if not all(value.isfinite().all() for value in known):
         return None
+    if usual is not None:
+        found = _of_large_terms(candidate, found, usual)
     guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
     results = candidate.results(inputs, PoisonedMemory(), guards)
     exact = [found.oracle, *_others(candidate, inputs.double())]
@@ -143,6 +154,20 @@ def _differs(candidate: Candidate, case: OpCase, inputs: Inputs) -> tuple[str, s
         kernels = guards.launched(backward=is_gradient(name))
         return name, f"{text}; kernels: {kernels}" if kernels else text
     return None
+
+
+def _of_large_terms(candidate: Candidate, found: References, usual: Inputs) -> References:
+    """References that allow for what cancels where inputs are FAR times as large as usual: of
+    softmax as exp(x - logsumexp), each result keeps the rounding, in float32, of a difference that
+    large. So each is held to FAR times its usual size, which says nothing of how small it is."""
+    plain = evaluate(candidate.op, candidate.op["eager"].call, usual.double())
+    terms = dict(found.magnitudes)
+    for name, oracle in found.oracle.items():
+        size = FAR * plain[name].double().square().mean().sqrt().item()
+        large = torch.full_like(oracle, size, dtype=torch.float64)
+        terms[name] = torch.maximum(terms[name], large) if name in terms else large
+    rounded = found.terms if found.magnitudes else Terms(torch.float32, shared=True)
+    return replace(found, magnitudes=terms, terms=rounded)
 
 
 def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
