@@ -21,8 +21,9 @@ from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.sizes import WIDER, general
-from tinyllama.harness.correct.evaluate import Inputs, evaluate, is_gradient
+from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
+from tinyllama.harness.declare.autograd import several
 from tinyllama.harness.declare.specs import STANDARD, Terms
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -187,9 +188,8 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
     reach the outputs; else they hold an infinity, and only a NaN that no other has is wrong. An
     infinite output of the reference may be a NaN if its gradient is one: torch's functions of a
     softmax disagree there, too."""
-    whole = evaluate(candidate.op, candidate.op["eager"].call, inputs)
-    undefined = any(bool(one.isnan().any()) for n, one in whole.items() if is_gradient(n))
     candidate = candidate.forward_only()
+    undefined = not of_nan and _has_nan_gradient(candidate, inputs)
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
     with warnings.catch_warnings():
@@ -199,7 +199,7 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
     for name, value in results.items():
         each = torch.stack([one[name].isnan() for one in known])
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
-        if undefined and not of_nan:
+        if undefined:
             spread &= ~known[0][name].isinf()
         for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
             if places.any():
@@ -207,3 +207,15 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
                 text = f"{what} {int(places.sum())} elements of {name}, the first at {first}"
                 return f"{text}; kernels: {kernels}" if kernels else text
     return None
+
+
+def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
+    """Whether the reference gives a NaN as gradient, which no candidate need be asked for."""
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
+    wanted = [value.requires_grad_() for value in tensors if value.is_floating_point()]
+    outputs = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+    given = [one for one in outputs if one.requires_grad]
+    ones = [torch.ones_like(one) for one in given]
+    found = torch.autograd.grad(given, wanted, ones, allow_unused=True) if given else ()
+    return any(one is not None and bool(one.isnan().any()) for one in found)
