@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from correctness_tests.support.tried import MATRIX, finding, found, small
 from correctness_tests.support.tried import with_backward as of
-from tinyllama.harness import Case, Tensor
+from tinyllama.harness import Case, Op, Tensor
 from tinyllama.harness.correct.checks import Outcome, Rank
 from tinyllama.harness.kernels.launch import jit, tl
 
@@ -69,6 +69,54 @@ def test_inputs_that_are_overwritten_by_design_are_given_anew(
     plain = ("gradients", "untouched inputs", "determinism")
     findings = found(product, with_backward(over_saved), *plain, overwrites=("x", "y"))
     assert {one.outcome for one in findings.values()} == {PASSED}, findings
+
+
+powers = Op(
+    "powers",
+    inputs=product.inputs,
+    outputs=product.outputs,
+    cases=product.cases,
+    dtypes=product.dtypes,
+)
+powers.reference(lambda x, y: x * y * y)
+
+
+class Powers(torch.autograd.Function):
+    """Its gradients are in the memory of its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y * y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, y = (one.detach() for one in ctx.saved_tensors)
+        dx, dy = gradients[0] * y * y, 2 * gradients[0] * x * y
+        x.data.copy_(dx)
+        y.data.copy_(dy)
+        return x, y
+
+
+def in_order(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Right unless y lies before x in one memory."""
+    one_memory = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    z: torch.Tensor = Powers.apply(x, y)
+    return z + (one_memory and y.data_ptr() < x.data_ptr())
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome"), [(Powers.apply, PASSED), (in_order, FAILED)], ids=["right", "wrong"]
+)
+def test_inputs_that_are_overwritten_by_design_may_lie_in_one_memory(
+    call: Any, outcome: Outcome
+) -> None:
+    """But they are not one tensor, whose two gradients would overwrite each other."""
+    traits = {"overwrites": ("x", "y"), "double_backward": False}
+    one = found(powers, call, "fresh contents", **traits)["fresh contents"]
+    assert one.outcome is outcome, one
+    assert outcome is PASSED or "x, y behind each other in one memory" in one.message
 
 
 def test_what_backward_overwrites_fails_the_checks_that_are_about_it() -> None:

@@ -1,5 +1,6 @@
 """Values that random ones never are; sizes of one and of whole blocks; outputs that are inputs."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from correctness_tests.support.tried import MATRIX, finding, found, small
-from tinyllama.harness import Case, Tensor
+from tinyllama.harness import Case, Op, Provider, Tensor
 from tinyllama.harness.correct.checks import Candidate, Outcome, Rank, run, sizes, special
 
 T = torch.Tensor
@@ -84,6 +85,88 @@ def test_what_random_values_do_not_show_is_found(
     assert seen in one.message
 
 
+logsumexp = Op(
+    "logsumexp",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N"},
+    cases=[Case(N=5, D=8), Case(N=3, D=50, why="ragged")],
+    dtypes=(torch.float32,),
+)
+logsumexp.reference(lambda x: x.logsumexp(-1))
+
+
+def shifted(x: T) -> T:
+    """The shift by the largest element, as online softmax does: a NaN for a row with infinity."""
+    largest = x.detach().amax(-1, keepdim=True)
+    return (x - largest).exp().sum(-1).log() + largest[:, 0]
+
+
+def nan_of_minus_infinity(x: T) -> T:
+    return shifted(x) + 0 * x.detach().amin(-1)
+
+
+def nan_beside_infinity(x: T) -> T:
+    return shifted(x) + 0 * x.detach().sum()
+
+
+def test_an_infinite_output_without_a_gradient_may_be_a_nan() -> None:
+    infinite = torch.tensor([[0.0, float("inf")]], requires_grad=True)
+    logsumexp["eager"].call(infinite).sum().backward()
+    assert infinite.grad is not None
+    assert infinite.grad.isnan().any()
+    assert shifted(infinite).isnan().all()
+    of_outputs = copy.copy(logsumexp)
+    of_outputs.inputs = {"x": Tensor("N D")}
+    for op in (logsumexp, of_outputs):  # also where no gradient of a candidate is asked
+        one = finding(op, shifted, "special values")
+        assert (one.outcome, one.message) == (Outcome.PASSED, "")
+
+
+@pytest.mark.parametrize(
+    ("call", "seen"),
+    [
+        (nan_of_minus_infinity, "-inf in x: a NaN reaches 1 elements of y, the first at [2]"),
+        (nan_beside_infinity, "inf in x: a NaN reaches 4 elements of y, the first at [0]"),
+    ],
+)
+def test_a_nan_beside_it_is_found(call: Callable[..., Any], seen: str) -> None:
+    one = finding(logsumexp, call, "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert one.message == seen
+
+
+weights = Op(
+    "weights",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N D"},
+    cases=[Case(N=5, D=50), Case(N=1, D=64, why="one row")],
+    dtypes=(torch.float32,),
+)
+weights.reference(lambda x: x.softmax(-1))
+
+
+def by_logsumexp(x: T) -> T:
+    return (x - x.logsumexp(-1, keepdim=True)).exp()
+
+
+@pytest.mark.parametrize("draw", [0, 2, 5])
+def test_a_difference_of_large_numbers_may_be_rounded(draw: int) -> None:
+    """As kernels that save the logsumexp do: off by half a unit in the last place of 200."""
+    provider = Provider(weights.name, "tried", by_logsumexp, weights.dtypes)
+    candidate = Candidate(weights, provider, torch.device("cpu"), draw)
+    (one,) = run(candidate, only=["special values"])
+    assert (one.outcome, one.message) == (Outcome.PASSED, "")
+
+
+def test_large_numbers_excuse_no_more_than_a_rounding() -> None:
+    def call(x: T) -> T:
+        return by_logsumexp(x) * torch.where(x > 100, 1.001, 1.0)
+
+    one = finding(weights, call, "special values")
+    assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
+    assert "x far apart: y: " in one.message
+
+
 def test_an_input_with_a_domain_is_left_alone() -> None:
     from tinyllama.ops import OPS
 
@@ -134,6 +217,43 @@ def test_an_output_that_is_an_input_is_found_in_any_case() -> None:
     assert finding(scaled, lambda x, factor: factor * x, "fresh contents").outcome is Outcome.PASSED
 
 
+grouped = Op(
+    "grouped",
+    inputs={"x": Tensor("N D", grad=True)},
+    outputs={"y": "N D"},
+    params={"groups": 2},
+    cases=[Case(N=5, D=8)],
+    dtypes=(torch.float32,),
+)
+grouped.reference(lambda x, groups: x.unflatten(1, (groups, -1)).softmax(-1).flatten(1))
+
+
+def of_more_rows(x: T, groups: int) -> T:
+    if len(x) < 2:
+        raise ValueError("use 2 rows or more")
+    return grouped["eager"].call(x, groups)
+
+
+def one_row_kept(x: T, groups: int) -> T:
+    return x if len(x) < 2 else grouped["eager"].call(x, groups)
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome"),
+    [
+        (lambda x, groups: grouped["eager"].call(x, groups), Outcome.PASSED),
+        (of_more_rows, Outcome.PASSED),
+        (one_row_kept, Outcome.FAILED),
+    ],
+    ids=["an axis of which the op takes no single entry", "one row is refused", "one row is kept"],
+)
+def test_memory_is_asked_about_of_single_entries_that_are_taken(
+    call: Callable[..., Any], outcome: Outcome
+) -> None:
+    one = finding(grouped, call, "fresh contents")
+    assert one.outcome is outcome, one
+
+
 def test_inference_mode_is_tried() -> None:
     def call(x: T, factor: float) -> T:
         return factor * x if not torch.is_inference_mode_enabled() else x + factor
@@ -161,6 +281,7 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
         "all zero": [0.0] * 6,
         "with ties": [-2.0, 0.0, 0.0, 0.5, 1.0, 3.0],
         "far apart": [64 * value for value in x.tolist()],
+        "shifted": (x + 1000).tolist(),
     }
     smallest = {torch.float16: 2.0**-14}.get(dtype, 2.0**-126)  # of normal numbers
     assert tiny == pytest.approx([value * smallest**0.25 for value in x.tolist()], rel=2**-7)

@@ -23,12 +23,17 @@ def sharing(candidate: Candidate) -> Problem:
     """A case in which an output shares memory with an input, or elements of an output with each
     other, where the reference's do not."""
     advice: Problem = None
-    for case in _plain(candidate):
-        inputs = candidate.inputs(case)
-        args = {name: copied(value) for name, value in inputs.args.items()}
-        with torch.no_grad():
-            outputs = outputs_of(candidate, args, inputs.params)
-            reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+    for case, declared in _plain(candidate):
+        try:
+            inputs = candidate.inputs(case)
+            args = {name: copied(value) for name, value in inputs.args.items()}
+            with torch.no_grad():
+                reference = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+                outputs = outputs_of(candidate, args, inputs.params)
+        except Exception:
+            if declared:
+                raise
+            continue  # `sizes` tells of one entry that the op takes and the candidate does not
         own, others = _shared(args, outputs), _shared(args, reference)
         names = list(candidate.op.outputs)
         for at, name in own.items():
@@ -45,16 +50,17 @@ def sharing(candidate: Candidate) -> Problem:
     return advice
 
 
-def _plain(candidate: Candidate) -> Iterator[OpCase]:
-    """Those in the first dtype, and the general one with each axis of one entry."""
+def _plain(candidate: Candidate) -> Iterator[tuple[OpCase, bool]]:
+    """Those in the first dtype, and the general one with each axis of one entry; whether the op
+    declares the case."""
     for case in candidate.plain():
         if case.dtype is candidate.dtypes[0]:
-            yield case
+            yield case, True
     base = general(candidate)
     for axis, size in base.case.dims.items():
         one = resized(candidate, base, axis, 1) if isinstance(size, int) else None
         if one is not None and one.case.dims[axis] == 1:
-            yield one
+            yield one, False
 
 
 def _shared(args: Leaves, outputs: tuple[torch.Tensor, ...]) -> dict[int, str]:
@@ -93,11 +99,13 @@ def again(args: Leaves) -> Leaves:
 
 def neighbours(candidate: Candidate) -> Problem:
     """Inputs give the results of their values also where they follow each other in one buffer, are
-    columns of one, or are one tensor."""
+    columns of one, or are one tensor. An input that backward overwrites by design has a tensor of
+    its own."""
     case = candidate.telling()
     plain = candidate.inputs(case)
     alike: dict[Any, list[str]] = {}
-    for name in candidate.op.differentiable:
+    alone = candidate.provider.overwrites
+    for name in [name for name in candidate.op.differentiable if name not in alone]:
         value = plain.args[name]
         alike.setdefault((value.shape, value.dtype), []).append(name)
     groups = [names for (shape, _), names in alike.items() if len(names) > 1 and shape]
@@ -153,12 +161,18 @@ def _one(args: Leaves, names: list[str]) -> Leaves:
 
 
 def _called(candidate: Candidate, inputs: Inputs) -> tuple[dict[str, torch.Tensor], Inputs]:
-    """The results of a call on these tensors themselves, and the inputs."""
+    """The results of a call on these tensors themselves, and the inputs. What backward overwrites
+    by design holds its values again afterwards."""
     given = replace(inputs, args={n: _detached(value) for n, value in inputs.args.items()})
     graph = Graph(candidate, given, prepare=lambda value: value)
+    outputs = {name: value.detach() for name, value in graph.outputs.items()}
+    before = {n: copied(inputs.args[n]) for n in candidate.provider.overwrites if n in inputs.args}
+    if before:
+        outputs = {name: value.clone() for name, value in outputs.items()}
     gradients = graph.gradients() if candidate.op.differentiable else {}
-    found = {**graph.outputs, **{f"grad {name}": one for name, one in gradients.items()}}
-    return {name: value.detach() for name, value in found.items()}, inputs
+    for name, value in before.items():
+        inputs.args[name].copy_(value)
+    return {**outputs, **{f"grad {name}": one for name, one in gradients.items()}}, inputs
 
 
 def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:

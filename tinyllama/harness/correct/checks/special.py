@@ -19,23 +19,27 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase
+from tinyllama.harness.correct.cases import OpCase, References
 from tinyllama.harness.correct.checks.finding import Candidate, Problem, Rank, Unsupported
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.checks.sizes import WIDER, general
-from tinyllama.harness.correct.evaluate import Inputs, evaluate, is_gradient
+from tinyllama.harness.correct.evaluate import Inputs, copied, evaluate, is_gradient
 from tinyllama.harness.correct.poison import PoisonedMemory
-from tinyllama.harness.declare.specs import STANDARD
+from tinyllama.harness.declare.autograd import several
+from tinyllama.harness.declare.specs import STANDARD, Terms
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+FAR = 64  # times as large: exponentials overflow
+SHIFT = 1000  # added: a difference of squares cancels
 KINDS: dict[str, Change] = {
     "all negative": lambda x: -x.abs() - 0.5,
     "all zero": torch.zeros_like,
     "with ties": lambda x: (2 * x).round() / 2,
-    "far apart": lambda x: 64 * x,
+    "far apart": lambda x: FAR * x,
     "tiny": lambda x: x * torch.finfo(x.dtype).tiny ** 0.25,
-    "shifted": lambda x: x + 1000,  # a difference of squares cancels
+    "shifted": lambda x: x + SHIFT,
 }
+LARGE = {"far apart": FAR, "shifted": SHIFT}  # so many times as large, about, inputs are
 # Of these kinds, results are not compared where the reference's error is a larger share of them.
 SENSITIVE, MOST_ERROR = ("shifted",), 1e-3
 INFINITIES = (float("inf"), float("-inf"))
@@ -77,10 +81,11 @@ def special_values(candidate: Candidate) -> Problem:
     advice = None
     every = [case, *(one for one in of_dtype if str(one) != str(case))][:CASES]
     for one, (kind, change) in itertools.product(every, KINDS.items() if names else ()):
-        changed = _changed(candidate.inputs(one), names, change)
+        usual = candidate.inputs(one)
+        changed = _changed(usual, names, change)
         if kind in SENSITIVE and _cancels(candidate, one, changed):
             continue
-        seen = _differs(candidate, one, changed)
+        seen = _differs(candidate, one, changed, usual=usual, times=LARGE.get(kind, 1))
         if seen is None:
             continue
         name, text = seen
@@ -174,10 +179,17 @@ def _cancels(candidate: Candidate, case: OpCase, inputs: Inputs) -> bool:
 
 
 def _differs(
-    candidate: Candidate, case: OpCase, inputs: Inputs, *, refusable: bool = False
+    candidate: Candidate,
+    case: OpCase,
+    inputs: Inputs,
+    *,
+    refusable: bool = False,
+    usual: Inputs | None = None,
+    times: int = 1,
 ) -> tuple[str, str] | None:
     """The first result that is neither the reference's nor that of others, outputs first, and in
-    words. refusable: raises _RefusedError if the reference raises an error."""
+    words. refusable: raises _RefusedError if the reference raises an error. times: so many times
+    as large as the usual inputs these are."""
     try:
         found = case.references(inputs, draws=0)  # nothing is moved by a rounding, see below
     except Exception as error:
@@ -187,6 +199,8 @@ def _differs(
     known = (*found.oracle.values(), *found.eager.values())
     if not all(value.isfinite().all() for value in known):
         return None
+    if usual is not None and times > 1:
+        found = _of_large_terms(candidate, found, usual, times)
     guards, slack = GuardedMemory(), WIDER * candidate.slack[case.dtype]
     results = candidate.results(inputs, PoisonedMemory(), guards)
     exact = [found.oracle, *_others(candidate, inputs.double())]
@@ -205,6 +219,22 @@ def _differs(
     return None
 
 
+def _of_large_terms(
+    candidate: Candidate, found: References, usual: Inputs, times: int
+) -> References:
+    """References that allow for what cancels where inputs are so many times as large as usual: of
+    softmax as exp(x - logsumexp), each result keeps the rounding, in float32, of a difference that
+    large. So each is held to that many times its usual size, whatever its own size is."""
+    plain = evaluate(candidate.op, candidate.op["eager"].call, usual.double())
+    terms = dict(found.magnitudes)
+    for name, oracle in found.oracle.items():
+        size = times * plain[name].double().square().mean().sqrt().item()
+        large = torch.full_like(oracle, size, dtype=torch.float64)
+        terms[name] = torch.maximum(terms[name], large) if name in terms else large
+    rounded = found.terms if found.magnitudes else Terms(torch.float32, shared=True)
+    return replace(found, magnitudes=terms, terms=rounded)
+
+
 def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Tensor]]:
     """Results of torch's provider and of independent code, as far as they take these inputs."""
     op = candidate.op
@@ -220,8 +250,10 @@ def _others(candidate: Candidate, inputs: Inputs) -> Iterator[dict[str, torch.Te
 def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = True) -> str | None:
     """What is wrong with NaNs, in words. of_nan: the inputs hold a NaN, which must reach the
     outputs; else they hold an infinity, and only a NaN that no other has is wrong, in gradients
-    too."""
-    candidate = candidate.forward_only() if of_nan else candidate
+    too. Where the reference's gradient is a NaN, torch's functions of a softmax disagree: there
+    gradients are not compared, and an infinite output of the reference may be a NaN."""
+    undefined = not of_nan and _has_nan_gradient(candidate, inputs)
+    candidate = candidate.forward_only() if of_nan or undefined else candidate
     op, guards = candidate.op, GuardedMemory()
     known = [evaluate(op, op["eager"].call, inputs), *_others(candidate, inputs)]
     with warnings.catch_warnings():
@@ -230,6 +262,8 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
     for name, value in results.items():
         each = torch.stack([one[name].isnan() for one in known if name in one])
         lost, spread = each.all(0) & ~value.isnan(), value.isnan() & ~each.any(0)
+        if undefined:
+            spread &= ~known[0][name].isinf()
         for places, what in ((lost & of_nan, "does not reach"), (spread, "reaches")):
             if places.any():
                 first = places.nonzero()[0].tolist()
@@ -237,3 +271,15 @@ def _nan(candidate: Candidate, case: OpCase, inputs: Inputs, *, of_nan: bool = T
                 kernels = guards.launched(backward=is_gradient(name))
                 return f"{text}; kernels: {kernels}" if kernels else text
     return None
+
+
+def _has_nan_gradient(candidate: Candidate, inputs: Inputs) -> bool:
+    """Whether the reference gives a NaN as gradient, which no candidate need be asked for."""
+    args = {name: copied(value) for name, value in inputs.args.items()}
+    tensors = [value for value in args.values() if isinstance(value, torch.Tensor)]
+    wanted = [value.requires_grad_() for value in tensors if value.is_floating_point()]
+    outputs = several(candidate.op["eager"].call(*args.values(), **inputs.params))
+    given = [one for one in outputs if one.requires_grad]
+    ones = [torch.ones_like(one) for one in given]
+    found = torch.autograd.grad(given, wanted, ones, allow_unused=True) if given else ()
+    return any(one is not None and bool(one.isnan().any()) for one in found)
