@@ -193,25 +193,26 @@ def functions() -> dict[str, Kernel]:
 
 
 def table(record: Path = RECORD) -> str:
-    """Markdown: how the recorded mutants ended, by function and in all; and the functions that were
-    not tried, or have changed since."""
+    """Markdown: how the recorded mutants ended, by function and in all; and the functions that have
+    changed since."""
     known = explained()
     rows = _head("function")
     every: list[Trial] = []
     same = 0
-    left = {name: digest(kernel.src) for name, kernel in functions().items()}
+    stale = []
+    sources = {name: digest(kernel.src) for name, kernel in functions().items()}
     for one in load(record):
-        if left.get(one.kernel) != one.source:
+        if sources.get(one.kernel) != one.source:
+            stale.append(f"`{one.kernel}`")
             continue
-        del left[one.kernel]
         survived = sum(trial.outcome == SURVIVED for trial in one.trials)
         equivalent = survived - len(one.unexplained(known))
         every, same = every + one.trials, same + equivalent
         tried = f"{len(one.trials)} of {one.mutants}"
         rows.append(_row(f"`{one.kernel}`", tried, one.trials, equivalent))
     rows.append(_row("all", str(len(every)), every, same))
-    if names := [f"`{name}`" for name in left]:
-        rows += ["", f"Not tried, or changed since: {', '.join(names)}."]
+    if stale:
+        rows += ["", f"Changed since they were tried: {', '.join(stale)}."]
     return "\n".join(rows)
 
 
