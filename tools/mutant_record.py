@@ -5,17 +5,19 @@ explained, and the table of docs/CHECK.md.
 import hashlib
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
+import tinyllama.harness.kernels
+import tinyllama.ops
 from tinyllama.harness.kernels.launch import Kernel, identity
 from tinyllama.harness.machine.files import write_whole
 from tinyllama.harness.machine.toml import tomllib
-from tinyllama.ops import OPS
 from tools.mutation import mutants_of
 from tools.tested import ENDED, KILLED, RAISED, ROOT, SURVIVED
 
@@ -184,11 +186,12 @@ def read(path: Path) -> list[Tried]:
 
 
 def functions() -> dict[str, Kernel]:
-    """The functions under `jit` that have mutants, by name."""
-    assert len(OPS.values()) > 0  # imports them
-    modules = [one for name, one in list(sys.modules.items()) if name.startswith("tinyllama.")]
-    values = [value for module in modules for value in vars(module).values()]
-    found = {identity(one): one for one in values if isinstance(one, Kernel)}
+    """The functions under `jit` that have mutants, by name; not those in Gluon, which no CPU
+    runs."""
+    packages = (tinyllama.ops, tinyllama.harness.kernels)
+    named = [one.name for of in packages for one in walk_packages(of.__path__, f"{of.__name__}.")]
+    values = [value for name in named for value in vars(import_module(name)).values()]
+    found = {identity(one): one for one in values if type(one) is Kernel}
     return {name: one for name, one in sorted(found.items()) if mutants_of(one)}
 
 
