@@ -186,8 +186,9 @@ def main(argv: list[str] | None = None) -> int:
             trials = [kept[other.key] for other in wanted if other.key in kept]
             mutant_record.write(args.json, args.seed, len(every), trials)
     trials = list(done.values())
-    if len(trials) < len(wanted):
-        print(f"{len(wanted) - len(trials)} mutants of the sample were not tried")
+    if missing := len(wanted) - len(trials):
+        print(f"{missing} of the sample did not end in time, and survivors take longest: no rate")
+        return 1
     same = sum(one.trial.outcome == SURVIVED and not one.unexplained(known) for one in trials)
     rate = mutant_record.rate([one.trial for one in trials], same)
     print(f"{rate} of the mutants that ran to an end and are not equivalent were killed")

@@ -140,6 +140,22 @@ def test_a_record_is_of_all_modules(tmp_path: Path) -> None:
         module_mutants.main(["--only", "training.curve", "--json", str(tmp_path / "x.json")])
 
 
+@pytest.mark.parametrize("ended", [1, 2])
+def test_a_sample_that_did_not_end_has_no_rate(
+    ended: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What survives is tried longest: the others alone would flatter."""
+
+    def some(left: list[Any], *rest: object) -> list[Any]:
+        trial = Trial(1, "1 -> 2", "x = 2", KILLED)
+        return [Tried(one.name, trial) for one in left[:ended]]
+
+    monkeypatch.setattr(module_mutants, "attempts", some)
+    monkeypatch.setattr(Tried, "key", property(id))
+    assert module_mutants.main(["--only", "training.curve", "--sample", "2"]) == 2 - ended
+    assert ("no rate" in capsys.readouterr().out) == (ended == 1)
+
+
 def test_the_lines_of_a_change_are_those_of_its_statement() -> None:
     source = "LIMIT = 2\ndef f(x):\n    return g(\n        x,\n        x + 1,\n    )\n"
     lines = {
