@@ -41,7 +41,9 @@ class Installed:
         (wheel,) = folder.glob("tinyllama_harness-*.whl")
         venv.create(folder / "venv", symlinks=True)
         python = str(self.bin / "python")
-        subprocess.run([*pip, "--python", python, "install", *offline, str(wheel)], check=True)
+        # A checkout that is on PYTHONPATH looks installed to pip.
+        install = ["--python", python, "install", "--force-reinstall", *offline]
+        subprocess.run([*pip, *install, str(wheel)], check=True)
         (packages,) = (folder / "venv/lib").glob("python*/site-packages")
         others = [path for path in sys.path if path.endswith("-packages")]
         (packages / "others.pth").write_text("\n".join(others))  # torch and pytest are not copied
