@@ -85,14 +85,7 @@ def test_what_random_values_do_not_show_is_found(
     assert seen in one.message
 
 
-logsumexp = Op(
-    "logsumexp",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "N"},
-    cases=[Case(N=5, D=8), Case(N=3, D=50, why="ragged")],
-    dtypes=(torch.float32,),
-)
-logsumexp.reference(lambda x: x.logsumexp(-1))
+logsumexp = small("logsumexp", lambda x: x.logsumexp(-1), {"x": MATRIX}, {"y": "N"}, cases)
 
 
 def shifted(x: T) -> T:
@@ -135,14 +128,8 @@ def test_a_nan_beside_it_is_found(call: Callable[..., Any], seen: str) -> None:
     assert one.message == seen
 
 
-weights = Op(
-    "weights",
-    inputs={"x": Tensor("N D", grad=True)},
-    outputs={"y": "N D"},
-    cases=[Case(N=5, D=50), Case(N=1, D=64, why="one row")],
-    dtypes=(torch.float32,),
-)
-weights.reference(lambda x: x.softmax(-1))
+of_rows = [Case(N=5, D=50), Case(N=1, D=64, why="one row")]
+weights = small("weights", lambda x: x.softmax(-1), {"x": MATRIX}, {"y": "N D"}, of_rows)
 
 
 def by_logsumexp(x: T) -> T:
