@@ -481,6 +481,7 @@ def test_the_last_pass_is_run_in_whatever_the_gate_asks_for(
         asked.clear()
         return ask(), list(asked)
 
+    made.device = torch.device("cpu")
     assert told(made.launched) == ([], []), "there are no kernels on a CPU"
     assert told(made.counted) == ({}, [])
     made.device, made.kept_bytes = torch.device("cuda"), 3

@@ -166,6 +166,12 @@ def test_the_last_pass_is_run_where_one_stands_for_all(
     made.warm_up(1e-4)
     assert set(asked) == {("last", "")}
     asked.clear()
+
+    def read(run: Callable[[], None], before: Callable[[], None]) -> SimpleNamespace:
+        before()
+        return SimpleNamespace(device=1.0)
+
+    monkeypatch.setattr(made, "clock", SimpleNamespace(read=read))
     made.layouts(("strided",), rounds=8)
     assert set(asked) == {("last", "contiguous"), ("last", "strided")}
 

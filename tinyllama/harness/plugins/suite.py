@@ -7,6 +7,7 @@ with a reason, skips have one, and the summary counts both by reason.
 import os
 import secrets
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from tinyllama.harness.machine.device import default_device, device_name
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
+LOST = pytest.StashKey[str]()  # why no further test can use the device in this process
 OWN = pytest.StashKey[Path]()  # the folder of the only tests that are ours to change; else: all
 
 
@@ -96,6 +98,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def covers(config: pytest.Config, node: pytest.Item) -> bool:
     """Whether a test is of a suite of the harness; in a repository of another's own not all are."""
     return OWN not in config.stash or config.stash[OWN] == node.path.parent
+
+
+def lost() -> str | None:
+    """The error that every later call on the GPU raises in this process, if there is one: what a
+    kernel that reads outside of its memory leaves, for example."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say so where a test, or one before it, leaves a GPU that this process can use no longer."""
+    report = yield
+    if report.failed and LOST not in item.config.stash and (error := lost()):
+        why = f"after {item.nodeid} no call on the GPU works in this process: {error}"
+        item.config.stash[LOST] = why
+        report.sections.append(("GPU lost", why))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run nothing more in a process that has lost its GPU: all would fail. A worker of xdist ends,
+    and another takes its place; without xdist the session ends."""
+    found = yield
+    if why := item.config.stash.get(LOST, None):
+        if hasattr(item.config, "workerinput"):
+            os._exit(1)
+        item.session.shouldfail = why
+    return found
 
 
 def asks_for_slow(config: pytest.Config) -> bool:

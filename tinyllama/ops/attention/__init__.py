@@ -134,11 +134,14 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
 
     The fused kernels for 16-bit inputs read grouped heads in place; those for wider inputs
     do not, and would fall back to materialised scores, so K and V are expanded for them. Nor do
-    they read rows that begin between multiples of 16 bytes: they raise an error.
+    they read rows that begin between multiples of 16 bytes: strides raise an error, and an address
+    leaves a GPU that no later call can use.
     """
     grouped = q_BTHK.dtype in (torch.bfloat16, torch.float16)
     if not grouped:
         q_BTHK = q_BTHK.contiguous()
+    if q_BTHK.storage_offset() * q_BTHK.element_size() % 16:
+        q_BTHK = q_BTHK.clone()
     q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     if not grouped:
         groups = q_BTHK.shape[2] // k_BTGK.shape[2]

@@ -1,0 +1,57 @@
+"""A test that leaves a GPU which its process can use no longer; the GPU is stood in for."""
+
+import pytest
+import torch
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+import torch
+
+pytest_plugins = ["tinyllama.harness.plugins.suite"]
+errors = []
+
+
+def synchronize():
+    if errors:
+        raise RuntimeError("CUDA error: misaligned address\\nSearch for it in ...")
+
+
+torch.cuda.is_initialized = lambda: True
+torch.cuda.synchronize = synchronize
+"""
+TESTS = """
+import pytest
+from conftest import errors
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_one(number):
+    assert number != 1
+    if number == 3:
+        errors.append(number)
+    assert not errors
+"""
+WHY = "after *test_one[[]3[]] no call on the GPU works in this process: CUDA error: misaligned *"
+
+
+def test_a_worker_that_lost_its_gpu_is_replaced(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(TESTS)
+    found = pytester.runpytest_subprocess("-n", "1", "-rf")
+    found.stdout.fnmatch_lines([WHY, "FAILED *test_one[[]1[]]*", "FAILED *test_one[[]3[]]*"])
+    # The worker's end is a failure of that test, too.
+    assert found.parseoutcomes() == {"passed": 7, "failed": 3}
+
+
+def test_without_workers_the_session_ends_there(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("is_initialized", "synchronize"):  # which the conftest replaces
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(TESTS)
+    found = pytester.runpytest_inprocess()
+    found.stdout.fnmatch_lines([WHY, f"! {WHY} !"])
+    assert found.parseoutcomes() == {"passed": 2, "failed": 2}
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
