@@ -27,16 +27,11 @@ from tinyllama.harness.gate import subject as module
 from tinyllama.harness.gate import verified
 from tinyllama.harness.gate.proven import SEEDS
 from tinyllama.harness.gate.subject import CALLS, DEVICE, HOST, Subject
-from tinyllama.harness.gate.turns import MEAN
+from tinyllama.harness.gate.turns import times
 from tinyllama.harness.measure.op_contender import WrongResultError
 
 BOTH = (DEVICE, HOST)
 RESULTS = {"y", "grad x", "grad weight"}
-
-
-def metrics_of(seconds: dict[str, float]) -> set[str]:
-    """Those of a turn, without the means of their calls."""
-    return {name for name in seconds if not name.startswith(MEAN)}
 
 
 # -- right ------------------------------------------------------------------------------------
@@ -54,7 +49,7 @@ def test_a_right_provider_is_proven_for_each_seed_and_gives_times(
     made.expect(proofs)
     for _ in range(3):
         seconds = held(made)
-        assert metrics_of(seconds) == ({DEVICE} if device.type == "cpu" else {DEVICE, HOST})
+        assert times(seconds) == ({DEVICE} if device.type == "cpu" else {DEVICE, HOST})
         assert all(0 < value < 1 for value in seconds.values())
 
 
@@ -98,7 +93,7 @@ def test_it_gives_the_times_it_was_asked_for(
     subject: Make, device: torch.device, metrics: tuple[str, ...]
 ) -> None:
     seconds = turn(ready(subject(metrics=metrics)))
-    assert metrics_of(seconds) == ({DEVICE} if device.type == "cpu" else set(metrics))
+    assert times(seconds) == ({DEVICE} if device.type == "cpu" else set(metrics))
 
 
 def test_of_repeated_calls_the_fastest_counts_but_for_the_first(

@@ -38,7 +38,7 @@ WHY = "after *test_one[[]3[]] no call on the GPU works in this process: CUDA err
 def test_a_worker_that_lost_its_gpu_is_replaced(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
-    found = pytester.runpytest_subprocess("-n", "1", "-rf")
+    found = pytester.runpytest_subprocess("--device", "cpu", "-n", "1", "-rf")
     found.stdout.fnmatch_lines([WHY, "FAILED *test_one[[]1[]]*", "FAILED *test_one[[]3[]]*"])
     # The worker's end is a failure of that test, too.
     assert found.parseoutcomes() == {"passed": 7, "failed": 3}
@@ -51,7 +51,7 @@ def test_without_workers_the_session_ends_there(
         monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
-    found = pytester.runpytest_inprocess()
+    found = pytester.runpytest_inprocess("--device", "cpu")
     found.stdout.fnmatch_lines([WHY, f"! {WHY} !"])
     assert found.parseoutcomes() == {"passed": 2, "failed": 2}
     assert found.ret == pytest.ExitCode.TESTS_FAILED

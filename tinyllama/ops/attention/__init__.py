@@ -133,15 +133,12 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
     """Stock fused attention; its CUDA backward adds with atomics, so bits may differ.
 
     The fused kernels for 16-bit inputs read grouped heads in place; those for wider inputs
-    do not, and would fall back to materialised scores, so K and V are expanded for them. Nor do
-    they read rows that begin between multiples of 16 bytes: strides raise an error, and an address
-    leaves a GPU that no later call can use.
+    do not, and would fall back to materialised scores, so K and V are expanded for them.
     """
     grouped = q_BTHK.dtype in (torch.bfloat16, torch.float16)
     if not grouped:
         q_BTHK = q_BTHK.contiguous()
-    if q_BTHK.storage_offset() * q_BTHK.element_size() % 16:
-        q_BTHK = q_BTHK.clone()
+    q_BTHK, k_BTGK, v_BTGK = (_from_16_bytes_on(x) for x in (q_BTHK, k_BTGK, v_BTGK))
     q_BHTK, k_BGTK, v_BGTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     if not grouped:
         groups = q_BTHK.shape[2] // k_BTGK.shape[2]
@@ -150,7 +147,22 @@ def sdpa(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> to
     o_BHTK = F.scaled_dot_product_attention(
         q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=grouped
     )
-    return o_BHTK.transpose(1, 2)
+    o_BTHK = o_BHTK.transpose(1, 2)
+    if o_BTHK.requires_grad and not torch.compiler.is_compiling():
+        o_BTHK.register_hook(_from_16_bytes_on)
+    return o_BTHK
+
+
+def _from_16_bytes_on(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy if rows of x begin between multiples of 16 bytes. The fused kernels of torch
+    2.11 check neither addresses nor strides for that: on an H100 they gave NaN, or left a GPU that
+    no later call could use (docs/LOG.md). Inductor copies such inputs itself."""
+    if torch.compiler.is_compiling() or (x.is_contiguous() and x.storage_offset() == 0):
+        return x
+    starts = (x.storage_offset(), *x.stride()[:-1])
+    if any(start * x.element_size() % 16 for start in starts):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
 
 
 # -- kernels ----------------------------------------------------------------------------------
@@ -193,9 +205,9 @@ def _statics(q_BTHK: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
-    """The dtype of the saved log-sum-exp: float64 where products are exact in float32. Rounded to
-    float32 it caused the largest error of dv there, six times all others (docs/LOG.md)."""
-    exact = q.dtype is torch.float32 and input_precision(q) == "ieee"
+    """The dtype of the saved log-sum-exp: float64 where products have float32's accuracy. Rounded
+    to float32 it caused the largest error of dv there, six times all others (docs/LOG.md)."""
+    exact = q.dtype is torch.float32 and input_precision(q) != "tf32"
     return torch.float64 if exact else torch.float32
 
 
