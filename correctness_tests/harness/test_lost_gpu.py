@@ -1,7 +1,12 @@
 """A test that leaves a GPU which its process can use no longer; the GPU is stood in for."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+
+from tinyllama.cli import main
 
 pytest_plugins = ["pytester"]
 
@@ -55,3 +60,41 @@ def test_without_workers_the_session_ends_there(
     found.stdout.fnmatch_lines([WHY, f"! {WHY} !"])
     assert found.parseoutcomes() == {"passed": 2, "failed": 2}
     assert found.ret == pytest.ExitCode.TESTS_FAILED
+
+
+CANDIDATE = """
+import torch
+from tinyllama.ops.rope import rope
+
+errors = []
+
+
+def synchronize(*device):
+    if errors:
+        raise errors[0]
+
+
+torch.cuda.is_initialized = lambda: True
+torch.cuda.synchronize = synchronize
+
+
+@rope.provider("loses", dtypes=(torch.float32,))
+def loses(q, k, cos, sin):
+    if q.stride()[-1] == 2:
+        errors.append(RuntimeError("CUDA error: misaligned address"))
+    synchronize()
+    return rope["eager"].call(q, k, cos, sin)
+"""
+
+
+@pytest.mark.usefixtures("forked")
+def test_the_checks_behind_a_lost_gpu_have_another_process(tmp_path: Path) -> None:
+    path, out = tmp_path / "candidate.py", tmp_path / "found.json"
+    path.write_text(CANDIDATE)
+    only = "--only=outputs,input layouts,gradients,scaled upstream,two consumers"
+    assert main(["check", str(path), "--device=cpu", f"--json={out}", only]) == 1
+    found = {one["check"]: one for one in json.loads(out.read_text())["rope-loses"]}
+    wrong = {check: one["message"] for check, one in found.items() if one["outcome"] != "passed"}
+    assert list(wrong) == ["input layouts"]
+    assert "no call on the GPU works any more: CUDA error: misaligned" in wrong["input layouts"]
+    assert "strided" in found["input layouts"]["case"]

@@ -47,6 +47,17 @@ def current(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def lost() -> str | None:
+    """The error that every later call on the GPU raises in this process, if there is one: what a
+    kernel that reads outside of its memory leaves, for example."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+    return None
+
+
 def device_name(device: torch.device) -> str:
     """A readable name: the GPU's, or the processor's model."""
     if device.type != "cpu":

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tinyllama.harness.machine.device import default_device, device_name
+from tinyllama.harness.machine.device import default_device, device_name, lost
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 LOST = pytest.StashKey[str]()  # why no further test can use the device in this process
@@ -98,17 +98,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def covers(config: pytest.Config, node: pytest.Item) -> bool:
     """Whether a test is of a suite of the harness; in a repository of another's own not all are."""
     return OWN not in config.stash or config.stash[OWN] == node.path.parent
-
-
-def lost() -> str | None:
-    """The error that every later call on the GPU raises in this process, if there is one: what a
-    kernel that reads outside of its memory leaves, for example."""
-    if torch.cuda.is_initialized():
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            return str(error).splitlines()[0]
-    return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,6 +12,7 @@ from tinyllama.harness.correct.checks.finding import Candidate, Finding, Outcome
 from tinyllama.harness.correct.evaluate import backward_pass
 from tinyllama.harness.correct.launched import launches_of
 from tinyllama.harness.kernels.resources import CHIPS, compile_launch, lacking
+from tinyllama.harness.machine.device import lost
 
 _REFUSAL = "InterpreterError"  # of triton.runtime.errors: what it raises for any error of a kernel
 _HARNESS = __name__.partition(".correct.")[0]
@@ -19,9 +20,19 @@ _REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
 _OTHERS = {"torch", "triton", "numpy", *sys.stdlib_module_names}  # machinery that is no candidate's
 
 
+class GpuLostError(RuntimeError):
+    """No call on the GPU works in this process any more."""
+
+
 def crashed(check: str, error: Exception, candidate: Candidate, case: str = "") -> Finding:
     """CRASHED, or BLOCKED where Triton's interpreter refused a kernel that compiles. The message
-    begins with the author's file and line; the finding has the traceback."""
+    begins with the author's file and line; the finding has the traceback.
+
+    Raises GpuLostError where the error is one that each later call would get, too: the checks that
+    follow need another process.
+    """
+    if reason := lost():
+        raise GpuLostError(f"{place(error)}no call on the GPU works any more: {reason}") from error
     shown = list(_chain(error))[-1] if type(error).__name__ == _REFUSAL else error
     first = (str(shown).strip().splitlines() or [_source(error) or "no message"])[0]
     text = f"{place(error)}{type(shown).__name__}: {first}"
