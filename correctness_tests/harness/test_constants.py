@@ -12,6 +12,16 @@ import pytest
 
 pytest.importorskip("triton")
 
+_REST = (1000, 10000.0, 1e-05, 0.02)  # vocabulary, rope's base, eps, the deviation of weights
+_MODELS = {
+    "tiny": (128, 2, 4, 2, 256, *_REST),
+    "small": (512, 8, 8, 4, 2048, *_REST),
+    "medium": (1024, 12, 16, 8, 4096, *_REST),
+    "large": (2048, 22, 32, 8, 5632, *_REST),
+}
+_SHAPES = {"tiny": (4, 64), "small": (8, 128), "medium": (16, 512), "large": (4, 4096)}
+_AMD = {"gfx908": 2**16, "gfx90a": 2**16, "gfx942": 2**16, "gfx950": 163840}
+_NVIDIA = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448}
 EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.harness.correct.cases": {"PERTURBATIONS": 8, "SUBSETS": 3},
     "tinyllama.harness.correct.checks.calls": {
@@ -169,6 +179,14 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "ROWS": 512,
         "GRANULE": 8,
         "Unit.reserved": 0,
+        "UNITS": {
+            "gfx90a": (8, 65536, None, 0),
+            "gfx942": (8, 65536, None, 0),
+            "gfx950": (8, 163840, None, 0),
+            "sm_80": (16, 167936, 32, 1024),
+            "sm_90": (16, 233472, 32, 1024),
+            "sm_100": (16, 233472, 32, 1024),
+        },
     },
     "tinyllama.harness.kernels.operators": {"MOST": 2**12},
     "tinyllama.harness.kernels.programs": {
@@ -178,7 +196,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "ENDLESS": 20000,
     },
     "tinyllama.harness.kernels.promises": {"ADDRESS_BITS": 48},
-    "tinyllama.harness.kernels.resources": {"THREADS": 1024},
+    "tinyllama.harness.kernels.resources": {
+        "THREADS": 1024,
+        "CHIPS": {
+            **{name: (name, 64, shared) for name, shared in _AMD.items()},
+            **{name: (name, 32, shared) for name, shared in _NVIDIA.items()},
+        },
+    },
     "tinyllama.harness.kernels.shared_types": {"MOST": 2**12},
     "tinyllama.harness.kernels.tf32": {"ROUNDED": 11},
     "tinyllama.harness.kernels.together": {"EVERY": -1, "APART": 32},
@@ -252,6 +276,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "tinyllama.model.config": {
         "LARGEST": 2147483647,
         "LARGEST_NUMBER": 1e20,
+        "PRESETS": _MODELS,
+        "WORKLOADS": {name: (_MODELS[name], *shape) for name, shape in _SHAPES.items()},
         "ModelConfig.hidden_dim": 512,
         "ModelConfig.num_layers": 8,
         "ModelConfig.num_heads": 8,
