@@ -17,7 +17,7 @@ def made() -> Op:
     op = Op(
         "pair",
         inputs={"a": Tensor("B D", grad=True), "b": Tensor("D", grad=True), "c": Tensor("B")},
-        outputs={"y": "B D", "z": "B", "n": Tensor("B", dtype=torch.int64)},
+        outputs={"y": "B D", "n": Tensor("B", dtype=torch.int64, off_by=1), "z": "B"},
         cases=[Case(B=2, D=3), Case(B=9, D=9), Case(B=1, D=2), Case(B=4, D=4)],
         dtypes=(torch.float32, torch.bfloat16),
         extremes={"tiny": {"a": normal(1e-3)}},
@@ -25,7 +25,7 @@ def made() -> Op:
 
     @op.reference
     def eager(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
-        return a * b, c + a.sum(-1), (c > 0).long()
+        return a * b, (c > 0).long(), c + a.sum(-1)
 
     @op.provider("narrow", dtypes=(torch.float32,), supports=lambda dims: None)
     def narrow(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
@@ -155,3 +155,33 @@ def test_each_result_is_judged_by_the_larger_of_its_gain_and_the_median(
 def test_elements_are_of_all_inputs() -> None:
     op = made()
     assert [elements(op, case) for case in op.cases] == [6 + 3 + 2, 81 + 18, 2 + 2 + 1, 16 + 8]
+
+
+def test_what_results_are_compared_with_is_of_every_output_and_of_so_many_draws() -> None:
+    case = plain()
+    found = case.references(case.inputs(), draws=3)
+    assert len(found.perturbed) == 3
+    assert found.off_by == {"y": 0, "n": 1, "z": 0}
+    y, n = found.of("y"), found.of("n")
+    assert [len(one.perturbed) for one in (y, n)] == [3, 3]
+    assert [one.off_by for one in (y, n)] == [0, 1]
+    assert [y.magnitude, found.magnitudes] == [None, {}]
+    assert y.oracle.dtype is torch.float64
+    assert y.eager.dtype is torch.float32
+
+
+def test_magnitudes_are_of_upstream_gradients_and_of_none_zero() -> None:
+    case = plain(absent="z")
+    case.op.magnitudes = lambda upstream, **args: {**upstream, "names": list(args)}  # type: ignore
+    exact = case.inputs().double()
+    oracle = {"y": torch.ones(2, 3), "n": torch.ones(2), "z": torch.ones(2)}
+    found: Any = case.magnitudes(exact, oracle)
+    assert found["names"] == ["a", "b", "c"]
+    assert found["y"] is exact.upstream["y"]
+    assert torch.equal(found["z"], torch.zeros(2))
+
+
+def test_the_one_output_of_an_op_is_never_without_a_gradient() -> None:
+    op = Op("one", inputs={"a": Tensor("B", grad=True)}, outputs={"y": "B"}, cases=[Case(B=2)])
+    op.reference(lambda a: 2 * a)
+    assert not [str(case) for case in op_cases([op]) if case.absent]
