@@ -152,7 +152,7 @@ def test_each_feature_has_a_factor_near_one(width: int, dtype: torch.dtype) -> N
     )
     found = of_turns(master)._varied(into)
     assert found is into
-    assert torch.equal(found.args["x"], x * factors)  # type: ignore[arg-type]
+    assert torch.equal(found.args["x"], x * factors)
     several: Any = found.args["several"]
     assert torch.equal(several[0], row * factors if width > 1 else row)
     assert torch.equal(several[1], at)

@@ -172,7 +172,7 @@ def test_what_results_are_compared_with_is_of_every_output_and_of_so_many_draws(
 
 def test_magnitudes_are_of_upstream_gradients_and_of_none_zero() -> None:
     case = plain(absent="z")
-    case.op.magnitudes = lambda upstream, **args: {**upstream, "names": list(args)}  # type: ignore
+    case.op.magnitudes = lambda upstream, **args: {**upstream, "names": list(args)}
     exact = case.inputs().double()
     oracle = {"y": torch.ones(2, 3), "n": torch.ones(2), "z": torch.ones(2)}
     found: Any = case.magnitudes(exact, oracle)

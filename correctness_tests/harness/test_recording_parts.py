@@ -51,7 +51,8 @@ def test_groups_are_chosen_by_the_option_or_by_a_team(
     groups: str | None, named: Any, chosen: list[str]
 ) -> None:
     session = made(groups=groups, named=named)
-    session.config.hook.pytest_tinyllama_short_groups.return_value = [["b", "x"], ["c"]]
+    hook: Any = session.config.hook
+    hook.pytest_tinyllama_short_groups.return_value = [["b", "x"], ["c"]]
     assert session._chosen() == chosen
     told = (
         ["of pyproject.toml, not measured on this device: gone, d"] if "gone" in str(named) else []
@@ -69,7 +70,8 @@ def test_groups_are_chosen_by_the_option_or_by_a_team(
 )
 def test_groups_that_are_not_measured_here_are_refused(groups: Any, named: Any, said: str) -> None:
     session = made(groups=groups, named=named)
-    session.config.hook.pytest_tinyllama_short_groups.return_value = [["x"]]
+    hook: Any = session.config.hook
+    hook.pytest_tinyllama_short_groups.return_value = [["x"]]
     with pytest.raises(pytest.UsageError, match=said):
         session._chosen()
 
