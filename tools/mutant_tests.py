@@ -31,7 +31,7 @@ from tools.tested import SURVIVED, TEST
 
 FOLDERS = ("tinyllama/harness", "tinyllama/model", "tinyllama/training")
 KEPT = ROOT / "build/mutants"
-MOST = 60.0  # seconds of tests, after which no other test of a file is traced
+MOST = 60.0  # seconds of a processor, after which no other test of a file is traced
 SECONDS = 600.0  # that tracing a file may take
 TIMES = 5.0  # as long as the unchanged test a test may take, beside `LEAST`
 LEAST = 60.0  # seconds; processors may be busy

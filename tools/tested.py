@@ -131,6 +131,7 @@ class Traced:
         os.environ[TEST] = item.nodeid
         self.coverage.switch_context(item.nodeid)
         start, before = time.monotonic(), sum(self._shared.values())
+        worked = sum(os.times()[:4])
         try:
             return (yield)
         finally:
@@ -140,7 +141,7 @@ class Traced:
             self.seconds[item.nodeid] = max(0.0, own) + shared
             self.coverage.switch_context("")
             del os.environ[TEST]
-            self.left -= own
+            self.left -= sum(os.times()[:4]) - worked  # whatever else the machine does
             if self.left < 0:
                 item.session.shouldstop = "enough"
 
@@ -165,8 +166,8 @@ def failing(file: str, *plugins: Any) -> list[str]:
 
 
 def traced(file: str, folder: str, most: float) -> dict[str, Any]:
-    """The tests of a file, under coverage, whose data stay in a folder. most: seconds of tests,
-    without the fixtures that they share, after which no other test is begun."""
+    """The tests of a file, under coverage, whose data stay in a folder. most: seconds of a
+    processor, by tests and the processes that they waited for, after which no other is begun."""
     from coverage import Coverage
 
     coverage = Coverage(config_file=f"{folder}/coveragerc")

@@ -83,9 +83,34 @@ def test_ops_say_how_many_bytes_their_cases_move() -> None:
     each = declared(torch.device("cpu"), "tinyllama.ops")
     assert each
     assert all(one.moved > 0 for one in each)
-    large = Benchmark("x", None, "m", moved=3e9)
-    assert ready_bytes(large) > 3e9
-    assert exact_bytes(large) > ready_bytes(large)
+
+
+@pytest.mark.parametrize(
+    ("moved", "ready", "exact"),
+    [
+        (3e9, 1.2e10, 3e10 + 2**34),
+        (1e6, 4e6, 1e8),  # of so little no scores
+        (0.0, 4.0 * 2**28, 10.0 * 2**28 + 2**34),
+    ],
+)
+def test_needs_are_multiples_of_what_is_moved(moved: float, ready: float, exact: float) -> None:
+    benchmark = Benchmark("x", None, "m", moved=moved)
+    assert ready_bytes(benchmark) == ready
+    assert exact_bytes(benchmark) == exact
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "total"), [("cpu", True, 6.0), ("cuda", False, 6.0), ("cuda", True, 7.0)]
+)
+def test_all_memory_is_the_devices_or_the_hosts(
+    device: str, there: bool, total: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"SC_PHYS_PAGES": 2, "SC_PAGE_SIZE": 3}
+    monkeypatch.setattr(memory.os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    told = Mock(total_memory=7)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
+    assert memory.bytes_of(torch.device(device)) == total
 
 
 @pytest.mark.parametrize("method", ["expect", "turn", "hold"])

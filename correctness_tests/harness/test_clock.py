@@ -66,6 +66,22 @@ def test_a_spin_that_is_too_short_is_lengthened_and_the_reading_repeated() -> No
     assert len(tries) == before_next + 1
 
 
+def test_a_spin_that_is_shorter_than_asked_is_doubled_until_it_is_long_enough() -> None:
+    """As where the device's clock rose since it was calibrated: here to ten times."""
+
+    class Hurried(SimulatedQueue):
+        def spin(self, seconds: float) -> None:
+            super().spin(seconds / 10)
+
+    queue = Hurried()
+    clock = Clock(queue, spin_seconds=10 * US)
+    assert clock.overhead == 0
+    queue.spins.clear()
+    host = clock.read(queue.call()).host
+    asked = [10 * spin for spin in queue.spins]
+    assert asked == pytest.approx([10 * US, *(2**times * host for times in (1, 2, 3, 4))])
+
+
 @pytest.mark.parametrize("longer", [2.0, 1.4])
 def test_a_spin_that_is_much_too_long_is_shortened_to_what_calls_need(longer: float) -> None:
     """One that was slow once does not make all that come after it wait."""

@@ -189,11 +189,16 @@ def test_a_process_that_cannot_be_seen_from_here_says_nothing(gpu: MadeUpSensor)
     assert machine.disturbance(GPU) is None
 
 
-def test_a_busy_gpu_disturbs_once_it_had_time_to_rest(gpu: MadeUpSensor) -> None:
+def test_a_busy_gpu_disturbs_once_it_had_time_to_rest(
+    gpu: MadeUpSensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu.shares = iter([0.9, 0.6, 0.05])
     assert machine.disturbance(GPU) is None
     gpu.shares = iter([0.87] * 6)
+    slept: list[float] = []
+    monkeypatch.setattr(machine.time, "sleep", slept.append)
     assert machine.disturbance(GPU) == "the GPU is 87% busy with nothing of ours running"
+    assert sum(slept) == 3.0
 
 
 def test_a_throttled_gpu_disturbs(gpu: MadeUpSensor) -> None:

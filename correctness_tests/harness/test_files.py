@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and what a killed writer leaves goes with the next."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,3 +153,72 @@ def test_only_a_file_of_some_size_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="pipe' is a pipe or a device, not a file"):
         files.read_regular(tmp_path / "pipe")
+
+
+def test_what_is_written_whole_is_read_by_all_and_what_is_not_ours_as_it_was(
+    tmp_path: Path,
+) -> None:
+    files.write_json(tmp_path / "x.json", {"a": [1]})
+    assert (tmp_path / "x.json").read_text() == '{\n "a": [\n  1\n ]\n}\n'
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o644
+    before = os.umask(0o027)
+    try:
+        files.write_whole(tmp_path / "own", lambda part: part.write_bytes(b"1"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o640
+
+
+def test_content_that_is_kept_has_the_end_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    files._kept(Path("x" * 50 + ".json"), lambda place: place.write_text("text"))
+    (kept,) = tmp_path.glob("tinyllama-kept-*/*")
+    assert kept.name == "x" * 35 + ".json"
+
+
+def test_no_more_of_a_file_is_read_than_tells_that_it_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that grows meanwhile."""
+    path, asked = tmp_path / "x", list[int]()
+    path.write_bytes(b"1234")
+
+    def read(most: int) -> bytes:
+        asked.append(most)
+        return b"12345"
+
+    file = contextlib.nullcontext(SimpleNamespace(read=read))
+    monkeypatch.setattr("builtins.open", lambda *given, **more: file)
+    with pytest.raises(ValueError, match="has more than 4 bytes"):
+        files.read_regular(path, 4)
+    assert asked == [5]
+
+
+def test_the_only_writer_has_a_lock_that_all_users_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    before = os.umask(0)
+    try:
+        with files.only_writer(tmp_path / "x"):
+            (lock,) = tmp_path.glob("tinyllama-file-*.lock")
+            assert lock.stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)
+
+
+def test_two_options_that_name_one_file_are_refused(tmp_path: Path) -> None:
+    one, same = tmp_path / "x", tmp_path / "." / "x"
+    files.check_apart(("--a", one), ("--b", None), ("--c", None), ("--d", tmp_path / "y"))
+    files.check_apart(("--a", one), ("--a", one))
+    with pytest.raises(UsageError, match=r"--a and --c are both '.*x': name two files"):
+        files.check_apart(("--a", one), ("--b", None), ("--c", same))
+
+
+def test_a_folder_is_locked_until_its_writer_ends(tmp_path: Path) -> None:
+    with files._locked(tmp_path), pytest.raises(OSError), files._locked(tmp_path, wait=False):  # noqa: PT011
+        pytest.fail("it was free")
+    with files._locked(tmp_path, wait=False):
+        pass

@@ -1,7 +1,9 @@
 """The door to Triton: where a launch goes, what is recorded, and what is said without triton."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from correctness_tests.support.commands import python
 from correctness_tests.support.launched import every_launch
 from tinyllama.harness.kernels import launch as kernels
+from tinyllama.harness.kernels import resources
 from tinyllama.harness.kernels.launch import (
     STATED,
     cdiv,
@@ -128,6 +131,57 @@ def test_on_a_gpu_stated_options_are_passed_and_nothing_is_interpreted(
         launched(torch.empty(4, device="meta"))
     doubled.run(grid=(1,), num_warps=2)  # no tensor among the arguments: the compiler's
     assert seen == [{"grid": (1,), "warmup": False, "num_warps": 2, **STATED}]
+
+
+@jit
+def begun(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    kernels.begin(PDL)
+    tl.store(x, 1.0)
+
+
+@jit
+def begun_in_halves(x, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    kernels.let_next_start(PDL)
+    if PDL:
+        kernels.fetch(x)
+    kernels.wait_for_last(PDL)
+    tl.store(x, 1.0)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("kernel", "between"), [(begun, []), (begun_in_halves, ["prefetch.global.L2"])]
+)
+@pytest.mark.parametrize("dependent", [True, False])
+def test_where_launches_depend_the_next_may_start_and_the_last_is_waited_for(
+    kernel: Any, between: list[str], dependent: bool, tmp_path: Path
+) -> None:
+    import triton
+
+    if reason := lacking("sm_90"):
+        pytest.skip(reason)
+    with recorded("sm_90") as launches:
+        kernel[(1,)](torch.empty(1, device="meta"), PDL=dependent)
+    made = resources.compilation(launches[0], "sm_90")
+    with resources._surroundings(str(tmp_path)):
+        asm = triton.compile(
+            made.source, target=target_of("sm_90"), options=made.options.__dict__
+        ).asm["ptx"]
+    words = re.findall(r"griddepcontrol\.\w+|prefetch\.global\.L2|st\.global", asm)
+    waits = ["griddepcontrol.launch_dependents", *between, "griddepcontrol.wait"]
+    assert words == [*(waits if dependent else []), "st.global"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("chip", "there"),
+    [("sm_80", False), ("sm_90", True), ("sm_100", True), ("gfx942", False), ("", False)],
+)
+def test_launches_depend_on_chips_that_have_that(chip: str, there: bool) -> None:
+    with recorded(chip):
+        found = kernels.dependent(CPU)
+    has = hasattr(tl.extra.cuda, "gdc_wait")  # from triton 3.4 on
+    assert found == ({"PDL": True, "launch_pdl": True} if there and has else {"PDL": False})
 
 
 # -- chips ------------------------------------------------------------------------------------

@@ -234,6 +234,24 @@ def test_the_peak_of_a_process_does_not_fall() -> None:
     assert memory.resident_peak_bytes() >= peak
 
 
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_the_peak_of_a_process_is_told_in_the_unit_of_its_system(
+    platform: str, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {memory.resource.RUSAGE_SELF: SimpleNamespace(ru_maxrss=10)}
+    monkeypatch.setattr(memory.sys, "platform", platform)
+    monkeypatch.setattr(memory.resource, "getrusage", told.__getitem__)
+    assert memory.resident_peak_bytes() == 10 * unit
+
+
+def test_the_peak_of_a_gpu_alone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
+    for device in (CPU, torch.device("cuda", 1)):
+        memory.forget_peak(device)
+    assert forgotten == [torch.device("cuda", 1)]
+
+
 # -- caches and ceilings ----------------------------------------------------------------------
 
 

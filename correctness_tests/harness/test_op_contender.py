@@ -290,3 +290,62 @@ def test_what_was_freed_is_allocated_again_before_a_reading(
     right.turn()
     assert calls == ["called", *["read", "called"] * 2]
     assert not right.emptied
+
+
+@pytest.mark.parametrize(
+    ("bound", "size", "allowed"),
+    [
+        ((2.0, 0.1, 0.05), 4.0, (0.2, 0.2)),
+        ((2.0, 0.1, 0.05), 1.0, (0.05, 0.05)),
+        ((0.1, 0.1, 0.05), 4.0, (0.1, 0.1)),  # of a result that is within its error of zero
+    ],
+)
+def test_an_allowed_error_grows_with_the_result_and_more_in_a_row(
+    bound: tuple[float, float, float], size: float, allowed: tuple[float, float]
+) -> None:
+    assert op_contender._Bound(*bound).scaled_to(size) == pytest.approx(allowed)
+
+
+def test_what_modules_declare_are_their_ops_and_their_providers_of_others() -> None:
+    def op(name: str, module: str, **providers: str) -> SimpleNamespace:
+        each = {one: SimpleNamespace(name=one, module=of) for one, of in providers.items()}
+        return SimpleNamespace(name=name, module=module, providers=each)
+
+    ops = [
+        op("own", "mine", eager="mine", theirs="other"),
+        op("others", "other", eager="other", fast="mine", last="mine"),
+        op("none", "other", eager="other"),
+    ]
+    registry: Any = {one.name: one for one in ops}
+    found = op_contender.declared_by(registry, ["mine"])
+    names = {name: [one.name for one in each] for name, each in found.items()}
+    assert names == {"own": ["eager", "theirs"], "others": ["fast", "last"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "requires", "on_host", "device", "reason"),
+    [
+        ("one", (), False, "cpu", None),
+        ("one", ("gpu", "triton"), False, "cpu", "no gpu"),
+        ("one", ("triton",), False, "cpu", "on a CPU its kernels are interpreted"),
+        ("one", ("triton",), False, "cuda", None),
+        ("compile", ("compile",), False, "cpu", "compiled ops are timed on a GPU"),
+        ("compile", ("compile",), False, "cuda", None),
+        ("one", (), True, "cpu", None),
+        ("one", (), True, "cuda", "it reads its step count on the host"),
+        ("one", ("fp8",), False, "cuda", "no fp8"),
+    ],
+)
+def test_why_a_provider_is_not_timed(
+    name: str,
+    requires: tuple[str, ...],
+    on_host: bool,
+    device: str,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking = {"gpu": "no gpu", "fp8": "no fp8"}
+    monkeypatch.setattr(op_contender, "cannot", lambda need, device: lacking.get(need))
+    provider: Any = SimpleNamespace(name=name, requires=requires, counts_on_host=on_host)
+    found = op_contender.untimed(provider, torch.device(device))
+    assert found is None if reason is None else str(found).startswith(reason)

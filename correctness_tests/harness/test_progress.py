@@ -39,6 +39,8 @@ def test_a_log_has_a_line_now_and_then_with_the_seconds_since_it_began() -> None
     count = len(lines)
     time.sleep(0.1)
     assert len(lines) == count, "it goes on after its end"
+    with doing:
+        until(lambda: len(lines) > count + 1)
     assert progress.EVERY == 60
 
 
@@ -67,6 +69,13 @@ def test_a_stream_that_is_no_terminal_has_whole_lines() -> None:
     with of_stream(out, before="\n") as doing:
         doing.line("a line")
     assert re.fullmatch(r"\n\d\d:\d\d:\d\d a line\n", out.getvalue())
+
+
+def test_what_was_redrawn_is_erased_before_a_line_and_at_the_end() -> None:
+    said: list[str] = []
+    with Progress(lambda line: said.append(line[9:]), lambda text: said.append(f"<{text}>")) as one:
+        one.line("a line")
+    assert said == ["<>", "a line", "<>"]
 
 
 def test_who_waits_for_a_device_is_told_for_whom(

@@ -161,6 +161,10 @@ def test_amdsmi_tells_why_clocks_are_held_down(smi: Any) -> None:
     assert found().throttled() is None, "what is not known is not held against it"
     smi.answers["violation_status"].update(active_socket_thrm=True, active_hbm_thrm=True)
     assert found().throttled() == "socket thermal limit, memory thermal limit"
+    for name, words in (("prochot_thrm", "processor hot"), ("hbm_thrm", "memory thermal limit")):
+        alone = {**dict.fromkeys(smi.answers["violation_status"], "N/A"), f"active_{name}": True}
+        smi.amdsmi_get_violation_status = lambda handle, alone=alone: alone
+        assert found().throttled() == words, "alone of those that are known"
 
 
 def test_amdsmi_does_not_guess_which_gpu_it_is(smi: Any) -> None:

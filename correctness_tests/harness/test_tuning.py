@@ -86,6 +86,53 @@ def test_the_one_in_force_is_timed_in_full_however_slow_at_first(
     assert one.gain == pytest.approx(2.0)
 
 
+def test_spills_are_of_all_kernels_and_failures_are_told_in_one_short_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space: Any = SimpleNamespace(
+        configs=lambda **key: [NEW], force=lambda *a, **k: contextlib.nullcontext()
+    )
+    kernels = [SimpleNamespace(kernel=SimpleNamespace(n_spills=n)) for n in (3, 4)]
+    monkeypatch.setattr(tuning, "evaluate", lambda *args: {})
+    monkeypatch.setattr(tuning, "launched", lambda: contextlib.nullcontext(kernels))
+
+    def timed(space: Any, key: Any, config: Config, subject: Any) -> Any:
+        if config == NEW:
+            raise ValueError("x" * 200 + "\nmore")
+        return lambda: 1.0
+
+    monkeypatch.setattr(tuning, "_timed", timed)
+    case = SimpleNamespace(op=None, provider=SimpleNamespace(call=None))
+    subject: Any = SimpleNamespace(case=case, inputs=None, results={})
+    one = found({})
+    tuning._search(space, one, subject)
+    assert one.spilled == {OLD: 7, NEW: 7}
+    assert one.failed == {NEW: "ValueError: " + "x" * 108}
+    assert one.seconds == {OLD: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "unit"),
+    [
+        (torch.float32, "highest", 2.0**-23),
+        (torch.float32, "high", 2.0**-10),
+        (torch.bfloat16, "high", 2.0**-7),
+        (torch.float16, "highest", 2.0**-10),
+    ],
+)
+def test_results_may_differ_by_eight_units_of_what_they_are_computed_in(
+    dtype: torch.dtype, precision: str, unit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    right = torch.ones(4, dtype=dtype)
+    for units, passes in ((7, True), (8, True), (10, False)):
+        off = {"y": right.double() * (1 + units * unit)}
+        context = contextlib.nullcontext() if passes else pytest.raises(AssertionError)
+        with context:
+            tuning._assert_close(off, {"y": right})
+    tuning._assert_close({"y": torch.zeros(4)}, {"y": torch.zeros(4)})
+
+
 @pytest.mark.gpu
 def test_a_search_times_each_configuration_and_counts_spills(
     own_gpu: None, gpu: torch.device

@@ -227,22 +227,27 @@ def test_ceilings_are_of_bytes_both_ways_and_of_two_operations_a_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[Any, int, str]] = []
+    meta = torch.device("meta")  # as a GPU: it has the size of one, and computes nothing
 
     def least(call: Any, device: torch.device, rounds: int) -> float:
-        asked.append((call(), rounds, torch.get_float32_matmul_precision()))
+        made = call() if device == meta else None
+        asked.append((made, rounds, torch.get_float32_matmul_precision()))
         return 0.5
 
     monkeypatch.setattr(ceilings, "least_seconds", least)
+    monkeypatch.setattr(torch, "randint", lambda low, high, shape, **on: torch.empty(shape, **on))
     assert ceilings.copy_rate(CPU) == 2 * 2**26 / 0.5
+    assert ceilings.copy_rate(meta) == 2 * 2**30 / 0.5
     before = torch.get_float32_matmul_precision()
     dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
     for precision, dtype in dtypes.items():
         assert ceilings.product_rate(precision, CPU, rounds=3) == 2 * 1024**3 / 0.5
-        made, rounds, mode = asked[-1]
-        assert (made.dtype, made.shape, rounds) == (dtype, (1024, 1024), 3)
+        assert ceilings.product_rate(precision, meta) == 2 * 8192**3 / 0.5
+        made, _, mode = asked[-1]
+        assert (made.dtype, made.shape) == (dtype, (8192, 8192))
         assert mode == ("high" if precision == "tf32" else "highest")
     assert torch.get_float32_matmul_precision() == before
-    assert [one[1] for one in asked] == [10, 3, 3, 3]
+    assert [one[1] for one in asked] == [10, 10, *[3, 8] * 3]
 
 
 def test_a_ceiling_is_the_fastest_call_after_some_that_warm_up(

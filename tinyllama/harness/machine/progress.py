@@ -30,7 +30,7 @@ class Progress:
         self._write, self._redraw, self._every = write, redraw, every
         self._text, self._began = "", time.monotonic()
         self._lock, self._over = threading.Lock(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread
 
     def __call__(self, text: str) -> None:
         """From now on, this is done."""
@@ -53,8 +53,7 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         if self._redraw is not None:
             self._redraw("")
 

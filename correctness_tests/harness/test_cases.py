@@ -1,0 +1,187 @@
+"""Which cases follow from a declaration, by their names, and what each of them asks for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tinyllama.harness import Case, Op, Tensor
+from tinyllama.harness.correct import cases as module
+from tinyllama.harness.correct.cases import OpCase, References, elements, op_cases
+from tinyllama.harness.correct.evaluate import GradientError
+from tinyllama.harness.declare.values import normal
+
+
+def made() -> Op:
+    op = Op(
+        "pair",
+        inputs={"a": Tensor("B D", grad=True), "b": Tensor("D", grad=True), "c": Tensor("B")},
+        outputs={"y": "B D", "n": Tensor("B", dtype=torch.int64, off_by=1), "z": "B"},
+        cases=[Case(B=2, D=3), Case(B=9, D=9), Case(B=1, D=2), Case(B=4, D=4)],
+        dtypes=(torch.float32, torch.bfloat16),
+        extremes={"tiny": {"a": normal(1e-3)}},
+    )
+
+    @op.reference
+    def eager(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        return a * b, (c > 0).long(), c + a.sum(-1)
+
+    @op.provider("narrow", dtypes=(torch.float32,), supports=lambda dims: None)
+    def narrow(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        return eager(a, b, c)
+
+    return op
+
+
+LAYOUTS = ("strided", "transposed", "expanded", "distinct", "offset", "padded")
+UPSTREAMS = ("strided", "transposed", "summed", "distinct", "offset", "padded")
+IN_EACH_DTYPE = (
+    *("B2D3", "B9D9", "B1D2", "B4D4", "B2D3-tiny"),
+    *(f"B2D3-{layout}_inputs" for layout in LAYOUTS),
+    *(f"B2D3-{layout}_grads" for layout in UPSTREAMS),
+    *("B2D3-no_y_grad", "B2D3-no_z_grad"),  # none of integers
+)
+IN_ONE = ("B2D3-only_grad_a", "B2D3-only_grad_b", "B4D4-tiny", "B9D9-tiny")
+
+
+def test_the_cases_of_a_declaration_by_name() -> None:
+    """Those of one kind follow each other; extremes are tried on the two largest shapes, too."""
+
+    def names(case: str, dtype: str) -> list[str]:
+        shape, _, variation = case.partition("-")
+        said = "-".join(filter(None, (shape, dtype, variation)))
+        return [f"pair-{provider}-{said}" for provider in ("eager", "narrow")]
+
+    each = [(case, dtype) for dtype in ("fp32", "bf16") for case in IN_EACH_DTYPE]
+    each += [(case, "fp32") for case in IN_ONE]
+    expected = [name for case in each for name in names(*case)]
+    assert [str(case) for case in op_cases([made()])] == expected
+    alone = [str(case) for case in op_cases([made()], providers=["narrow"])]
+    assert alone == [name for name in expected if "narrow" in name]
+
+
+def plain(**fields: Any) -> OpCase:
+    op = made()
+    return OpCase(op, op["narrow"], op.cases[0], torch.float32, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, ""),
+        ({"extreme": "tiny"}, "-tiny"),
+        ({"layout": "offset"}, "-offset_inputs"),
+        ({"layout": "offset", "alone": "b"}, "-offset_b"),
+        ({"upstream": "padded"}, "-padded_grads"),
+        ({"absent": "y"}, "-no_y_grad"),
+        ({"wanted": ("a", "b")}, "-only_grad_a_b"),
+        ({"wanted": ()}, "-no_grad"),
+        ({"extreme": "tiny", "layout": "offset"}, "-tiny-offset_inputs"),
+    ],
+)
+def test_a_case_is_named_by_what_varies(fields: dict[str, Any], name: str) -> None:
+    case = plain(**fields)
+    assert str(case) == f"pair-narrow-B2D3-fp32{name}"
+    assert case.varied is bool(name)
+
+
+def test_what_a_provider_does_not_cover_has_a_reason() -> None:
+    case = plain()
+    assert case.unsupported() is None
+    wide = replace(case, dtype=torch.bfloat16)
+    assert wide.unsupported() == "pair-narrow does not support bf16"
+    small = replace(case.provider, supports=lambda dims: f"not for D={dims['D']}")
+    assert replace(case, provider=small).unsupported() == "not for D=3"
+
+
+def test_one_input_alone_may_have_a_layout_and_one_output_no_gradient() -> None:
+    usual, offset = plain().inputs(), plain(layout="offset", alone="a").inputs()
+    assert {n: one.data_ptr() % 16 == 0 for n, one in offset.args.items()} == {
+        "a": False,
+        "b": True,
+        "c": True,
+    }
+    for name, one in usual.args.items():
+        assert torch.equal(one, offset.args[name])
+    absent = plain(absent="z", wanted=("b",)).inputs()
+    assert absent.upstream["z"] is None
+    assert absent.upstream["y"] is not None
+    assert absent.wanted == ("b",)
+    assert not torch.equal(plain().inputs(seed=1).args["a"], usual.args["a"])
+
+
+def test_a_bound_is_the_slack_of_the_dtype_times_that_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(OpCase, "judge", lambda self, *given, **more: asked.append(more["slack"]))
+    case = plain()
+    loose = replace(case.provider, slack={torch.float32: 5.0, torch.bfloat16: 7.0})
+    case.compare()
+    case.compare(slack=2.0)
+    case.compare(slack=2.0, provider=loose)
+    assert asked == [module.SLACK, 2.0, 10.0]
+
+
+def test_each_result_is_judged_by_the_larger_of_its_gain_and_the_median(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what is missing, or has no reference and is not zero, is told."""
+    gains = {"y": 1.0, "z": 4.0, "n": 9.0, "gone": 2.0}
+    asked: list[Any] = []
+
+    def compared(name: str, result: Any, reference: Any, *, gain: float, slack: float) -> str:
+        asked.append((name, gain, slack))
+        return name
+
+    class Gains(References):
+        def of(self, name: str) -> Any:
+            return type("Reference", (), {"gain": gains[name]})
+
+    monkeypatch.setattr(module, "compare", compared)
+    zero, one = torch.zeros(1), torch.ones(1)
+    references = Gains({}, dict.fromkeys(gains, zero), [])
+    results = {"y": one, "z": one, "n": one, "d_a": zero}
+    case, inputs = plain(), plain().inputs()
+    found = case.judge(results, inputs, slack=2.0, references=references)
+    assert asked == [("y", 3.0, 2.0), ("z", 4.0, 2.0), ("n", 9.0, 2.0)]
+    missing: Any = found[3]
+    assert missing == module.Comparison.missing("gone")
+    with pytest.raises(GradientError, match="pair: d_a is not zero"):
+        case.judge({**results, "d_a": one}, inputs, references=references)
+
+
+def test_elements_are_of_all_inputs() -> None:
+    op = made()
+    assert [elements(op, case) for case in op.cases] == [6 + 3 + 2, 81 + 18, 2 + 2 + 1, 16 + 8]
+
+
+def test_what_results_are_compared_with_is_of_every_output_and_of_so_many_draws() -> None:
+    case = plain()
+    found = case.references(case.inputs(), draws=3)
+    assert len(found.perturbed) == 3
+    assert found.off_by == {"y": 0, "n": 1, "z": 0}
+    y, n = found.of("y"), found.of("n")
+    assert [len(one.perturbed) for one in (y, n)] == [3, 3]
+    assert [one.off_by for one in (y, n)] == [0, 1]
+    assert [y.magnitude, found.magnitudes] == [None, {}]
+    assert y.oracle.dtype is torch.float64
+    assert y.eager.dtype is torch.float32
+
+
+def test_magnitudes_are_of_upstream_gradients_and_of_none_zero() -> None:
+    case = plain(absent="z")
+    case.op.magnitudes = lambda upstream, **args: {**upstream, "names": list(args)}
+    exact = case.inputs().double()
+    oracle = {"y": torch.ones(2, 3), "n": torch.ones(2), "z": torch.ones(2)}
+    found: Any = case.magnitudes(exact, oracle)
+    assert found["names"] == ["a", "b", "c"]
+    assert found["y"] is exact.upstream["y"]
+    assert torch.equal(found["z"], torch.zeros(2))
+
+
+def test_the_one_output_of_an_op_is_never_without_a_gradient() -> None:
+    op = Op("one", inputs={"a": Tensor("B", grad=True)}, outputs={"y": "B"}, cases=[Case(B=2)])
+    op.reference(lambda a: 2 * a)
+    assert not [str(case) for case in op_cases([op]) if case.absent]
