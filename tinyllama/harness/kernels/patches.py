@@ -2,7 +2,9 @@
 
 The interpreter replaces the builtins of ``triton.language`` before each launch, and before the
 first call of a module's functions. What it replaces depends on which modules of the language a
-kernel's module sees, and on nothing else, so it is found by the first launch and repeated. All is
+kernel's module sees, and on nothing else, so it is found by the first launch and repeated. What it
+puts there is made anew each time, but depends on what was there alone: the first one is kept, so
+that a kernel and a function that it calls, which see other modules, want the same language. All is
 put back after a launch: the same process also compiles.
 """
 
@@ -18,6 +20,8 @@ _OWNERS = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
 _OWNERS += [getattr(tl.core, name) for name in _LATER if hasattr(tl.core, name)]
 Change = tuple[Any, str, Any, Any]  # an owner, a name, its member before and after
 _KNOWN: dict[tuple[bool, bool], list[Change]] = {}  # by the modules that are seen
+# By the ids of an owner and of its member, and the name: the member, and the first in its place.
+_INSTEAD: dict[tuple[int, str, int], tuple[Any, Any]] = {}
 _MADE: list[Change] = []
 _INSIDE: list[None] = []
 
@@ -58,12 +62,16 @@ def _do(changes: list[Change]) -> bool:
 def _found(patch: Callable[..., Any], function: Callable[..., Any]) -> list[Change]:
     was = [dict(vars(owner)) for owner in _OWNERS]
     patch(function)
-    return [
-        (owner, name, old.get(name, _MISSING), member)
-        for owner, old in zip(_OWNERS, was, strict=True)
-        for name, member in vars(owner).items()
-        if old.get(name, _MISSING) is not member
-    ]
+    changes = []
+    for owner, old in zip(_OWNERS, was, strict=True):
+        for name, member in list(vars(owner).items()):
+            before = old.get(name, _MISSING)
+            if before is not member:
+                key = id(owner), name, id(before)
+                _, after = _INSTEAD.setdefault(key, (before, member))
+                setattr(owner, name, after)
+                changes.append((owner, name, before, after))
+    return changes
 
 
 def patched(function: Callable[..., Any], patch: Callable[..., Any]) -> _Scope:
