@@ -1,5 +1,7 @@
 """The language is changed for the interpreter as Triton does it, found once and then repeated."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,3 +95,37 @@ def test_an_argument_has_the_type_that_triton_gives_it(argument: Any, time: str)
     if argument is True:
         return  # triton 3.6 keeps it in 32 bits
     assert made.handle.data.dtype == stock._get_np_dtype(made.type) or number in (2**31, 2**32 - 1)
+
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    lambda a, b: None,
+    lambda a, b=2: None,
+    lambda a, *b: None,
+    lambda a, **b: None,
+    lambda a, *, b=2: None,
+)
+CALLS: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
+    ((1, 2), {}),
+    ((1,), {"b": 2}),
+    ((), {"b": 2, "a": 1}),
+    ((1,), {}),
+    ((), {}),
+    ((1, 2, 3), {}),
+    ((1, 2), {"b": 2}),
+    ((1,), {"c": 2}),
+)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: str(inspect.signature(one)))
+@pytest.mark.parametrize(("args", "named"), CALLS)
+def test_arguments_are_bound_as_python_binds_them(
+    function: Callable[..., Any], args: tuple[int, ...], named: dict[str, int]
+) -> None:
+    def bound(by: Any) -> Any:
+        try:
+            return by.getfullargspec(function), by.getcallargs(function, *args, **named)
+        except TypeError as error:
+            return str(error)
+
+    assert stock.inspect is not inspect
+    assert bound(stock.inspect) == bound(inspect)

@@ -474,6 +474,7 @@ _fix_scalars()
 stock._patch_builtin = _patch_builtin
 stock._patch_lang = functools.partial(patches.patched, patch=stock._patch_lang)
 shared_types.share()
+patches.signatures_once()
 # What a check of overflows computes is read where asserts are on (``debug``), and it is a sixth of
 # the time.
 stock.interpreter_builder.options = replace(
