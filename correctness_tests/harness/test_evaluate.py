@@ -2,13 +2,16 @@
 
 import itertools
 import math
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tinyllama.harness import Case, Op, Tensor
-from tinyllama.harness.correct.cases import OpCase, _subsets, full_cases, op_cases
+from tinyllama.harness.correct.cases import OpCase, References, _subsets, full_cases, op_cases
 from tinyllama.harness.correct.evaluate import (
     Inputs,
     OutputError,
@@ -26,6 +29,7 @@ from tinyllama.harness.declare.values import (
     uniform,
 )
 from tinyllama.ops import OPS
+from tinyllama.suites import accuracy
 
 OP = OPS["rms_norm"]
 EAGER = OP["eager"].call
@@ -247,3 +251,73 @@ def test_an_output_has_the_dtype_of_the_first_floating_input(
             continue
         with pytest.raises(OutputError, match=f"mixed: y has dtype {dtype}, not {expected}"):
             _named_outputs(op, outputs, args, {}, {})
+
+
+# -- references that cases share ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "adamw", "cross_entropy", "swiglu"])
+def test_cases_share_references_if_their_inputs_have_equal_values(name: str) -> None:
+    op = OPS[name]
+    alike = Counter[str]()
+    varied = [case for case in op_cases([op], providers=["eager"]) if case.varied]
+    for case in varied:
+        plain = case.of_equal_values()
+        alike[str(plain)] += 1
+        own, shared = case.inputs(), plain.inputs()
+        for one, other in ((own.args, shared.args), (own.upstream, shared.upstream)):
+            for value, same in zip(tree_leaves(one), tree_leaves(other), strict=True):
+                assert torch.equal(value, same) if same is not None else value is None
+        assert own.params == shared.params
+    first = OpCase(op, op["eager"], op.cases[0], op.dtypes[0])
+    layouts = len(LAYOUTS) - len(("contiguous", "expanded"))
+    subsets = sum(case.wanted is not None for case in varied)
+    assert alike[str(first)] == (2 * layouts if op.differentiable else layouts) + subsets
+
+
+def test_a_case_that_wants_some_gradients_is_compared_with_these() -> None:
+    op = OPS["swiglu"]
+    every = OpCase(op, op["eager"], op.cases[0], torch.float32)
+    shared = every.references(every.inputs())
+    assert shared.asked_for(None) is shared
+    for case in op_cases([op], providers=["eager"]):
+        if case.wanted is None:
+            continue
+        found, own = shared.asked_for(case.wanted), case.references(case.inputs())
+        for one, other in zip(
+            (found.eager, found.oracle, *found.perturbed),
+            (own.eager, own.oracle, *own.perturbed),
+            strict=True,
+        ):
+            assert one.keys() == other.keys() < shared.oracle.keys()
+            for result, value in one.items():
+                torch.testing.assert_close(value, other[result])
+
+
+def test_references_are_computed_once_for_the_cases_that_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    op = OPS["rms_norm"]
+    made: list[str] = []
+    own = OpCase.references
+
+    def noted(case: OpCase, inputs: Inputs, draws: int = 1) -> References:
+        made.append(str(case))
+        return own(case, inputs, draws)
+
+    monkeypatch.setattr(OpCase, "references", noted)
+    monkeypatch.setattr(accuracy, "_RECENT", deque(maxlen=accuracy.KEPT))
+    first = OpCase(op, op["eager"], op.cases[0], torch.float32)
+    other = replace(first, case=op.cases[1])
+    turns = [first, *(replace(first, layout=one) for one in LAYOUTS), other, first]
+    turns += [replace(first, wanted=("x",)), replace(first, provider=op["triton"]), other]
+    for case in turns:
+        accuracy.assert_accurate(case, torch.device("cpu"), 0)
+    assert made == list(map(str, [first, replace(first, layout="expanded"), other]))
+    for seed in range(1, accuracy.KEPT + 1):
+        accuracy.assert_accurate(first, torch.device("cpu"), seed)
+    assert len(accuracy._RECENT) == accuracy.KEPT
+    accuracy.assert_accurate(first, torch.device("cpu"), 0)
+    assert made == [*map(str, [first, replace(first, layout="expanded"), other])] + [str(first)] * (
+        accuracy.KEPT + 1
+    )

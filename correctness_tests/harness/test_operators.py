@@ -1,5 +1,6 @@
 """Operators of interpreted values give the bits that Triton's own give, the second time too."""
 
+import functools
 import itertools
 import warnings
 from dataclasses import replace
@@ -33,8 +34,11 @@ def block(dtype: Any, shape: tuple[int, ...], seed: int) -> Any:
     return tl.tensor(handle, tl.block_type(dtype, list(shape)) if shape else dtype)
 
 
+pointer_type = functools.cache(tl.pointer_type)  # one for all of an element, as in a launch
+
+
 def pointers(shape: tuple[int, ...], seed: int, element: Any = tl.float32) -> Any:
-    kind = tl.pointer_type(element)
+    kind = pointer_type(element)
     data = np.random.default_rng(seed).integers(0, 2**40, shape or (1,)).astype(np.uint64)
     handle = stock.TensorHandle(data, kind)
     return tl.tensor(handle, tl.block_type(kind, list(shape)) if shape else kind)
@@ -256,3 +260,63 @@ def test_ranges_of_other_bounds_are_tritons() -> None:
             f"<['{len(expected)}'], int32>",
         )
     assert calls == [(0, 8), (4, 8)]
+
+
+MEMORY = np.random.default_rng(0).integers(0, 64, 256).astype(np.uint8)  # bits of small numbers
+DEFAULTS = (None, 0, True, 0.0, -0.0, 2.5, float("nan"), tl.constexpr(5), "a block")
+MASKS = ((), (4,), (1, 4), (2, 1), (2, 4))
+
+
+def places(shape: tuple[int, ...], seed: int, element: Any) -> Any:
+    """Pointers into that memory."""
+    made = pointers(shape, seed, element)
+    made.handle.data = made.handle.data % np.uint64(31) * np.uint64(8) + np.uint64(
+        MEMORY.ctypes.data
+    )
+    return made
+
+
+def loading() -> tuple[Any, Any, list[Any]]:
+    """Triton's own load, what is called for it, and the calls that this makes of Triton's."""
+    own = libdevice.with_meaning(tl.load)
+    noted, calls = counted(own)
+    return own, operators.replacement(tl, "load", noted), calls
+
+
+@pytest.mark.parametrize(
+    "element", [tl.int1, tl.int32, tl.float16, tl.bfloat16, tl.float32], ids=str
+)
+def test_a_load_gives_the_bits_of_tritons_own(element: Any) -> None:
+    own, remembered, _ = loading()
+    masks = [(None, None), *((block(tl.int1, m, 1), block(tl.int1, m, 2)) for m in MASKS)]
+    masks.append((block(tl.int32, (4,), 1), True))
+    for shape, pair, number in itertools.product(SHAPES, masks, DEFAULTS):
+        other = block(element, shape, 5) if number == "a block" else number
+        for seed, mask in enumerate((*pair, pair[0])):
+            given = places(shape, seed, element), mask, other
+            assert outcome(remembered, *given) == outcome(own, *given), (shape, mask, other)
+
+
+def test_a_load_is_tritons_own_only_the_first_time() -> None:
+    _, remembered, calls = loading()
+    for other in (None, 0, 0.0, -0.0, 2.5, tl.constexpr(3)):
+        for mask in (None, *MASKS[1:]) if other is None else MASKS[1:]:
+            del calls[:]
+            for seed in range(3):
+                wanted = None if mask is None else block(tl.int1, mask, seed)
+                remembered(places((2, 4), seed, tl.bfloat16), wanted, other)
+            assert len(calls) == 1, (mask, other)
+
+
+def test_a_load_that_is_remembered_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(interpreter, "WATCHERS", [lambda *access: seen.append(access)])
+    _, remembered, calls = loading()
+    for seed in range(3):
+        remembered(places((2, 4), seed, tl.float32), block(tl.int1, (4,), seed), 0.0)
+    assert len(calls) == 1
+    for seed, (addresses, accessed, size, kind) in enumerate(seen):
+        assert (addresses == places((2, 4), seed, tl.float32).handle.data).all()
+        assert (accessed == block(tl.int1, (4,), seed).handle.data).all()
+        assert (size, kind) == (4, "load")
+    assert len(seen) == 3

@@ -1,5 +1,7 @@
 """The language is changed for the interpreter as Triton does it, found once and then repeated."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,11 @@ def exponential(x, y):  # type: ignore[no-untyped-def]
 
 
 @jit
+def summed(x, y):  # type: ignore[no-untyped-def]
+    tl.store(y, tl.sum(tl.load(x + tl.arange(0, 1))) + tl.exp(tl.load(x)))
+
+
+@jit
 def doubled(x, TIMES: tl.constexpr):  # type: ignore[no-untyped-def]
     a = tl.load(x)
     for _ in range(TIMES):
@@ -35,9 +42,12 @@ def result(kernel: Any) -> float:
 
 
 def test_what_is_changed_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    result(exponential)
+    """By a function of Triton's library, too, whose module sees another part of the language."""
+    for kernel in (exponential, summed, summed):  # Triton adds a name to the library's module
+        result(kernel)
     monkeypatch.setattr(patches, "_found", lambda *_: pytest.fail("it was looked for again"))
     assert result(exponential) == pytest.approx(np.e)
+    assert result(summed) == pytest.approx(1 + np.e)
     assert not patches._MADE
 
 
@@ -85,3 +95,37 @@ def test_an_argument_has_the_type_that_triton_gives_it(argument: Any, time: str)
     if argument is True:
         return  # triton 3.6 keeps it in 32 bits
     assert made.handle.data.dtype == stock._get_np_dtype(made.type) or number in (2**31, 2**32 - 1)
+
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    lambda a, b: None,
+    lambda a, b=2: None,
+    lambda a, *b: None,
+    lambda a, **b: None,
+    lambda a, *, b=2: None,
+)
+CALLS: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
+    ((1, 2), {}),
+    ((1,), {"b": 2}),
+    ((), {"b": 2, "a": 1}),
+    ((1,), {}),
+    ((), {}),
+    ((1, 2, 3), {}),
+    ((1, 2), {"b": 2}),
+    ((1,), {"c": 2}),
+)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda one: str(inspect.signature(one)))
+@pytest.mark.parametrize(("args", "named"), CALLS)
+def test_arguments_are_bound_as_python_binds_them(
+    function: Callable[..., Any], args: tuple[int, ...], named: dict[str, int]
+) -> None:
+    def bound(by: Any) -> Any:
+        try:
+            return by.getfullargspec(function), by.getcallargs(function, *args, **named)
+        except TypeError as error:
+            return str(error)
+
+    assert stock.inspect is not inspect
+    assert bound(stock.inspect) == bound(inspect)

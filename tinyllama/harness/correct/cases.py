@@ -21,10 +21,11 @@ from tinyllama.harness.correct.evaluate import (
     GradientError,
     Inputs,
     evaluate,
+    is_gradient,
     make_inputs,
     shapes_of,
 )
-from tinyllama.harness.correct.layouts import LAYOUTS, UPSTREAMS
+from tinyllama.harness.correct.layouts import LAYOUTS, REPEATING, UPSTREAMS
 from tinyllama.harness.correct.poison import PoisonedMemory
 from tinyllama.harness.declare.op import Op, Provider
 from tinyllama.harness.declare.specs import Case, Terms
@@ -52,6 +53,18 @@ class References:
         magnitude, off_by = self.magnitudes.get(name), self.off_by.get(name, 0)
         each = self.eager[name], self.oracle[name], moved, magnitude, off_by
         return Reference(*each, self.terms)
+
+    def asked_for(self, wanted: Collection[str] | None) -> "References":
+        """Without the gradients of other inputs than these; None: all of them."""
+        if wanted is None:
+            return self
+        named = {f"grad {name}" for name in wanted}
+
+        def kept(results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {n: one for n, one in results.items() if n in named or not is_gradient(n)}
+
+        every = kept(self.eager), kept(self.oracle), [kept(one) for one in self.perturbed]
+        return References(*every, self.off_by, self.magnitudes, self.terms)
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,19 @@ class OpCase:
         layouts = {self.layout, self.upstream}
         given = self.extreme or self.absent or self.wanted is not None
         return bool(given) or layouts != {"contiguous"}
+
+    def of_equal_values(self) -> "OpCase":
+        """The plainest case of the reference whose inputs have the same values: a layout says where
+        they lie, but for those that repeat some of them."""
+        inputs, upstream = self.layout, self.upstream
+        return replace(
+            self,
+            provider=self.op["eager"],
+            layout=inputs if inputs in REPEATING else "contiguous",
+            upstream=upstream if upstream in REPEATING else "contiguous",
+            alone=self.alone if inputs in REPEATING else None,
+            wanted=None,
+        )
 
     def unsupported(self) -> str | None:
         """Why the provider does not cover this case; None when it does."""

@@ -4,6 +4,7 @@ import torch
 
 LAYOUTS = ("contiguous", "strided", "transposed", "expanded", "distinct", "offset", "padded")
 UPSTREAMS = ("contiguous", "strided", "transposed", "summed", "distinct", "offset", "padded")
+REPEATING = ("expanded", "summed")  # which change values; the others only say where they lie
 
 
 def laid_out(

@@ -303,11 +303,15 @@ def _fix_values() -> None:
     # Loads of a descriptor give the last arguments by name.
     def masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         programs.loaded(np.size(ptrs.data))
-        ptrs, mask = _watched(ptrs, mask, "load")
-        if ptrs.get_element_ty() != tl.bfloat16:
-            return load(self, ptrs, mask, other, *rest, **named)
-        bits = load(self, _Plain(ptrs.data, tl.uint16), mask, _as_bits(other), *rest, **named)
-        return handle(to_values(bits.data), tl.bfloat16)
+        seen, allowed = _watched(ptrs, mask, "load")
+        if seen.get_element_ty() != tl.bfloat16:
+            result = load(self, seen, allowed, other, *rest, **named)
+        else:
+            plain = _Plain(seen.data, tl.uint16)
+            bits = load(self, plain, allowed, _as_bits(other), *rest, **named)
+            result = handle(to_values(bits.data), tl.bfloat16)
+        operators.note(ptrs, (mask, other, rest, named), operators.LOAD, result)
+        return result
 
     def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         ptrs, mask = _watched(ptrs, mask, "store")
@@ -470,6 +474,7 @@ _fix_scalars()
 stock._patch_builtin = _patch_builtin
 stock._patch_lang = functools.partial(patches.patched, patch=stock._patch_lang)
 shared_types.share()
+patches.signatures_once()
 # What a check of overflows computes is read where asserts are on (``debug``), and it is a sixth of
 # the time.
 stock.interpreter_builder.options = replace(

@@ -6,6 +6,8 @@ types of the operands, or from the value of one that is a Python number. So the 
 such operands is Triton's own, and the builder notes the one call that it ends in. From then on that
 call is made at once; numpy broadcasts.
 
+So is a load whose mask and pointers have one shape, or whose mask is spread over the pointers.
+
 An operation is remembered only if what is remembered gives what Triton's own operation gave, bit
 for bit. Errors are never remembered, so that they are always Triton's own.
 """
@@ -31,7 +33,9 @@ COUNTS: list[Callable[[], None]] = []
 ADD_POINTER = object()  # stands for the builder's sum of a pointer and an offset
 
 CAST = object()  # stands for a conversion: its handle, the type it becomes
+LOAD = object()  # stands for a load: its pointers, and its mask, default and other arguments
 
+_DESCRIPTOR = getattr(tl.core, "tensor_descriptor_base", None)
 _REFLECTED = {f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")}
 NAMES = _REFLECTED | {
     *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__"),
@@ -174,6 +178,8 @@ def replacement(owner: Any, name: str, stock_operator: Callable[..., Any]) -> Ca
         return _cast(stock_operator)
     if name == "arange":
         return _arange(stock_operator)
+    if name == "load" and owner is not _DESCRIPTOR:
+        return _load(stock_operator)
     return stock_operator
 
 
@@ -233,6 +239,73 @@ def _cast(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return cast
+
+
+class _Load:
+    """What a load of pointers of one type gives to the builder; ``keep``: what ids stand for."""
+
+    def __init__(self, noted: tuple[Any, Any, Any, Any], kind: Any, keep: Any) -> None:
+        _, (_, self.default, self.rest, _), _, _ = noted
+        self.kind, self.keep = kind, keep
+
+    def __call__(self, pointers: Any, mask: Any) -> Any:
+        shape = pointers.data.shape
+        if mask is None:
+            mask = stock.TensorHandle(np.ones(shape, bool), tl.int1)
+        elif mask.data.shape != shape:
+            mask = stock.TensorHandle(np.broadcast_to(mask.data, shape), tl.int1)
+        made = stock.interpreter_builder.create_masked_load(
+            pointers, mask, self.default, *self.rest
+        )
+        return tl.tensor(made, self.kind)
+
+
+def _spread(given: Any, mask: Any, pointers: Any) -> bool:
+    """Whether the builder got a load's mask as it is, or spread over the pointers."""
+    if mask is None or given is mask.handle:
+        return True
+    return _same(np.broadcast_to(mask.handle.data, np.shape(pointers.data)), given.data)
+
+
+def _load(stock_operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Loads with a number, or nothing, where the mask is false."""
+    known: dict[Any, _Load] = {}
+
+    def first(key: Any, pointers: Any, mask: Any, other: Any, named: dict[str, Any]) -> Any:
+        result, noted = _noted(lambda: stock_operator(pointers, mask, other, **named))
+        if len(known) >= MOST:
+            known.clear()
+        if len(noted) and noted[-1][2] is LOAD and noted[-1][3] is result.handle:
+            handle, (given, _, _, by_name), _, _ = noted[-1]
+            as_it_is = handle is pointers.handle and not by_name
+            if as_it_is and _spread(given, mask, handle):
+                keep = pointers.type, None if mask is None else mask.type
+                known[key] = _Load(noted[-1], result.type, keep)
+        return result
+
+    def load(pointers: Any, mask: Any = None, other: Any = None, *rest: Any, **named: Any) -> Any:
+        named.pop("_semantic", None)
+        named.pop("_builder", None)
+        plain = other.value if type(other) is tl.constexpr else other
+        of_tensors = type(pointers) is tl.tensor and (mask is None or type(mask) is tl.tensor)
+        kind = type(plain)
+        number = plain is None or kind is float or kind is int
+        if rest or not of_tensors or not number or any(type(v) is not str for v in named.values()):
+            return stock_operator(pointers, mask, other, *rest, **named)
+        value = plain.hex() if kind is float else plain
+        key = (
+            id(pointers.type),
+            None if mask is None else id(mask.type),
+            kind,
+            value,
+            tuple(named.items()),
+        )
+        found = known.get(key)
+        if found is None:
+            return first(key, pointers, mask, other, named)
+        return found(pointers.handle, None if mask is None else mask.handle)
+
+    return load
 
 
 def _arange(stock_operator: Callable[..., Any]) -> Callable[..., Any]:

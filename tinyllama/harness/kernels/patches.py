@@ -2,22 +2,31 @@
 
 The interpreter replaces the builtins of ``triton.language`` before each launch, and before the
 first call of a module's functions. What it replaces depends on which modules of the language a
-kernel's module sees, and on nothing else, so it is found by the first launch and repeated. All is
+kernel's module sees, and on nothing else, so it is found by the first launch and repeated. What it
+puts there is made anew each time, but depends on what was there alone: the first one is kept, so
+that a kernel and a function that it calls, which see other modules, want the same language. All is
 put back after a launch: the same process also compiles.
 """
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import triton.language as tl
+from triton.runtime import interpreter as stock
 
 _MISSING = object()
 _LATER = ("condition", "tensor_descriptor_base")  # which triton 3.3 may lack
 _OWNERS = [tl, tl.core, tl.math, tl.tensor, tl.dtype]
 _OWNERS += [getattr(tl.core, name) for name in _LATER if hasattr(tl.core, name)]
-Change = tuple[Any, str, Any, Any]  # an owner, a name, its member before and after
+# An owner, a name, its member before and after; and what gives the owner's member by its name.
+Change = tuple[Any, str, Any, Any, Callable[..., Any]]
 _KNOWN: dict[tuple[bool, bool], list[Change]] = {}  # by the modules that are seen
+# By the ids of an owner and of its member, and the name: the member, and the first in its place.
+_INSTEAD: dict[tuple[int, str, int], tuple[Any, Any]] = {}
 _MADE: list[Change] = []
 _INSIDE: list[None] = []
 
@@ -31,7 +40,7 @@ class _Scope:
 
 def _undo() -> None:
     while _MADE:
-        owner, name, before, _ = _MADE.pop()
+        owner, name, before, *_ = _MADE.pop()
         if before is _MISSING:
             delattr(owner, name)
         else:
@@ -41,15 +50,14 @@ def _undo() -> None:
 def _do(changes: list[Change]) -> bool:
     """Whether every member was as it was found, or is as it is wanted. If not, nothing is done."""
     wanted = []
-    spaces = {id(owner): vars(owner) for owner in _OWNERS}
     for change in changes:
-        owner, name, before, after = change
-        now = spaces[id(owner)].get(name, _MISSING)
+        _, name, before, after, member = change
+        now = member(name, _MISSING)
         if now is before:
             wanted.append(change)
         elif now is not after:
             return False
-    for owner, name, _, after in wanted:
+    for owner, name, _, after, _ in wanted:
         setattr(owner, name, after)
     _MADE.extend(wanted)
     return True
@@ -58,12 +66,16 @@ def _do(changes: list[Change]) -> bool:
 def _found(patch: Callable[..., Any], function: Callable[..., Any]) -> list[Change]:
     was = [dict(vars(owner)) for owner in _OWNERS]
     patch(function)
-    return [
-        (owner, name, old.get(name, _MISSING), member)
-        for owner, old in zip(_OWNERS, was, strict=True)
-        for name, member in vars(owner).items()
-        if old.get(name, _MISSING) is not member
-    ]
+    changes = []
+    for owner, old in zip(_OWNERS, was, strict=True):
+        for name, member in list(vars(owner).items()):
+            before = old.get(name, _MISSING)
+            if before is not member:
+                key = id(owner), name, id(before)
+                _, after = _INSTEAD.setdefault(key, (before, member))
+                setattr(owner, name, after)
+                changes.append((owner, name, before, after, vars(owner).get))
+    return changes
 
 
 def patched(function: Callable[..., Any], patch: Callable[..., Any]) -> _Scope:
@@ -77,7 +89,7 @@ def patched(function: Callable[..., Any], patch: Callable[..., Any]) -> _Scope:
     _undo()  # what is found is then all that has to be changed
     _KNOWN[key] = changes = _found(patch, function)
     _MADE.extend(changes)
-    _do([one for one in made if vars(one[0]).get(one[1], _MISSING) is one[2]])
+    _do([one for one in made if one[4](one[1], _MISSING) is one[2]])
     return _Scope()
 
 
@@ -91,3 +103,23 @@ def put_back() -> Iterator[None]:
         _INSIDE.pop()
         if not _INSIDE:
             _undo()
+
+
+def signatures_once() -> None:
+    """From now on: the stock executor takes a function's signature apart twice in each launch."""
+    known = functools.cache(inspect.getfullargspec)
+
+    def spec_of(function: Any) -> Any:
+        plain = type(function) is FunctionType
+        return known(function) if plain else inspect.getfullargspec(function)
+
+    def called_with(function: Any, *args: Any, **named: Any) -> dict[str, Any]:
+        spec = spec_of(function)
+        given = {**dict(zip(spec.args, args, strict=False)), **named}
+        positional = spec.varargs is spec.varkw is None and not spec.kwonlyargs
+        if positional and len(args) + len(named) == len(given) and given.keys() == {*spec.args}:
+            return given
+        return inspect.getcallargs(function, *args, **named)  # defaults, and what is an error
+
+    own = {"getfullargspec": spec_of, "getcallargs": called_with}
+    stock.inspect = SimpleNamespace(**{**vars(inspect), **own})

@@ -39,6 +39,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
     gradients = {
         name: value for name, value in candidate.results(second).items() if is_gradient(name)
     }
+    references = case.references(second)
     for call in range(2, LAST + 1):
         mode = torch.inference_mode if call == LAST else torch.no_grad
         # Tensors that are new have the version, as the address, that those of the first call had.
@@ -52,7 +53,7 @@ def fresh_contents(candidate: Candidate) -> Problem:
             if not same_bits(output, copy):
                 return case, f"call {call} changed {which} of the first"
         results = {**dict(zip(candidate.op.outputs, late, strict=True)), **gradients}
-        if wrong := candidate.wrong(case, results, second):
+        if wrong := candidate.wrong(case, results, second, references):
             return case, f"call {call}, on new contents: {wrong[0]}"
     for tensor, fresh in zip(leaves(given), leaves(first.args), strict=True):
         tensor.data.copy_(fresh)  # which autograd does not count as a change

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tinyllama.harness.correct.cases import OpCase, elements, op_cases
+from tinyllama.harness.correct.cases import OpCase, References, elements, op_cases
 from tinyllama.harness.correct.checks.guards import GuardedMemory
 from tinyllama.harness.correct.compare import SLACK, Comparison
 from tinyllama.harness.correct.evaluate import Inputs, Leaves, copied, evaluate
@@ -236,10 +236,16 @@ class Candidate:
         self.unheld.update(bounds.unheld)
 
     def wrong(
-        self, case: OpCase, results: dict[str, torch.Tensor], inputs: Inputs
+        self,
+        case: OpCase,
+        results: dict[str, torch.Tensor],
+        inputs: Inputs,
+        references: References | None = None,
     ) -> list[Comparison]:
-        """The results that are not as accurate as the reference's."""
-        compared = case.judge(results, inputs, slack=self.slack[case.dtype])
+        """The results that are not as accurate as the reference's. references: for these inputs, if
+        several results are compared with them."""
+        slack = self.slack[case.dtype]
+        compared = case.judge(results, inputs, slack=slack, references=references)
         return [one for one in compared if not one.passed]
 
     @property

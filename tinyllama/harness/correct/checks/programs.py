@@ -91,13 +91,14 @@ def program_order(candidate: Candidate) -> Problem:
         if case.dtype is not candidate.dtypes[0]:
             continue
         inputs = candidate.inputs(case)
+        references = case.references(inputs)
         usual: dict[str, torch.Tensor] | None = None
         for name in NAMES:
             order = Order(name, seed=candidate.seed)
             with ordered(order) as kernels:
                 results = candidate.results(inputs)
             launched |= set(kernels)
-            if wrong := candidate.wrong(case, results, inputs):
+            if wrong := candidate.wrong(case, results, inputs, references):
                 kernel = _culprit(candidate, case, order, kernels)
                 return case, f"{kernel}, programs {name}: {wrong[0]}"
             usual = usual or candidate.results(inputs)
