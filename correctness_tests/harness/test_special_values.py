@@ -136,21 +136,10 @@ def from_a_finite_maximum(x: T) -> T:
     return (x - largest).exp().sum(-1).log() + largest[:, 0]
 
 
-def with_an_exponential(x: T) -> T:
-    return shifted(x) + 0 * (x / 128).exp().sum(-1)
-
-
-@pytest.mark.parametrize(
-    ("call", "seen"),
-    [
-        (from_a_finite_maximum, "x shifted far down: y: "),
-        (with_an_exponential, "x shifted far up: y: "),
-    ],
-)
-def test_values_beyond_a_number_that_was_to_be_infinite_are_tried(call: Any, seen: str) -> None:
-    one = finding(logsumexp, call, "special values")
+def test_values_beyond_a_number_that_was_to_be_infinite_are_tried() -> None:
+    one = finding(logsumexp, from_a_finite_maximum, "special values")
     assert (one.outcome, one.rank) == (Outcome.FAILED, Rank.WRONG), one
-    assert one.message.startswith(seen)
+    assert one.message.startswith("x shifted far down: y: ")
 
 
 def centred(x: T) -> T:
