@@ -332,6 +332,7 @@ def test_what_special_values_are(dtype: torch.dtype) -> None:
         "with ties": [-2.0, 0.0, 0.0, 0.5, 1.0, 3.0],
         "far apart": [64 * value for value in x.tolist()],
         "shifted": (x + 1000).tolist(),
+        "shifted far down": (x - 32768).tolist(),
     }
     smallest = {torch.float16: 2.0**-14}.get(dtype, 2.0**-126)  # of normal numbers
     assert tiny == pytest.approx([value * smallest**0.25 for value in x.tolist()], rel=2**-7)
